@@ -13,7 +13,8 @@ other node computed. Once without replication, once with it.
 `overhead`: two nodes and --clients clients in sessions of their own, which send --prompt new tokens in each turn and read 64.
 Clusters with `--kv-replication none` and `sessions` run at the same time and are loaded in turn: A, B, B, A and so on. The
 overhead is one minus the ratio of tokens per second, new prompts and answers together. Both nodes, sender and receiver, share
-this machine's cores.
+this machine's cores. Memory of the cache that is written for the first time costs more than later: --warm-up SECONDS fills a
+small one (--kv-bytes) before the rounds.
 
 `disk`: one node with a disk tier. The first token of a conversation's second turn: computed again by a node without a tier,
 and read from the disk by a node that was killed and started again.
@@ -40,20 +41,19 @@ import grpc
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
-from ryzanstein.worker.model.shapes import ModelShape
+from ryzanstein.worker.model.shapes import PRESETS
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
-SHAPE = ModelShape(256, 4, 4, 4, 768, 4096, 32_768)
 CALL_S = 900.0
 KILL_AT = 64
-FLAGS = ("--kv-bytes", str(2**30), "--kv-replication-rate", "0")
+FLAGS = ("--kv-replication-rate", "0")
 
 
 def model_of(given: str, folder: Path) -> Path:
     """Returns the model that was given, or writes the random one."""
     if given:
         return Path(given)
-    synthesize(folder / "model", Recipe("llama", SHAPE, "float32", 0, 1))
+    synthesize(folder / "model", Recipe("llama", PRESETS["context"], "float32", 0, 1))
     return folder / "model"
 
 
@@ -64,13 +64,15 @@ def text_of(num_tokens: int, salt: int = 0) -> str:
 
 
 @contextmanager
-def cluster(model: Path, policy: str, *flags: str, nodes: int = 2, threads: int = 2) -> Iterator[LocalCluster]:
+def cluster(
+    model: Path, policy: str, *flags: str, nodes: int = 2, threads: int = 2, kv_bytes: int = 2**30
+) -> Iterator[LocalCluster]:
     spec = ClusterSpec(
         model,
         num_nodes=nodes,
         tp=1,
         threads_per_rank=threads,
-        worker_flags=(*FLAGS, "--kv-replication", policy, *flags),
+        worker_flags=(*FLAGS, "--kv-bytes", str(kv_bytes), "--kv-replication", policy, *flags),
         start_timeout_s=120,
     )
     with LocalCluster(spec) as running:
@@ -148,16 +150,17 @@ def load(running: LocalCluster, seconds: float, salt: int, clients: int, prompt:
     return sum(counts) / (time.monotonic() - began)
 
 
-def overhead(model: Path, rounds: int, seconds: float, clients: int, prompt: int) -> dict[str, Any]:
+def overhead(model: Path, given: argparse.Namespace) -> dict[str, Any]:
+    clients, prompt = given.clients, given.prompt
     rates: dict[str, list[float]] = {"none": [], "sessions": []}
     with ExitStack() as stack:
-        clusters = {policy: stack.enter_context(cluster(model, policy, threads=1)) for policy in rates}
+        clusters = {policy: stack.enter_context(cluster(model, policy, threads=1, kv_bytes=given.kv_bytes)) for policy in rates}
         for running in clusters.values():
-            load(running, 2.0, 99, clients, prompt)
-        for number in range(rounds):
-            order = ("none", "sessions") if number % 2 == 0 else ("sessions", "none")
+            load(running, given.warm_up, 99, clients, prompt)
+        for number in range(given.rounds):
+            order = ("none", "sessions") if number % 4 in (0, 3) else ("sessions", "none")
             for policy in order:
-                rates[policy].append(load(clusters[policy], seconds, number, clients, prompt))
+                rates[policy].append(load(clusters[policy], given.seconds, number, clients, prompt))
         sent = sum(metric(clusters["sessions"], node, "page_bytes_sent_total") for node in clusters["sessions"].node_ids)
     ratios = sorted(one / two for one, two in zip(rates["sessions"], rates["none"], strict=True))
     return {
@@ -200,6 +203,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=200)
+    parser.add_argument("--warm-up", type=float, default=2.0)
+    parser.add_argument("--kv-bytes", type=int, default=2**30)
     parser.add_argument("--json", default="")
     given = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -213,7 +218,7 @@ def main() -> None:
                     results.append(silence(model, policy, context))
                     print(json.dumps(results[-1]), flush=True)
             case "overhead":
-                results.append(overhead(model, given.rounds, given.seconds, given.clients, given.prompt))
+                results.append(overhead(model, given))
                 print(json.dumps(results[-1]), flush=True)
             case "disk":
                 for context in contexts:

@@ -348,7 +348,8 @@ class GenerationRequest:
     session store: a hint where its KV cache is. `request_id` traces one call. `key` stays the same
     when a client sends the request again. `detached`: the generation runs to its end even without a
     reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
-    is how the face that took it shows the answer: the faces alone know what it means.
+    is how the face that took it shows the answer: the faces alone know what it means. `kept`: outside
+    of a session, but what is said here is kept, and a later request may go on from it.
     """
 
     model: str
@@ -366,6 +367,7 @@ class GenerationRequest:
     detached: bool = False
     created: int = 0
     shown_as: str = ""
+    kept: bool = False
 
     @property
     def is_constrained(self) -> bool:

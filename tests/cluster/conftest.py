@@ -184,6 +184,12 @@ def stormy() -> Iterator[Harness]:
 
 
 @pytest.fixture(scope="module")
+def compressed() -> Iterator[Harness]:
+    """Two nodes of two ranks each that keep older keys and values in 8 bits, for tests that kill nodes."""
+    yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2, worker_flags=("--kv-compression", "lazy-fp8")))
+
+
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Harness]:
     """Two nodes of two ranks each, for tests that kill ranks, routers and the orchestrator."""
     yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2))

@@ -26,7 +26,16 @@ def prefilled(harness: Any, node_id: str) -> float:
 
 
 def test_the_backup_continues_from_pages_and_computes_almost_nothing(stormy: Any) -> None:
-    calm = stormy.client.chat(LONG, session_id="calm", max_tokens=200, seed=5, temperature=0.7, ignore_eos=True)
+    continues_almost_at_once(stormy, num_nodes=3)
+
+
+def test_compressed_pages_are_replicated_too(compressed: Any) -> None:
+    continues_almost_at_once(compressed, num_nodes=2)
+
+
+def continues_almost_at_once(harness: Any, num_nodes: int) -> None:
+    """Kills the node that answers. The answer is as without a fault, and its prompt is not computed again."""
+    calm = harness.client.chat(LONG, session_id="calm", max_tokens=200, seed=5, temperature=0.7, ignore_eos=True)
     before: dict[str, float] = {}
     killed: list[str] = []
 
@@ -34,13 +43,13 @@ def test_the_backup_continues_from_pages_and_computes_almost_nothing(stormy: Any
         if delta.first_index < 100 or killed:
             return
         killed.append(delta.node_id)
-        stormy.cluster.kill(delta.node_id, signal.SIGSTOP)  # so that it is not yet at the end when it is killed
-        for node_id in stormy.cluster.node_ids:
+        harness.cluster.kill(delta.node_id, signal.SIGSTOP)  # so that it is not yet at the end when it is killed
+        for node_id in harness.cluster.node_ids:
             if node_id != delta.node_id:
-                before[node_id] = prefilled(stormy, node_id)
-        stormy.cluster.kill(delta.node_id, signal.SIGKILL)
+                before[node_id] = prefilled(harness, node_id)
+        harness.cluster.kill(delta.node_id, signal.SIGKILL)
 
-    answer = stormy.client.chat(
+    answer = harness.client.chat(
         LONG, session_id="calm-2", on_delta=kill_late, max_tokens=200, seed=5, temperature=0.7, ignore_eos=True
     )
     assert answer.token_ids == calm.token_ids
@@ -48,6 +57,6 @@ def test_the_backup_continues_from_pages_and_computes_almost_nothing(stormy: Any
     first, backup = answer.nodes
     assert killed == [first]
     assert answer.prompt_tokens > 500
-    assert prefilled(stormy, backup) - before[backup] < 64, "what was computed again"
-    stormy.start_again(first)
-    stormy.wait_at_least(3)
+    assert prefilled(harness, backup) - before[backup] < 64, "what was computed again"
+    harness.start_again(first)
+    harness.wait_at_least(num_nodes)

@@ -1,7 +1,9 @@
-"""A conversation that returns to a node which was killed meanwhile: its pages come from the disk, or are computed again."""
+"""Conversations that come back from tiers: to a node that was killed meanwhile, and after they were paused."""
 
 from __future__ import annotations
 
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,24 @@ def test_pages_come_back_from_disk_and_damaged_ones_do_not(tmp_path: Path, clien
         restart()
         assert computed("Who says so?") > 500
         client.close()
+
+
+def test_a_paused_answer_comes_back_from_memory_with_the_same_tokens(client_of: Any) -> None:
+    flags = ("--kv-host-bytes", str(2**28), "--num-blocks", "72")
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=1, tp=2, worker_flags=flags)) as cluster:
+        clients = [client_of(cluster.router_address) for _ in range(2)]
+
+        def ask(number: int, session_id: str) -> list[int]:
+            given = {"session_id": session_id, "max_tokens": 400, "temperature": 0.7, "seed": number, "ignore_eos": True}
+            return list(clients[number].chat(f"I am number {number}. {LONG}", **given).token_ids)
+
+        alone = [ask(number, f"alone-{number}") for number in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            together = list(pool.map(ask, range(2), ("one", "two")))
+        assert together == alone
+        with urllib.request.urlopen(cluster.services["node-0"].metrics_url, timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        resumed = 'ryzanstein_worker_paused_choices_resumed_total{by="tier"} '
+        assert [float(line.removeprefix(resumed)) > 0 for line in lines if line.startswith(resumed)] == [True]
+        for client in clients:
+            client.close()

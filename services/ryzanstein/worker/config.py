@@ -97,6 +97,11 @@ class WorkerSettings(ServiceSettings):
     kv_disk_dir: Path = Field(
         Path("kv-pages"), description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted"
     )
+    kv_disk_keep_s: float = Field(
+        7 * 86_400.0,
+        ge=0,
+        description="folders of kv_disk_dir that no node has used for so long are removed when a node starts; 0: never",
+    )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait in the queue; more are refused")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-DROPS = ("queue_full", "gone", "resting", "unimplemented", "unavailable", "refused", "failed")
+DROPS = ("queue_full", "gone", "resting", "unimplemented", "unavailable", "draining", "refused", "failed")
 REFUSALS = ("foreign", "corrupt", "malformed", "not_ready", "no_room")
 SOURCES = ("node", "host", "disk")
+WAYS = ("tier", "computing")
 
 
 class PageMetrics:
@@ -24,6 +25,9 @@ class PageMetrics:
         self._refused = counter("pages_refused_total", "Pages of others that were not taken, by cause.", "cause")
         self._restored = counter("pages_restored_total", "Pages fetched instead of computed, by source.", "source")
         self._restore_failures = counter("page_restore_failures_total", "Fetches of pages that failed, by source.", "source")
+        self._resumed = counter(
+            "paused_choices_resumed_total", "Paused choices that came back from a tier, or are computed again.", "by"
+        )
         self.queued = Gauge("ryzanstein_worker_pages_queued", "Pages that wait to be sent.", registry=registry)
         self.tier_bytes = Gauge(
             "ryzanstein_worker_page_tier_bytes", "Bytes of pages in memory and on disk.", ["tier"], registry=registry
@@ -32,6 +36,8 @@ class PageMetrics:
             self._dropped.labels(cause)
         for cause in REFUSALS:
             self._refused.labels(cause)
+        for way in WAYS:
+            self._resumed.labels(way)
         for source in SOURCES:
             self._restored.labels(source)
             self._restore_failures.labels(source)
@@ -49,6 +55,9 @@ class PageMetrics:
 
     def refuse(self, cause: str, num_pages: int = 1) -> None:
         self._refused.labels(cause).inc(num_pages)
+
+    def resumed(self, way: str) -> None:
+        self._resumed.labels(way).inc()
 
     def restored(self, source: str, num_pages: int) -> None:
         self._restored.labels(source).inc(num_pages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams
 from ryzanstein.v1 import inference_pb2 as inference
 
 
@@ -72,3 +73,29 @@ async def test_a_request_outside_of_a_conversation_has_a_backup_and_no_key(start
     assert submit.backup.node_id in ("a", "b")
     assert submit.conversation_key == b""
     assert not submit.HasField("previous")
+
+
+async def test_what_is_kept_is_a_conversation_by_its_beginning(start_node: Any, start_router: Any) -> None:
+    nodes = {name: await start_node(name) for name in "ab"}
+    core = (await start_router(*nodes.values())).router.core
+
+    async def turn(*texts: str, kept: bool) -> None:
+        roles = (Role.USER, Role.ASSISTANT)
+        messages = tuple(Message(roles[number % 2], text) for number, text in enumerate(texts))
+        request = GenerationRequest("", ChatPrompt(messages), SamplingParams(max_tokens=3), kept=kept)
+        generation_id = await core.submit(request)
+        async for _ in core.follow(generation_id):
+            pass
+
+    await turn("hello", kept=True)
+    await turn("hello", "there", "again", kept=True)
+    await turn("hello", "there", "again", kept=False)
+    await turn("good bye", kept=True)
+    submits = sorted(
+        (submit for node in nodes.values() for submit in node.submits), key=lambda submit: len(submit.conversation_key)
+    )
+    keys = [submit.conversation_key for submit in submits]
+    assert keys[0] == b""
+    assert len(set(keys)) == 3, "two turns of one conversation, another one, and none"
+    later = [submit for submit in submits if submit.HasField("previous")]
+    assert [submit.previous.node_id == submit.backup.node_id for submit in later] == [True], "the one that has a history"

@@ -115,6 +115,11 @@ class FakeRanks:
                 self.slab[place] = list(self.cache[block])
             else:
                 self.cache[block] = list(self.slab[place])
+        for place, block in move.hot:
+            if move.out:
+                self.slab[place] = list(self.hot[block])
+            else:
+                self.hot[block] = list(self.slab[place])
 
     def _write_hot(self, plan: StepPlan) -> None:
         size, position = self.settings.block_size, 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engine.travel import ARRIVED_SHARE, TravelingPages, name_of
@@ -116,7 +118,7 @@ def test_the_beginning_of_a_chain_outlives_its_end() -> None:
 def test_a_page_in_use_is_not_dropped_for_another() -> None:
     pool = BlockPool(4)
     pages = TravelingPages(pool)
-    ((_, block),) = pages.admit([b"a\0"], b"")
+    ((_, block),) = pages.admit([b"a\0"], b"").blocks
     pool.share(block)
     pages.admit([b"b\0"], b"")
     pages.admit([b"c\0"], b"")
@@ -149,7 +151,7 @@ def test_groups_with_a_window_send_what_a_sequence_resumes_with_and_the_others_e
 
 def test_pages_that_arrive_lie_next_to_what_is_before_them() -> None:
     pool = BlockPool(64)
-    pages = TravelingPages(pool)
+    pages = TravelingPages(pool, 2)
     names = [name_of(bytes([page]), group) for page in range(9) for group in range(2)]
     pages.admit(names[:6], b"")
     pages.admit(names[6:], names[5])
@@ -162,8 +164,11 @@ def test_a_page_that_was_evicted_may_arrive_again() -> None:
     pool = BlockPool(4)
     pages = TravelingPages(pool)
     pages.admit([b"a\0"], b"")
-    pool.drop((b"a", 0))
-    assert [place for place, _ in pages.admit([b"a\0", b"a\0"], b"")] == [0]
+    pool.allocate(4)
+    assert (b"a", 0) not in pool
+    pool = BlockPool(4)
+    pages = TravelingPages(pool)
+    assert pages.admit([b"a\0", b"a\0"], b"").places == [0]
 
 
 def test_a_page_that_arrives_in_a_large_full_pool_takes_a_time_that_does_not_grow_with_it() -> None:
@@ -173,5 +178,76 @@ def test_a_page_that_arrives_in_a_large_full_pool_takes_a_time_that_does_not_gro
         pages.admit([name_of(number.to_bytes(16), 0) for number in range(start, start + 1_000)], b"")
     newest = [name_of(number.to_bytes(16), 0) for number in range(50_000, 50_064)]
     began = time.process_time()
-    assert len(pages.admit(newest, b"")) == len(newest), "others make way"
+    assert len(pages.admit(newest, b"").places) == len(newest), "others make way"
     assert time.process_time() - began < 0.1, "between two steps: it delays every answer"
+
+
+def test_a_long_chain_that_grows_costs_no_more_than_what_arrives() -> None:
+    pages = TravelingPages(BlockPool(20_000))
+    names = [name_of(number.to_bytes(16), 0) for number in range(16_000)]
+    for start in range(0, 15_000, 500):
+        pages.admit(names[start : start + 500], names[start - 1] if start else b"")
+    began = time.process_time()
+    for start in range(15_000, 15_100):
+        assert pages.admit(names[start : start + 1], names[start - 1]).places == [0]
+    assert time.process_time() - began < 0.1, "walking the chain would take seconds"
+
+
+def test_the_end_of_the_oldest_chain_makes_way_for_another_one() -> None:
+    pool = BlockPool(20)
+    pages = TravelingPages(pool)
+    chains = [[name_of(bytes([chain, page]), 0) for page in range(8)] for chain in range(3)]
+    for names in chains[:2]:
+        pages.admit(names[:4], b"")
+        pages.admit(names[4:], names[3])
+    pages.missing(chains[0])
+    assert len(pages.admit(chains[2], b"").places) == 8
+    assert [len(pages.missing(names)) for names in chains] == [0, 5, 0], "the second was used least recently"
+    assert pages.missing(chains[1]) == [3, 4, 5, 6, 7]
+
+
+def test_a_group_that_there_is_not_gets_no_block() -> None:
+    pool = BlockPool(8)
+    pages = TravelingPages(pool, 2)
+    assert pages.admit([b"a\0", b"a\2", b"a\1"], b"\7").places == [0, 2]
+    assert pages.missing([b"a\0", b"a\2"]) == [1]
+    assert pages.find([b"a\2"]).places == []
+
+
+@pytest.mark.parametrize("hot_tokens", [0, 6, 16])
+def test_compressed_pages_go_on_elsewhere_with_their_hot_pages(run, group, answer, hot_tokens) -> None:
+    given = {"num_blocks": 200, "token_budget": 32, "hot_tokens": hot_tokens, "hot_pages": 100}
+    one, two = engine(run, **given), engine(run, **given)
+    prompt = [(5 * i) % 90 for i in range(120)]
+    one.engine.submit(group(1, prompt, max_tokens=14, reports_pages=True))
+    sealed = []
+    while one.engine.has_work:
+        sealed += [name for _, names in one.step().sealed for name in names]
+    whole = prompt + one.tokens[1, 0]
+    chain = chain_keys(whole[:-1], SIZE)
+    assert [name[:-1] for name in sealed if name[-1] == 0] == chain
+    num_hot = sum(name[-1] == 1 for name in sealed)
+    assert 0 < num_hot < len(chain) / 2, "those at the prompt's end, and of the answer"
+    parent = b""
+    for name in sealed:
+        assert one.engine.export_pages(1, [name]) in ([0], [] if name[-1] else [0])
+        two.ranks.slab = dict(one.ranks.slab)
+        two.engine.import_pages(1, [name], parent)
+        parent = name
+    failed_over = group(7, prompt, max_tokens=24, generated=[one.tokens[1, 0]])
+    two.engine.submit(failed_over)
+    two.drain()
+    assert two.tokens[7, 0] == answer(failed_over, 0)[0][14:]
+    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(chain)
+
+
+def test_hot_pages_that_newer_ones_superseded_make_way_first() -> None:
+    hot = BlockPool(8)
+    pages = TravelingPages(BlockPool(40), 1, hot, hot_kept=2)
+    names = [name_of(bytes([page]), group) for page in range(4) for group in range(2)]
+    other = [name_of(bytes([9]), group) for group in range(2)]
+    pages.admit(other, b"")
+    pages.admit(names[:4], b"")
+    pages.admit(names[4:], names[3])
+    hot.allocate(5)
+    assert [name[-1] == 0 or (name[:-1], 1) in hot for name in (*other, *names)] == [True] * 2 + [True, False] * 2 + [True] * 4

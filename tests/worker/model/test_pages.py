@@ -8,49 +8,62 @@ import pytest
 import torch
 
 from ryzanstein.worker.model.kv_cache import KVCache
-from ryzanstein.worker.model.pages import PageLayout, PagePort
+from ryzanstein.worker.model.pages import OwnHeads, PageLayout, PagePort
+from ryzanstein.worker.model.zoned_cache import ZonedCache
 
 PLANES, TOKENS, HEADS, WIDTH = 3, 4, 4, 8
+PART = 48
 CPU = torch.device("cpu")
 
 
-def ranks(size: int, dtype: torch.dtype, parts: int) -> list[PagePort]:
-    """The ports of all ranks, with random caches. More ranks than heads: several have the same."""
-    ports = []
-    for rank in range(size):
-        own = max(1, HEADS // size)
-        first = rank * HEADS // size
-        shape = (PLANES, TOKENS, parts, HEADS, WIDTH)
-        layout = PageLayout(shape, (None,), dtype, first, own, writes=rank % max(1, size // HEADS) == 0)
-        cache = KVCache(PLANES, 6, TOKENS, parts * own * WIDTH, dtype=dtype, device=CPU)
-        for plane in range(PLANES):
-            cache.plane(plane).copy_(torch.randn(cache.plane(plane).shape))
-        ports.append(PagePort(cache, layout))
-    return ports
+def heads_of_rank(rank: int, size: int) -> OwnHeads:
+    """More ranks than heads: several have the same."""
+    return OwnHeads(rank * HEADS // size, max(1, HEADS // size), writes=rank % max(1, size // HEADS) == 0)
 
 
-def moved(sources: list[PagePort], targets: list[PagePort], source: int, target: int) -> None:
-    slab = mmap.mmap(-1, 3 * sources[0].layout.page_bytes)
-    for port in sources:
-        port.copy_out([(1, source)], slab)
-    for port in targets:
-        port.copy_in([(1, target)], slab)
+class Rank:
+    """The port of one rank, with a random cache."""
+
+    def __init__(self, layout: PageLayout, heads: OwnHeads) -> None:
+        self.layout, self.heads = layout, heads
+        self.cache: KVCache | ZonedCache
+        if layout.axis == 1:
+            self.cache = ZonedCache(PLANES, 6, heads.num * PART, KVCache(1, 1, 1, 1, dtype=torch.float32, device=CPU))
+            for block in range(6):
+                self.cache.block(block).random_(0, 256)
+        else:
+            self.cache = KVCache(PLANES, 6, TOKENS, layout.shape[2] * heads.num * WIDTH, dtype=layout.dtype, device=CPU)
+            for plane in range(PLANES):
+                self.cache.plane(plane).copy_(torch.randn(self.cache.plane(plane).shape))
+        self.port = PagePort(self.cache.block, layout, heads, layout.page_bytes + 64)
+
+    def block(self, number: int) -> torch.Tensor:
+        return self.cache.block(number).reshape(self.layout.own_shape(self.heads))
 
 
-def heads_of(ports: list[PagePort], block: int, parts: int) -> torch.Tensor:
+def whole(ranks: list[Rank], block: int) -> torch.Tensor:
     """The block of all ranks with the heads side by side, those that several ranks have once."""
-    own = [port for port in ports if port.layout.writes]
-    shape = (PLANES, TOKENS, parts, own[0].layout.own_heads, WIDTH)
-    return torch.cat([port._cache.block(block).reshape(shape) for port in own], dim=3)
+    return torch.cat([rank.block(block) for rank in ranks if rank.heads.writes], dim=ranks[0].layout.axis)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("parts", [1, 2])
+LAYOUTS = [
+    PageLayout((PLANES, TOKENS, 2, HEADS, WIDTH), 3, torch.float32),
+    PageLayout((PLANES, TOKENS, 1, HEADS, WIDTH), 3, torch.bfloat16),
+    PageLayout((PLANES, TOKENS, 2, HEADS, WIDTH), 3, torch.bfloat16),
+    PageLayout((PLANES, HEADS, PART), 1, torch.uint8),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["float32", "latents", "bfloat16", "compressed"])
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 4), (4, 1), (1, 8), (8, 2)])
-def test_every_rank_gets_its_heads_however_they_are_shared(dtype, parts, first, second) -> None:
-    sources, targets = ranks(first, dtype, parts), ranks(second, dtype, parts)
-    assert len({(port.layout.page_bytes, port.layout.description) for port in (*sources, *targets)}) == 1
-    before = [port._cache.block(2).clone() for port in targets]
-    moved(sources, targets, source=4, target=3)
-    assert torch.equal(heads_of(targets, 3, parts), heads_of(sources, 4, parts))
-    assert all(torch.equal(port._cache.block(2), kept) for port, kept in zip(targets, before, strict=True))
+def test_every_rank_gets_its_heads_however_they_are_shared(layout, first, second) -> None:
+    sources = [Rank(layout, heads_of_rank(rank, first)) for rank in range(first)]
+    targets = [Rank(layout, heads_of_rank(rank, second)) for rank in range(second)]
+    before = [rank.block(2).clone() for rank in targets]
+    slab = mmap.mmap(-1, 3 * (layout.page_bytes + 64))
+    for rank in sources:
+        rank.port.copy_out([(1, 4)], slab)
+    for rank in targets:
+        rank.port.copy_in([(1, 3)], slab)
+    assert torch.equal(whole(targets, 3), whole(sources, 4))
+    assert all(torch.equal(rank.block(2), kept) for rank, kept in zip(targets, before, strict=True))

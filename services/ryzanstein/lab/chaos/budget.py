@@ -136,6 +136,7 @@ def _misses(row: BudgetRow) -> Iterable[str]:
     yield from _late("detected", row.detected_s, bounds.detected_s, row.runs)
     yield from _late("re-routed", row.rerouted_s, bounds.rerouted_s, 0)
     yield from _late("pauses of other models", row.spared_pause_s, fault.spared_pause_s, row.runs)
+    yield from _late("first new token", row.first_token_s, bounds.first_token_s, row.runs)
     yield from _late("rank restart to SERVING", row.serving_s, bounds.serving_s, row.runs)
     if row.whole_s.count < row.runs:
         yield f"not recovered in {row.runs - row.whole_s.count} of {row.runs} runs"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ryzanstein.lab.chaos.fault import Fault
-from ryzanstein.lab.chaos.faults import connections, control, forms, idle, late, models, nodes, ranks, requests, stores
+from ryzanstein.lab.chaos.faults import connections, control, forms, idle, late, models, nodes, pages, ranks, requests, stores
 from ryzanstein.lab.chaos.layouts import ClusterLayout
 
 CATALOG: tuple[Fault, ...] = (
@@ -17,6 +17,7 @@ CATALOG: tuple[Fault, ...] = (
     *control.FAULTS,
     *stores.FAULTS,
     *forms.FAULTS,
+    *pages.FAULTS,
     *requests.FAULTS,
     *late.FAULTS,
     *idle.FAULTS,

@@ -66,7 +66,12 @@ def _fault(row: BudgetRow) -> dict[str, Any]:
         "serving_s": _quantiles(row.serving_s),
         "startup_s": row.startup_s,
         "whole_again_s": _quantiles(row.whole_s),
-        "targets": {"detected_s": bounds.detected_s, "rerouted_s": bounds.rerouted_s, "serving_s": bounds.serving_s},
+        "targets": {
+            "detected_s": bounds.detected_s,
+            "rerouted_s": bounds.rerouted_s,
+            "serving_s": bounds.serving_s,
+            "first_token_s": bounds.first_token_s,
+        },
         "requests": row.requests,
         "tokens": row.tokens,
         "tokens_lost": row.lost,

@@ -90,6 +90,7 @@ class FaultBounds:
     detected_s: float | None = None
     serving_s: float | None = None
     rerouted_s: float | None = 0.1
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Fault:
     - `in_turn`: each run strikes the next node.
     - `counts_beats`: false alarms are counted.
     - `beside`: a question to send besides the load while the fault lasts, by run.
+    - `own`: a question that is asked for this fault, by run, and aimed at.
     - `kinds`: the kinds of streams that may be aimed at.
     - `in_flight_s`: tokens that arrive this soon after the strike were in flight.
     - `unwanted`: what must not be logged while the fault lasts. No breaker may open then either.
@@ -129,6 +131,7 @@ class Fault:
     in_turn: bool = False
     counts_beats: bool = False
     beside: Callable[[int], LoadQuestion] | None = None
+    own: Callable[[int], LoadQuestion] | None = None
     kinds: tuple[str, ...] = ("greedy", "sampled", "n3", "stop", "session")
     in_flight_s: float = 0.0
     unwanted: tuple[Sign, ...] = ()

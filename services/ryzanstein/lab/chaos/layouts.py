@@ -17,6 +17,8 @@ class ClusterLayout:
     - `fast_clock`: all services share a clock that can run faster.
     - `further_models`: names of models that every node serves besides the demo model.
     - `forms`: clients request objects and calls, and streams over WebSocket.
+    - `context`: nodes serve a random model with a context of so many tokens instead of the demo model.
+    - `tiers`: nodes keep pages on disk; with a network it is a separate disk that is small enough to fill.
     """
 
     name: str
@@ -31,6 +33,8 @@ class ClusterLayout:
     fast_clock: bool = False
     further_models: tuple[str, ...] = ()
     forms: bool = False
+    context: int = 0
+    tiers: bool = False
 
     def __str__(self) -> str:
         more = (
@@ -40,6 +44,8 @@ class ClusterLayout:
             ("a fast clock", self.fast_clock),
             ("long answers", self.step_s > 0),
             ("objects and calls", self.forms),
+            (f"a context of {self.context}", self.context > 0),
+            ("pages on disk", self.tiers),
         )
         parts = [
             f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self._models}{self.tp} rank{'s' if self.tp > 1 else ''}",
@@ -60,6 +66,8 @@ FORMS = ClusterLayout("forms", routers=2, redis=True, forms=True)
 DISTANT = ClusterLayout("distant", proxied=True)
 CLOCKS = ClusterLayout("clocks", faked_clocks=True)
 IDLE = ClusterLayout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
+CONTEXT = ClusterLayout("context", nodes=2, context=32_768)
+TIERS = ClusterLayout("tiers", nodes=2, tiers=True)
 # A thousand tokens: a minute and more.
 LONG = ClusterLayout("long", step_s=0.064)
 ALONE = ClusterLayout("alone", nodes=1, tp=2, saboteur=True, step_s=0.076)

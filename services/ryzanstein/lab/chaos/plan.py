@@ -27,6 +27,7 @@ REDIS = "redis"
 # Thirty strikes in a row are the laboratory's doing: they must not look like a crash loop.
 _MANY = "100000"
 _WORKER_FLAGS = ("--crash-limit", _MANY, "--loss-limit", _MANY, "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
+_DISK_FLAGS = ("--kv-disk-bytes", str(2**23))  # of each node; together less than the small disk has
 
 
 class Startable(Protocol):
@@ -41,7 +42,8 @@ class Startable(Protocol):
 class TrialPlan:
     """What to start for a layout. None or empty: the layout has none.
 
-    `delayed` is by node id. `sessions` is the directory of the routers' databases, on `disk`.
+    `delayed` is by node id. `sessions` is the directory of the routers' databases, on `disk`, and
+    `pages` that of the nodes' pages, on `pages_disk`.
     """
 
     layout: ClusterLayout
@@ -54,6 +56,8 @@ class TrialPlan:
     pace: FastPace | None
     sessions: Path
     disk: SmallDisk | None
+    pages: Path
+    pages_disk: SmallDisk | None
 
     @property
     def children(self) -> list[Startable]:
@@ -76,8 +80,9 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
 
     Raises ServiceFailedError if a model cannot be made.
     """
-    state_dir, sessions = directory / "state", directory / "sessions"
+    state_dir, sessions, pages = directory / "state", directory / "sessions", directory / "pages"
     sessions.mkdir()
+    pages.mkdir()
     nodes = [f"node-{i}" for i in range(layout.nodes)]
     routers = [f"router-{i}" for i in range(layout.routers)]
     clocks = Clocks(directory / "clocks") if layout.faked_clocks else None
@@ -90,13 +95,13 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
     redis = RedisServer(_host(network, f"{layout.name}-{REDIS}", {}), directory / REDIS) if layout.redis else None
     delayed = {node: DelayedNode(hosts[node], directory / f"{node}.proxy.log") for node in nodes} if layout.proxied else {}
     spec = ClusterSpec(
-        MODEL_DIR,
+        random_model(directory / "models" / "context", "context") if layout.context else MODEL_DIR,
         num_nodes=layout.nodes,
         num_routers=layout.routers,
         more_models=tuple(random_model(directory / "models" / name) for name in layout.further_models),
         tp=layout.tp,
         state_dir=state_dir,
-        worker_flags=_WORKER_FLAGS,
+        worker_flags=(*_WORKER_FLAGS, *(("--kv-disk-dir", str(pages), *_DISK_FLAGS) if layout.tiers else ())),
         router_flags=("--session-store", "redis", "--redis-url", redis.url) if redis is not None else (),
         hosts=hosts,
         settings={
@@ -105,7 +110,8 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         },
     )
     disk = SmallDisk(sessions) if network is not None else None
-    return TrialPlan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk)
+    pages_disk = SmallDisk(pages) if network is not None and layout.tiers else None
+    return TrialPlan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk, pages, pages_disk)
 
 
 def _environment(

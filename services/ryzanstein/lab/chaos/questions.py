@@ -132,3 +132,15 @@ def long_prompt(number: int) -> LoadQuestion:
     """
     words = f"I am number {number}. " + "I live in Quenlo and I have a dog called Biscuit. " * 90
     return LoadQuestion(f"long-{number}", (f"{words}{_COUNT}",), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True})
+
+
+# Beside prompts that take a minute.
+PATIENT_QUESTIONS = tuple(replace(question, call_s=_LONG_S) for question in _OF_ANY_MODEL)
+
+
+def context_question(name: str, number: int, num_tokens: int, turns: int = 1) -> LoadQuestion:
+    """Returns a question after about so many tokens that no other one has, in a session if it has more turns."""
+    words = "".join(f"{(i * 7919 + number * 104729) % 9973:04d} " for i in range(num_tokens // 5))
+    more = tuple(f"{_COUNT} Again, {turn}." for turn in range(1, turns))
+    sampling = {"temperature": 0.7, "seed": number, "max_tokens": 200, "ignore_eos": True, "logprobs": 1}
+    return LoadQuestion(f"{name}-{number}", (f"I am {name} {number}. {words}{_COUNT}", *more), sampling, call_s=_LONG_S)

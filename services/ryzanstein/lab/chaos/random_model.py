@@ -1,4 +1,4 @@
-"""A small model with random weights, as a further model of the nodes."""
+"""A small model with random weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ryzanstein.cli.service_process import ServiceFailedError
 _MAKE_S = 60.0
 
 
-def random_model(directory: Path) -> Path:
+def random_model(directory: Path, preset: str = "S") -> Path:
     """Writes the model and returns its directory. Each directory's name gives other weights.
 
     Raises ServiceFailedError.
     """
     seed = str(zlib.crc32(directory.name.encode()) % 1000)
-    command = (sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(directory), "--preset", "S", "--seed", seed)
+    command = (sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(directory), "--preset", preset, "--seed", seed)
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_MAKE_S)
     except subprocess.CalledProcessError as failure:

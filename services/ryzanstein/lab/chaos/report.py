@@ -62,7 +62,7 @@ def _costs(rows: Sequence[BudgetRow]) -> str:
                 f"{row.fault.what} ({row.fault.layout})",
                 f"{_seconds(row.detected_s)}{_target(row.fault.bounds.detected_s)}",
                 _seconds(row.rerouted_s),
-                _seconds(row.first_token_s),
+                f"{_seconds(row.first_token_s)}{_target(row.fault.bounds.first_token_s)}",
                 _seconds(row.whole_s),
                 str(row.runs),
             )

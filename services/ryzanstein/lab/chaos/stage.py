@@ -25,7 +25,14 @@ from ryzanstein.lab.chaos.load import ClientLoad
 from ryzanstein.lab.chaos.logs import LogReader
 from ryzanstein.lab.chaos.network import HostNetwork
 from ryzanstein.lab.chaos.plan import TrialPlan, plan
-from ryzanstein.lab.chaos.questions import FORM_QUESTIONS, LONG_QUESTIONS, QUESTIONS, LoadQuestion, questions_to
+from ryzanstein.lab.chaos.questions import (
+    FORM_QUESTIONS,
+    LONG_QUESTIONS,
+    PATIENT_QUESTIONS,
+    QUESTIONS,
+    LoadQuestion,
+    questions_to,
+)
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
@@ -183,8 +190,8 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
         )
         planned = plan(layout, network, directory)
         stack.callback(planned.remove_hosts)
-        if planned.disk is not None:
-            stack.enter_context(planned.disk)
+        for disk in filter(None, (planned.disk, planned.pages_disk)):
+            stack.enter_context(disk)
         for child in planned.children:
             stack.callback(child.kill)
             child.start()
@@ -205,6 +212,8 @@ def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
         return questions_to(MODEL_DIR.name, layout.further_models)
     if layout.forms:
         return FORM_QUESTIONS
+    if layout.context:
+        return PATIENT_QUESTIONS
     return LONG_QUESTIONS if layout.step_s else QUESTIONS
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from ryzanstein.lab.chaos import evidence, findings
@@ -75,12 +76,13 @@ class Trials:
         before = await stage.metrics()
         stage.logs.skip()
         stage.load.set_width(stage.load.num_clients)
-        victim = await self._aim(fault, rng, run)
-        strike = await self._strike(fault, victim, run)
+        async with self._asked(fault, run) as own:
+            victim = await self._aim(fault, rng, run, own)
+            strike = await self._strike(fault, victim, run)
         lifted_at = time.monotonic()
         whole = await stage.mend(_MEND_S)
         whole_s = time.monotonic() - lifted_at
-        for question in self._beside(fault, run, victim):
+        for question in (*own, *self._beside(fault, run, victim)):
             await stage.learn(question)
         lines = stage.logs.read()
         seen = findings.read(fault, run, strike, lines, self.usual)
@@ -99,23 +101,40 @@ class Trials:
         if fault.layout.saboteur or fault.layout.further_models:
             await self._stage.look_at_ranks()
 
-    async def _aim(self, fault: Fault, rng: random.Random, run: int) -> Victim:
-        """Waits for a stream of a seeded kind, at a seeded place in its middle.
+    @asynccontextmanager
+    async def _asked(self, fault: Fault, run: int) -> AsyncIterator[list[LoadQuestion]]:
+        """Asks the fault's own question, if it has one, and waits for the whole answer on exit."""
+        if fault.own is None:
+            yield []
+            return
+        question = fault.own(run)
+        asking = asyncio.create_task(self._stage.load.ask(question, run))
+        try:
+            yield [question]
+            self._stage.load.ended.extend(await asking)
+        finally:
+            asking.cancel()
+
+    async def _aim(self, fault: Fault, rng: random.Random, run: int, own: Sequence[LoadQuestion]) -> Victim:
+        """Waits for a stream of a seeded kind, or of the fault's own question, at a seeded place in its middle.
 
         A rolling fault takes the nodes in turn.
         """
         stage = self._stage
-        kind = rng.choice(fault.kinds)
-        after = rng.randrange(_BEGUN, max(_BEGUN + 1, stage.longest(kind) - _LEFT))
+        kind = own[0].kind if own else rng.choice(fault.kinds)
+        longest = int(own[0].sampling["max_tokens"]) if own else stage.longest(kind)
+        after = rng.randrange(_BEGUN, max(_BEGUN + 1, longest - _LEFT))
         wanted = stage.cluster.node_ids[run % stage.layout.nodes] if fault.in_turn else ""
 
         def fits(reading: AnswerReading) -> bool:
+            if own:
+                return True
             if fault.spared_pause_s is not None and not self._is_accompanied(reading):
                 return False
             return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT // 2
 
         try:
-            reading = await stage.load.aim(kind, after, fits, _AIM_S)
+            reading = await stage.load.aim(kind, after, fits, own[0].call_s if own else _AIM_S)
         except TimeoutError:
             raise LaboratoryError(f"no stream of kind {kind} reached token {after}") from None
         return Victim(reading, reading.node_id, stage.cluster.router_names[reading.router], rng)

@@ -4,7 +4,7 @@ Plain Python: imports neither grpc nor torch. From the same key and the same mem
 computes the same order, without a shared map.
 """
 
-from ryzanstein.router.choose.affinity import Affinity, affinity
+from ryzanstein.router.choose.affinity import Affinity, affinity, beginning
 from ryzanstein.router.choose.balance import ImbalanceThresholds
 from ryzanstein.router.choose.chooser import Chooser
 from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Ranking
@@ -27,6 +27,7 @@ __all__ = [
     "PolicyName",
     "Ranking",
     "affinity",
+    "beginning",
     "is_usable",
     "ranked",
 ]

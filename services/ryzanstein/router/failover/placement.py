@@ -13,8 +13,8 @@ from hashlib import blake2b
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
-from ryzanstein.generation import CONSTRAINTS, NodePlace
-from ryzanstein.router.choose import Ranking
+from ryzanstein.generation import CONSTRAINTS, ChatPrompt, GenerationRequest, NodePlace, Role
+from ryzanstein.router.choose import Ranking, beginning
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
@@ -86,17 +86,23 @@ class NodePlacement:
         """Returns another node that may have computed the conversation's earlier turns.
 
         It is the one that answered last. If that was this node, it may have restarted since: then
-        its backup, which was sent the pages.
+        its backup, which was sent the pages. So where nobody knows who answered last.
         """
-        last = self._generation.request.last_node
-        if not last or last == node_id:
-            return self.backup(node_id) if last else None
-        return self._links.place_of(last)
+        request = self._generation.request
+        if request.last_node not in ("", node_id):
+            return self._links.place_of(request.last_node)
+        return self.backup(node_id) if request.last_node or (request.kept and _has_history(request)) else None
 
     @property
     def conversation(self) -> bytes:
         """Returns what all turns of the conversation have in common; empty outside of one."""
-        return blake2b(self._affinity.key, digest_size=16).digest() if self._affinity.sticky else b""
+        if self._affinity.sticky:
+            key = self._affinity.key
+        elif self._generation.request.kept:
+            key = beginning(self._generation.request.prompt)
+        else:
+            return b""
+        return blake2b(key, digest_size=16).digest()
 
     def worked(self) -> None:
         """Forgets the faults of nodes and of the request, because the generation has grown."""
@@ -266,3 +272,8 @@ def _pause_s(lost: Lost) -> float:
     """Returns how long the generation does not try the node again."""
     asked_s = lost.error.retry_after_s if lost.error is not None and lost.cause == BACK_PRESSURE else None
     return min(max(asked_s or 0.0, _LOOK_AGAIN_S), _LONGEST_PAUSE_S)
+
+
+def _has_history(request: GenerationRequest) -> bool:
+    """Returns whether something was answered before in the conversation."""
+    return isinstance(request.prompt, ChatPrompt) and any(message.role is Role.ASSISTANT for message in request.prompt.messages)

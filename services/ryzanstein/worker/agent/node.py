@@ -358,7 +358,8 @@ class NodeAgent:
         was_idle = self.num_running == 0
         number = next(self._groups)
         asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
-        asked = msgspec.structs.replace(asked, reports_pages=version.pages.follow(number, attempt, text.name))
+        follows = version.pages.follow(number, attempt, text.name)
+        asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
         submit = version.running.open(link, handle, attempt, asked, text, texts=texts, reply=read.reply)
         if submit is not None:
             if judged is not None:

@@ -6,8 +6,9 @@ tokens, sequences or tensors.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+
+from ryzanstein.worker.engine.idle_blocks import IdleBlocks
 
 
 class BlockPool:
@@ -31,7 +32,7 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._keys: list[Hashable | None] = [None] * num_blocks
         self._by_key: dict[Hashable, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle = IdleBlocks()
         # One byte per block, 0 is free: bytearray.find finds a run of free blocks at the speed of
         # memory.
         self._taken = bytearray(num_blocks)
@@ -81,7 +82,7 @@ class BlockPool:
     def share(self, block: int) -> None:
         """Adds a reference to a held or idle block."""
         if self._references[block] == 0:
-            del self._idle[block]
+            self._idle.remove(block)
         self._references[block] += 1
 
     def free(self, blocks: Sequence[int], *, soon: bool = False) -> None:
@@ -93,9 +94,7 @@ class BlockPool:
         for block in blocks if soon else reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
-                self._release(block)
-                if soon and block in self._idle:
-                    self._idle.move_to_end(block, last=False)
+                self._release(block, soon=soon)
 
     def publish(self, block: int, key: Hashable) -> None:
         """Makes a held block's contents findable.
@@ -109,7 +108,7 @@ class BlockPool:
         if older is not None and self._references[older]:
             return
         if older is not None:
-            del self._idle[older]
+            self._idle.remove(older)
             self._keys[older] = None
             self._release(older)
         self._by_key[key] = block
@@ -135,21 +134,47 @@ class BlockPool:
 
     def is_idle(self, key: Hashable) -> bool:
         """Returns whether the key's block is idle."""
-        return self._by_key.get(key) in self._idle
+        block = self._by_key.get(key)
+        return block is not None and block in self._idle
 
     def touch(self, keys: Iterable[Hashable]) -> None:
-        """Makes the idle ones of these blocks the last to be evicted, in this order."""
+        """Makes the idle ones of these blocks the last to be evicted, in this order; a chain as one."""
         for key in keys:
             block = self._by_key.get(key)
             if block is not None and block in self._idle:
-                self._idle.move_to_end(block)
+                self._idle.touch(block)
 
-    def drop(self, key: Hashable) -> None:
-        """Evicts the key's block if it is idle."""
+    def supersede(self, key: Hashable) -> None:
+        """Makes the key's block the next to be evicted, if it is idle."""
         block = self._by_key.get(key)
         if block is not None and block in self._idle:
-            self._idle.move_to_end(block, last=False)
-            self._evict_one()
+            self._idle.remove(block)
+            self._idle.add(block, first=True)
+
+    def join(self, block: int, chain: int) -> None:
+        """Makes an idle block the end of a chain, see `IdleBlocks`."""
+        self._idle.join(block, chain)
+
+    def chain_of(self, key: Hashable) -> int | None:
+        """Returns the chain of the key's block, if it is idle and in one."""
+        block = self._by_key.get(key)
+        return None if block is None else self._idle.chain_of(block)
+
+    def num_idle_of(self, chain: int) -> int:
+        """Returns how many blocks of a chain are idle."""
+        return self._idle.num_of(chain)
+
+    @property
+    def num_in_chains(self) -> int:
+        """The number of idle blocks that are in chains."""
+        return self._idle.num_in_chains
+
+    def drop_oldest_end(self, besides: int) -> bool:
+        """Evicts the last block of the least recently used chain, besides one; returns whether there is another."""
+        block = self._idle.end_of_oldest_chain(besides)
+        if block is not None:
+            self._evict_one(block)
+        return block is not None
 
     def set_limit(self, limit: int) -> None:
         """Changes the limit. A higher one takes effect at once, for a lower one see `gather`."""
@@ -173,7 +198,7 @@ class BlockPool:
         Idle blocks are evicted until the rest can stay. `num_available` must not be negative.
         """
         while self.num_available < len(self._idle):
-            self._evict_one()
+            self._evict_one(self._idle.next_evicted())
         old = sorted(self._strays)[-max_moves:]
         moves = dict(zip(old, self._places(len(old)), strict=True)) if old else {}
         for block, place in moves.items():
@@ -184,17 +209,16 @@ class BlockPool:
                 self._by_key[key] = place
         self._num_free -= len(moves)
         self._strays.difference_update(moves)
-        if not self._idle.keys().isdisjoint(moves):
-            self._idle = OrderedDict((moves.get(block, block), None) for block in self._idle)
+        self._idle.renumber(moves)
         self.ceiling = max(self._strays, default=self.limit - 1) + 1
         return moves
 
     def _is_used(self, block: int) -> bool:
         return self._references[block] > 0 or block in self._idle
 
-    def _release(self, block: int) -> None:
+    def _release(self, block: int, *, soon: bool = False) -> None:
         if self._keys[block] is not None:
-            self._idle[block] = None
+            self._idle.add(block, first=soon)
         elif block < self.limit:
             self._taken[block] = 0
             self._num_free += 1
@@ -204,10 +228,10 @@ class BlockPool:
     def _evict(self, num: int) -> None:
         """Evicts idle blocks until so many are free."""
         while self._num_free < num:
-            self._evict_one()
+            self._evict_one(self._idle.next_evicted())
 
-    def _evict_one(self) -> None:
-        block, _none = self._idle.popitem(last=False)
+    def _evict_one(self, block: int) -> None:
+        self._idle.remove(block)
         self.num_evicted += 1
         key = self._keys[block]
         assert key is not None, "an idle block has a key"

@@ -31,7 +31,7 @@ from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.thrift import Thrift
-from ryzanstein.worker.engine.travel import TravelingPages, take_sealed
+from ryzanstein.worker.engine.travel import take_sealed
 
 
 class Engine:
@@ -54,8 +54,8 @@ class Engine:
         self._clock = clock
         self._timer = timer
         self._pace = StepPace()
-        self._scheduler = Scheduler(settings, self._pace)
-        self._pages = TravelingPages(self._scheduler.pool)
+        self._scheduler = Scheduler(settings, self._pace, clock)
+        self._pages = self._scheduler.pages.traveling()
         self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
@@ -106,6 +106,10 @@ class Engine:
         """Limits the blocks to use, to at least one and at most all. See `SetBlockLimit`."""
         self._scheduler.limit_blocks(num_blocks)
 
+    def returned(self, group: int, choice: int) -> None:
+        """Runs a paused choice on. See `ReturnChoice`."""
+        self._scheduler.parking.returned(group, choice)
+
     def find_pages(self, names: SequenceOf[bytes]) -> list[int]:
         """Returns the places of what is not cached. See `FindPages`."""
         return self._pages.missing(names)
@@ -113,14 +117,14 @@ class Engine:
     def export_pages(self, number: int, names: SequenceOf[bytes]) -> list[int]:
         """Copies cached pages into the slab; returns their places. See `ExportPages`."""
         found = self._pages.find(names)
-        self._executor.move_pages(PageMove(number, True, found))
-        return [place for place, _ in found]
+        self._executor.move_pages(PageMove(number, True, found.blocks, found.hot))
+        return found.places
 
     def import_pages(self, number: int, names: SequenceOf[bytes], parent: bytes) -> list[int]:
         """Takes pages from the slab; returns the places of those taken. See `ImportPages`."""
         admitted = self._pages.admit(names, parent)
-        self._executor.move_pages(PageMove(number, False, admitted))
-        return [place for place, _ in admitted]
+        self._executor.move_pages(PageMove(number, False, admitted.blocks, admitted.hot))
+        return admitted.places
 
     def step(self) -> StepEvents:
         """Runs one step and returns its events.
@@ -135,6 +139,7 @@ class Engine:
         self._starves = not batch and len(self._groups) > 0
         for sequence in self._scheduler.take_paused():
             self._outcome.add_paused(sequence)
+        self._outcome.add_returning(self._scheduler.parking.take_returning())
         if batch:
             num_before = self._prefill_tokens
             self._run(batch)

@@ -42,6 +42,11 @@ class Extents:
         """The window of hot pages. A new token is written to one, even if it is to be read cold."""
         return max(1, self.hot_tokens or 0)
 
+    @property
+    def traveling(self) -> Windows:
+        """The extents of all pages that can leave the ranks: of the groups, then of hot pages, if there are any."""
+        return self.windows if self.hot_tokens is None else (*self.windows, self.hot_window)
+
     def pages(self, num_tokens: int) -> int:
         """Returns the number of pages of so many tokens."""
         return -(-num_tokens // self.block_size)

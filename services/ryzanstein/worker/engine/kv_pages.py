@@ -3,12 +3,9 @@
 The scheduler decides who runs; here blocks are taken, extended as a sequence advances, let go when
 they leave a window, and found again under their keys.
 
-To bring in a page that was computed elsewhere: `pool.allocate` a block, fill it on every rank, then
-`pool.publish` it under (key, group) and `pool.free` it. It is idle then, and the next `match` finds
-it. `pool.block_of((key, group))` says which block holds a page; a block that is to be read must be
-held meanwhile, with `pool.share` and `pool.free`. Where blocks are compressed, the hot pages are a
-group of their own, `hot_group`, with a pool of its own: after the last of its pages a sequence can
-be resumed.
+Where blocks are compressed, the hot pages are a group of their own, `hot_group`, with a pool of its
+own: after the last of its pages a sequence can be resumed. How pages that were computed elsewhere
+come in: see `travel`.
 """
 
 from __future__ import annotations
@@ -16,11 +13,13 @@ from __future__ import annotations
 from itertools import chain
 
 from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.extents import SLACK
 from ryzanstein.worker.engine.messages import HotStats
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match, PageGroup, PrefixCache
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engine.travel import TravelingPages
 
 
 class KVPages:
@@ -48,6 +47,11 @@ class KVPages:
             return None
         pool = self.hot_group.pool
         return HotStats(pool.num_held, pool.num_idle, self._num_sealed, pool.num_evicted)
+
+    def traveling(self) -> TravelingPages:
+        """Returns the pages as they leave and arrive."""
+        hot = None if self.hot_group is None else self.hot_group.pool
+        return TravelingPages(self.pool, len(self._groups), hot, SLACK + self.extents.pages(self.extents.hot_window - 1))
 
     def match(self, sequence: Sequence) -> Match:
         """Returns the longest cached prefix of a sequence. Takes no reference."""

@@ -33,6 +33,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     accepted_before: bool = False  # by an earlier node, so it is not refused for coming late
     traceparent: str = ""
     reports_pages: bool = False  # its full pages are events: they are to be sent elsewhere
+    parks: bool = False  # they are also in a tier, from which it comes back after it was paused
     grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
 
@@ -102,6 +103,13 @@ class ImportPages(msgspec.Struct, tag=True, frozen=True):
     number: int
     names: list[bytes]
     parent: bytes = b""
+
+
+class ReturnChoice(msgspec.Struct, tag=True, frozen=True):
+    """A request to run a paused choice on: its pages have come back from a tier, as far as that is worth it."""
+
+    group: int
+    choice: int
 
 
 class ChoiceEnd(msgspec.Struct, frozen=True, array_like=True):
@@ -195,7 +203,8 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     comes before that. `scores` are parts of prompts: group, first token, and for each token its
     (logprob, [(token id, logprob), ...]). `paused` are the choices (group, choice) that ran and wait
     again. `sealed` are groups that report their pages, with the names of those that became full or
-    were found. `taken`
+    were found. `returning` are paused choices (group, choice) for which there is room, with the keys of
+    their pages: they wait for a ReturnChoice, a second at most. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -214,3 +223,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     paused: list[tuple[int, int]] = []
     sealed: list[tuple[int, list[bytes]]] = []
     scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
+    returning: list[tuple[int, int, list[bytes]]] = []

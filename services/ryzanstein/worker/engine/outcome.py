@@ -20,7 +20,7 @@ class StepOutcome:
     @property
     def empty(self) -> bool:
         happened = self._groups or self._ended or self._failed or self._accepted or self._paused
-        return not (happened or self._sealed or self._scores)
+        return not (happened or self._sealed or self._scores or self._returning)
 
     def add_accepted(self, group: int) -> None:
         self._accepted.append(group)
@@ -41,6 +41,9 @@ class StepOutcome:
 
     def add_paused(self, sequence: Sequence) -> None:
         self._paused.append((sequence.group.id, sequence.choice))
+
+    def add_returning(self, choices: list[tuple[int, int, list[bytes]]]) -> None:
+        self._returning += choices
 
     def add_sealed(self, group: int, names: list[bytes]) -> None:
         self._sealed.append((group, names))
@@ -65,6 +68,7 @@ class StepOutcome:
             paused=self._paused,
             sealed=self._sealed,
             scores=self._scores,
+            returning=self._returning,
         )
         self._clear()
         return events
@@ -79,4 +83,5 @@ class StepOutcome:
         self._accepted: list[int] = []
         self._paused: list[tuple[int, int]] = []
         self._sealed: list[tuple[int, list[bytes]]] = []
+        self._returning: list[tuple[int, int, list[bytes]]] = []
         self._scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []

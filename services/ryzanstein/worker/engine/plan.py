@@ -76,6 +76,7 @@ class PageMove(msgspec.Struct, frozen=True, array_like=True):
     number: int
     out: bool
     pages: list[Placed]
+    hot: list[Placed] = []  # the same of the pool of hot pages
 
 
 class TokenConstraint(Protocol):

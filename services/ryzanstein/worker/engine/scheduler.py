@@ -7,7 +7,9 @@ The scheduler knows blocks and order; it knows nothing of sampling, stop tokens,
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
 from ryzanstein.worker.engine.batch import Batch
@@ -15,6 +17,7 @@ from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.kv_pages import KVPages
 from ryzanstein.worker.engine.ordered import OrderedSequences
 from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.parking import Parking
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match
 from ryzanstein.worker.engine.queue import WaitingLine
@@ -30,13 +33,15 @@ class Scheduler:
     prefill does not stop half-way for lack of blocks. Decoding takes one more block in each group
     of layers every `block_size` tokens. When no block is left, or a sequence of higher priority needs the place, a
     sequence is paused: it gives all of its blocks back and waits again. Its tokens are kept and
-    computed again later, mostly from the prefix cache.
+    computed again later, mostly from the prefix cache, or its pages come back from a tier.
     """
 
-    def __init__(self, settings: EngineSettings, pace: StepPace) -> None:
+    def __init__(self, settings: EngineSettings, pace: StepPace, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._pace = pace
         self._pages = KVPages(settings)
+        self.parking = Parking(settings.block_size, clock)
+        """The paused sequences that may come back from a tier."""
         self.running = OrderedSequences("rank")
         self.waiting = WaitingLine(settings.max_idle_tenants)
         self.num_places = settings.max_sequences
@@ -72,6 +77,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, running or waiting, and frees its blocks."""
+        self.parking.forget(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             # Charged in advance and not computed.
@@ -184,6 +190,8 @@ class Scheduler:
         self._lacks_blocks = False
         while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
             match = self._pages.match(sequence)
+            if self._fits(sequence, match, 0, len(self.running)) and self.parking.awaits(sequence, match):
+                return
             if not self._make_way(sequence, match):
                 self.num_places = max(1, len(self.running))
                 self._lacks_blocks = len(self.running) < self._settings.max_sequences
@@ -226,6 +234,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._pages.start(sequence, match)
+        self.parking.forget(sequence)
         if sequence.cached_tokens is not None:
             self.num_resumed += 1
             return
@@ -286,5 +295,6 @@ class Scheduler:
         self._pages.release(victim)
         victim.num_charged = 0
         self.waiting.insert(victim)
+        self.parking.park(victim)
         self.num_paused[cause] += 1
         self._paused.append(victim)

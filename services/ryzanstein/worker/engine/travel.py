@@ -1,14 +1,16 @@
 """Pages of the prefix cache that leave the engine and come back: to other nodes, to memory, to disk.
 
-What travels is a block: one page of one group of layers. Outside of the engine it has a *name*, the
-key of its page and the number of its group. Blocks that arrive are idle: found by a match, evicted
-like any other, and never more than a share of the pool. This module does not know what is in them.
+What travels is a block: one page of one group of layers, or a hot page. Outside of the engine it has
+a *name*, the key of its page and the number of its group. Blocks that arrive are idle: found by a
+match, evicted like any other, and never more than a share of the pool. Those of one conversation
+are a chain, see `idle_blocks`. This module does not know what is in them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ryzanstein.worker.engine import sequence as running
 from ryzanstein.worker.engine.blocks import BlockPool
@@ -21,6 +23,7 @@ ARRIVED_SHARE = 0.95  # of the blocks that the engine may use, for those that ar
 # A group with a window sends its pages where a prompt may be resumed: at its end, and at every so
 # many pages before. Between them only those that read all tokens are sent.
 RESUME_PAGES = 256
+_MAX_HOT_ENDS = 1024  # chains whose hot pages are remembered
 
 
 def name_of(key: bytes, group: int) -> bytes:
@@ -35,7 +38,7 @@ def names_of(keys: Sequence[bytes], first: int, extents: Extents, num_prompt: in
     """
     end = num_prompt // extents.block_size
     for page in range(first, len(keys)):
-        for group, window in enumerate(extents.windows):
+        for group, window in enumerate(extents.traveling):
             if window is None or _is_resumed_with(page, window, extents, end):
                 yield name_of(keys[page], group)
 
@@ -55,96 +58,140 @@ def take_sealed(sequence: running.Sequence, extents: Extents) -> list[bytes]:
     return list(names_of(sequence.keys[: sequence.num_published], first, extents, sequence.num_at_start))
 
 
-class TravelingPages:
-    """The blocks of a pool by their names."""
+@dataclass(frozen=True, slots=True)
+class FoundPages:
+    """Pages with their places in a request: blocks, and hot pages."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-        # What is before each block that arrived and was not used yet, the oldest first.
-        self._arrived: OrderedDict[bytes, bytes] = OrderedDict()
+    blocks: list[Placed]
+    hot: list[Placed]
+
+    @property
+    def places(self) -> list[int]:
+        """All places, in order."""
+        return sorted(place for place, _ in (*self.blocks, *self.hot))
+
+
+class TravelingPages:
+    """The pages of an engine by their names: those of its groups of layers, and hot ones if there are any."""
+
+    def __init__(self, pool: BlockPool, num_groups: int = 1, hot: BlockPool | None = None, hot_kept: int = 0) -> None:
+        """`hot_kept` is how many hot pages at the end of a chain are of use."""
+        self._pool, self._hot, self._num_groups, self._hot_kept = pool, hot, num_groups, hot_kept
+        self._pools = dict.fromkeys(range(num_groups), pool) | ({} if hot is None else {num_groups: hot})
+        self._num_chains = 0
+        # The hot pages that arrived of each of the last chains, the last ones of each.
+        self._hot_ends: OrderedDict[int, deque[PageKey]] = OrderedDict()
 
     def missing(self, names: Sequence[bytes]) -> list[int]:
-        """Returns the places in `names` of blocks that are not cached, and keeps the others longest."""
-        missing = [place for place, name in enumerate(names) if _key(name) not in self._pool]
-        self._touch(reversed(names))
+        """Returns the places in `names` of pages that are not cached, and keeps the others longest."""
+        missing = []
+        for place, name in enumerate(names):
+            pool = self._pool_of(name)
+            if pool is None or _key(name) not in pool:
+                missing.append(place)
+        self._touch(names)
         return missing
 
-    def find(self, names: Sequence[bytes]) -> list[Placed]:
-        """Returns the cached ones of `names`, with their places in it."""
-        blocks = ((place, self._pool.block_of(_key(name))) for place, name in enumerate(names))
-        return [(place, block) for place, block in blocks if block is not None]
+    def find(self, names: Sequence[bytes]) -> FoundPages:
+        """Returns the cached ones of `names`."""
+        found = FoundPages([], [])
+        for place, name in enumerate(names):
+            pool = self._pool_of(name)
+            block = None if pool is None else pool.block_of(_key(name))
+            if block is not None:
+                (found.blocks if pool is self._pool else found.hot).append((place, block))
+        return found
 
-    def admit(self, names: Sequence[bytes], parent: bytes) -> list[Placed]:
-        """Returns a block for each of `names` that is to be filled, with its place in `names`.
+    def admit(self, names: Sequence[bytes], parent: bytes) -> FoundPages:
+        """Returns a block for each of `names` that is to be filled.
 
         The names are a piece of one chain, which continues `parent`. Each block can be found from
         now on: the ranks must fill it before their next step. What is cached already, and that for
         which there is no room, gets none.
         """
-        before = list(self._ancestors(parent))
-        self._touch([*before, *names])
-        chosen = self._choose(names, parent, before)
-        admitted: list[Placed] = []
-        for group in sorted({name[-1] for _, name in chosen}):
-            members = [(place, name) for place, name in chosen if name[-1] == group]
+        chain = self._chain_after(parent)
+        self._touch(names, parent)
+        admitted = FoundPages([], [])
+        for group, members in self._choose(names, parent, chain).items():
+            pool, keys = self._pools[group], [_key(name) for _, name in members]
             # Next to what is before them: adjacent blocks are read as one view.
-            last = next((name for name in before if name and name[-1] == group), b"")
-            blocks = self._pool.allocate(len(members), self._pool.block_of(_key(last)))
-            for (place, name), block in zip(members, blocks, strict=True):
-                self._pool.publish(block, _key(name))
-                admitted.append((place, block))
-            self._pool.free(blocks)
-        self._touch(self._ancestors(names[-1] if names else parent))
-        return sorted(admitted)
+            blocks = pool.allocate(len(keys), pool.block_of((parent[:-1], group)))
+            for key, block in zip(keys, blocks, strict=True):
+                pool.publish(block, key)
+            pool.free(blocks)
+            kind = admitted.blocks if pool is self._pool else admitted.hot
+            kind += [(place, block) for (place, _), block in zip(members, blocks, strict=True)]
+        admitted.blocks.sort()
+        for _, block in admitted.blocks:
+            self._pool.join(block, chain)
+        self._touch(names, parent)
+        self._supersede(chain, [_key(names[place]) for place, _ in sorted(admitted.hot)])
+        return admitted
 
-    def _choose(self, names: Sequence[bytes], parent: bytes, before: Sequence[bytes]) -> list[tuple[int, bytes]]:
-        """Returns those of `names` for which there is to be a block, with their places."""
-        known = {*before, *names}
-        room = self._pool.num_available - sum(self._pool.is_idle(_key(name)) for name in known)
-        chosen: dict[bytes, int] = {}
+    def _choose(self, names: Sequence[bytes], parent: bytes, chain: int) -> dict[int, list[tuple[int, bytes]]]:
+        """Returns those of `names` for which there is to be a block, with their places, by group."""
+        room = {id(pool): pool.num_available - pool.num_idle_of(chain) for pool in self._pools.values()}
+        for name in {*names, parent}:
+            if (pool := self._pool_of(name)) is not None and pool.is_idle(_key(name)) and not pool.chain_of(_key(name)):
+                room[id(pool)] -= 1
+        chosen: dict[int, list[tuple[int, bytes]]] = {}
+        known, num = set[bytes](), 0
         for place, name in enumerate(names):
-            if _key(name) not in self._pool and name not in chosen:
-                if len(chosen) >= room or not self._make_way(known):
-                    break
-                self._arrived[name] = parent
-                self._arrived.move_to_end(name)
-                chosen[name] = place
-            parent = name
-        return [(place, name) for name, place in chosen.items()]
+            pool = self._pool_of(name)
+            if pool is None or name in known or _key(name) in pool:
+                continue
+            if room[id(pool)] <= 0 or (pool is self._pool and not self._make_way(chain, num)):
+                if pool is self._pool:
+                    break  # what follows is of no use
+                continue
+            known.add(name)
+            room[id(pool)] -= 1
+            num += pool is self._pool
+            chosen.setdefault(name[-1], []).append((place, name))
+        return chosen
 
-    def _make_way(self, chain: Container[bytes]) -> bool:
-        """Returns whether another block may arrive.
+    def _make_way(self, chain: int, num_chosen: int) -> bool:
+        """Returns whether another block may arrive, beside those that were chosen.
 
-        If there are too many, the oldest of another chain is evicted: the end of a chain is useless
-        without its beginning. Those that were used or evicted meanwhile are forgotten when they are
-        the oldest: looking for them would take a time that grows with the pool.
+        If there are too many, the end of another chain is evicted: it is useless without its beginning.
         """
         most = int(self._pool.limit * ARRIVED_SHARE)
-        for _ in range(len(self._arrived)):
-            if len(self._arrived) < most:
-                break
-            oldest = next(iter(self._arrived))
-            if oldest in chain:
-                self._arrived.move_to_end(oldest)
-            else:
-                del self._arrived[oldest]
-                self._pool.drop(_key(oldest))
-        return len(self._arrived) < most
+        while self._pool.num_in_chains + num_chosen >= most:
+            if not self._pool.drop_oldest_end(besides=chain):
+                return False
+        return True
 
-    def _touch(self, names: Iterable[bytes]) -> None:
-        self._pool.touch(_key(name) for name in names)
+    def _chain_after(self, parent: bytes) -> int:
+        """Returns the chain of which the parent's page is a part, or a new one."""
+        for group in range(self._num_groups if parent else 0):
+            if (chain := self._pool.chain_of((parent[:-1], group))) is not None:
+                return chain
+        self._num_chains += 1
+        return self._num_chains
 
-    def _ancestors(self, name: bytes) -> Iterable[bytes]:
-        """Yields the name and those that arrived before it in its chain, the last one first.
+    def _supersede(self, chain: int, keys: Sequence[PageKey]) -> None:
+        """Makes hot pages of a chain the next to be evicted, if newer ones have superseded them: `keys` have arrived."""
+        if self._hot is None or not keys:
+            return
+        ends = self._hot_ends.setdefault(chain, deque())
+        self._hot_ends.move_to_end(chain)
+        ends.extend(keys)
+        while len(ends) > self._hot_kept:
+            self._hot.supersede(ends.popleft())
+        if len(self._hot_ends) > _MAX_HOT_ENDS:
+            self._hot_ends.popitem(last=False)
 
-        In this order they are touched, so that the beginning of a chain outlives its end.
-        """
-        for _ in range(len(self._arrived) + 1):
-            yield name
-            if (parent := self._arrived.get(name)) is None:
-                return
-            name = parent
+    def _touch(self, names: Sequence[bytes], parent: bytes = b"") -> None:
+        """Keeps pages longest: of the blocks the first ones, of the hot pages the last ones."""
+        hot = self._num_groups
+        self._pool.touch(_key(name) for name in (*reversed(names), parent) if name and name[-1] != hot)
+        if self._hot is not None:
+            self._hot.touch(_key(name) for name in names if name and name[-1] == hot)
+
+    def _pool_of(self, name: bytes) -> BlockPool | None:
+        """Returns the pool of a name; None for a group that there is not."""
+        return self._pools.get(name[-1]) if name else None
 
 
 def _key(name: bytes) -> PageKey:
-    return name[:-1], (name or b"\0")[-1]
+    return name[:-1], name[-1]

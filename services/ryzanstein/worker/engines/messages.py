@@ -10,6 +10,7 @@ from ryzanstein.worker.engine.messages import (
     FindPages,
     FinishChoice,
     ImportPages,
+    ReturnChoice,
     SetBlockLimit,
     SetTokens,
     SubmitGroup,
@@ -57,7 +58,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     one sequence as long as the model's context; 0 if it has that. `kv_compression` is how older keys
     and values are kept; with it, the newest `hot_tokens` of a sequence are in `hot_pages`.
     `without_compression`: why it is not as set. `page_bytes` is the size of a page with the heads
-    of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks.
+    of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks. `hot_page_bytes` is
+    that of a hot page; 0: there are none.
     """
 
     rank: int
@@ -84,6 +86,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     without_compression: str = ""
     page_bytes: int = 0
     page_format: str = ""
+    hot_page_bytes: int = 0
 
 
 class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -98,4 +101,4 @@ class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 PageRequest = FindPages | ExportPages | ImportPages
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest
+EngineMessage = SubmitGroup | CancelGroup | FinishChoice | ReturnChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest

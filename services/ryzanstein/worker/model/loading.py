@@ -22,7 +22,7 @@ from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.memory import available_bytes
 from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.pages import PageLayout, PagePort
+from ryzanstein.worker.model.pages import RankPages
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.plain_plans import PlainPlans
 from ryzanstein.worker.model.products.formats import WeightFormat
@@ -82,11 +82,9 @@ class LoadedModel:
             self.zones,
         )
 
-    def pages(self, tp: TensorParallel, options: RunnerOptions) -> PagePort | None:
-        """Returns where pages of the cache leave and arrive, or None if they cannot."""
-        if isinstance(self.cache, ZonedCache):
-            return None
-        return PagePort(self.cache, PageLayout.of(self.spec, tp, options.block_size, options.kv_torch_dtype))
+    def pages(self, tp: TensorParallel, options: RunnerOptions) -> RankPages:
+        """Returns where pages of the cache leave and arrive."""
+        return RankPages(self.spec, tp, self.cache, options, self.zones)
 
 
 @dataclass(frozen=True, slots=True)

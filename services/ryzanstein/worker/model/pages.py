@@ -1,92 +1,148 @@
 """Copies pages between a rank's KV cache and the slab that it shares with the agent and the other ranks.
 
 In the slab a page has the heads of all ranks, so that it does not depend on how many ranks the node
-has. Each rank copies its own heads.
+has. Each rank copies its own heads. Where blocks are compressed there are two kinds of pages: the
+blocks, as bytes with the scales of each head, and hot pages of all layers in full precision.
 
-Legend: L planes of a block, one for each layer of its group, B its tokens, P parts of a slot (keys
-and values; one for a latent), H heads of all ranks, D head dimension.
+Legend: L planes of a page, one for each layer of its group (of the model, for hot ones), B its
+tokens, P parts of a slot (keys and values; one for a latent), H heads of all ranks, D head
+dimension, X bytes of a head's compressed part.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.engine.extents import Windows
-from ryzanstein.worker.engine.plan import Placed
+from ryzanstein.worker.engine.plan import PageMove, Placed
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layer_groups import layer_groups
+from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.model.zoned_cache import ZonedCache
+from ryzanstein.worker.model.zones import Zones
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHeads:
+    """The heads of one rank: those from `first` on, `num` of them. `writes`: it is the first rank that has these."""
+
+    first: int
+    num: int
+    writes: bool
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, tp: TensorParallel) -> OwnHeads:
+        share = tp.heads(spec.num_heads, spec.num_kv_heads)
+        copies = max(1, tp.size * share.num_kv_heads // spec.num_kv_heads)
+        return cls(share.first_kv_head, share.num_kv_heads, tp.rank % copies == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """A page in the slab, and this rank's heads in it: those from `first_head` on, `own_heads` of them.
+    """A kind of page in the slab: its shape, with the heads of all ranks at `axis`."""
 
-    `writes`: this rank is the first of those that have these heads.
-    """
-
-    shape: tuple[int, int, int, int, int]  # L, B, P, H, D
-    windows: Windows
+    shape: tuple[int, ...]
+    axis: int
     dtype: torch.dtype
-    first_head: int
-    own_heads: int
-    writes: bool
-
-    @classmethod
-    def of(cls, spec: DecoderSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype) -> PageLayout:
-        """Returns the layout of a decoder's pages."""
-        share = tp.heads(spec.num_heads, spec.num_kv_heads)
-        groups = layer_groups(spec)
-        shape = (groups.num_planes, block_size, 2 if spec.latent is None else 1, spec.num_kv_heads, spec.head_dim)
-        copies = max(1, tp.size * share.num_kv_heads // spec.num_kv_heads)
-        return cls(shape, groups.windows, dtype, share.first_kv_head, share.num_kv_heads, tp.rank % copies == 0)
 
     @property
     def page_bytes(self) -> int:
         return int(torch.Size(self.shape).numel()) * self.dtype.itemsize
 
-    @property
-    def description(self) -> str:
-        """What is in a page, the same on nodes whose pages are alike."""
-        planes, tokens, parts, heads, width = self.shape
-        dtype = str(self.dtype).removeprefix("torch.")
-        windows = ",".join(str(window or "all") for window in self.windows)
-        return f"windows={windows} planes={planes} tokens={tokens} parts={parts} heads={heads} width={width} dtype={dtype}"
+    def own_shape(self, heads: OwnHeads) -> tuple[int, ...]:
+        """Returns the shape with one rank's heads alone."""
+        return (*self.shape[: self.axis], heads.num, *self.shape[self.axis + 1 :])
+
+
+def slots_layout(spec: DecoderSpec, num_planes: int, block_size: int, dtype: torch.dtype) -> PageLayout:
+    """Returns the layout of pages in full precision, [L, B, P, H, D]."""
+    shape = (num_planes, block_size, 2 if spec.latent is None else 1, spec.num_kv_heads, spec.head_dim)
+    return PageLayout(shape, 3, dtype)
+
+
+def cold_layout(spec: DecoderSpec, zones: Zones) -> PageLayout:
+    """Returns the layout of compressed pages, [L, H, X]."""
+    shape = (layer_groups(spec).num_planes, spec.num_kv_heads, zones.layout.part_bytes)
+    return PageLayout(shape, 1, torch.uint8)
+
+
+def description(spec: DecoderSpec, blocks: PageLayout, hot: PageLayout | None, zones: Zones | None) -> str:
+    """Returns what is in pages, and what shaped it: the same on nodes whose pages are alike.
+
+    What a token saw compressed has shaped its keys and values in all layers above.
+    """
+    windows = ",".join(str(window or "all") for window in layer_groups(spec).windows)
+    slots = blocks if hot is None else hot
+    _, tokens, parts, heads, width = slots.shape
+    dtype = str(slots.dtype).removeprefix("torch.")
+    text = f"windows={windows} planes={blocks.shape[0]} tokens={tokens} parts={parts} heads={heads} width={width} dtype={dtype}"
+    if zones is None:
+        return text
+    kind = zones.layout.kind
+    return f"{text} keys={kind.keys} values={kind.values} hot={zones.hot_tokens}"
 
 
 class PagePort:
-    """Where the pages of one rank's cache leave and arrive."""
+    """Where the pages of one kind leave and arrive: `block` returns a page in the cache, by its number.
 
-    def __init__(self, cache: KVCache, layout: PageLayout) -> None:
-        self._cache, self.layout = cache, layout
+    In the slab there are `stride` bytes from one place to the next.
+    """
+
+    def __init__(self, block: Callable[[int], Tensor], layout: PageLayout, heads: OwnHeads, stride: int) -> None:
+        self._block, self.layout, self._heads, self._stride = block, layout, heads, stride
 
     def copy_out(self, pages: Sequence[Placed], slab: mmap.mmap) -> None:
-        """Copies blocks to their places in the slab."""
-        if self.layout.writes:
+        """Copies pages to their places in the slab."""
+        if self._heads.writes:
             for place, block in pages:
                 _copy(self._in_slab(slab, place), self._in_cache(block))
 
     def copy_in(self, pages: Sequence[Placed], slab: mmap.mmap) -> None:
-        """Copies places of the slab to their blocks."""
+        """Copies places of the slab to their pages."""
         for place, block in pages:
             _copy(self._in_cache(block), self._in_slab(slab, place))
 
     def _in_slab(self, slab: mmap.mmap, place: int) -> Tensor:
-        layout = self.layout
+        layout, heads = self.layout, self._heads
         count = layout.page_bytes // layout.dtype.itemsize
-        page = torch.frombuffer(slab, dtype=layout.dtype, count=count, offset=place * layout.page_bytes)
-        return page.view(layout.shape)[:, :, :, layout.first_head : layout.first_head + layout.own_heads]
+        page = torch.frombuffer(slab, dtype=layout.dtype, count=count, offset=place * self._stride)
+        return page.view(layout.shape).narrow(layout.axis, heads.first, heads.num)
 
     def _in_cache(self, block: int) -> Tensor:
-        planes, tokens, parts, _, width = self.layout.shape
-        return self._cache.block(block).view(planes, tokens, parts, self.layout.own_heads, width)
+        return self._block(block).view(self.layout.own_shape(self._heads))
+
+
+class RankPages:
+    """The pages of one rank: its blocks, and its hot pages if blocks are compressed."""
+
+    def __init__(
+        self, spec: DecoderSpec, tp: TensorParallel, cache: KVCache | ZonedCache, options: RunnerOptions, zones: Zones | None
+    ) -> None:
+        dtype, block_size = options.kv_torch_dtype, options.block_size
+        heads = OwnHeads.of(spec, tp)
+        hot = None
+        if isinstance(cache, ZonedCache) and zones is not None:
+            blocks, hot = cold_layout(spec, zones), slots_layout(spec, spec.num_layers, block_size, dtype)
+        else:
+            blocks = slots_layout(spec, layer_groups(spec).num_planes, block_size, dtype)
+        self.page_bytes, self.hot_page_bytes = blocks.page_bytes, 0 if hot is None else hot.page_bytes
+        stride = max(self.page_bytes, self.hot_page_bytes)
+        self.description = description(spec, blocks, hot, zones)
+        self._ports = [PagePort(cache.block, blocks, heads, stride)]
+        if hot is not None and isinstance(cache, ZonedCache):
+            self._ports.append(PagePort(cache.hot.block, hot, heads, stride))
+
+    def move(self, move: PageMove, slab: mmap.mmap) -> None:
+        """Copies this rank's heads."""
+        for port, pages in zip(self._ports, (move.pages, move.hot), strict=False):
+            (port.copy_out if move.out else port.copy_in)(pages, slab)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

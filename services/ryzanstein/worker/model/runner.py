@@ -140,27 +140,25 @@ class ModelRunner:
 
     @property
     def page_bytes(self) -> int:
-        """The size of a page with the heads of all ranks; 0: pages cannot leave the ranks.
+        """The size of a block with the heads of all ranks."""
+        return self._pages.page_bytes
 
-        Compressed ones cannot: they are of use only with hot pages, which have another size.
-        """
-        return 0 if self._pages is None else self._pages.layout.page_bytes
+    @property
+    def hot_page_bytes(self) -> int:
+        """The size of a hot page with the heads of all ranks; 0: there are none."""
+        return self._pages.hot_page_bytes
 
     @property
     def page_format(self) -> str:
         """What is in a page and how it was computed: only pages of the same format are alike."""
         computed = str(self._options.torch_dtype).removeprefix("torch.")
-        description = "" if self._pages is None else self._pages.layout.description
-        return f"{description} computed={computed} weights={self.quantization}"
+        return f"{self._pages.description} computed={computed} weights={self.quantization}"
 
     def move_pages(self, move: PageMove, slab: mmap.mmap) -> None:
         """Copies this rank's heads of pages between two steps."""
-        assert self._pages is not None, "their size is 0: nobody asks for them"
-        if move.out:
-            self._pages.copy_out(move.pages, slab)
-        else:
+        if not move.out:
             self._inputs.forget()
-            self._pages.copy_in(move.pages, slab)
+        self._pages.move(move, slab)
 
     def rejoin(self) -> None:
         """Returns when all ranks can begin a step again, after some rank gave one up.

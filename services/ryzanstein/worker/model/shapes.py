@@ -33,6 +33,7 @@ class ModelShape:
 
 PRESETS: Mapping[str, ModelShape] = {
     "S": ModelShape(288, 6, 6, 6, 768, 4096),
+    "context": ModelShape(256, 4, 4, 4, 768, 4096, 32_768),
     "L": ModelShape(1024, 16, 16, 4, 2816, 32000),
     "M": ModelShape(2048, 22, 32, 4, 5632, 32000),
 }

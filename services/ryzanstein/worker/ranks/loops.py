@@ -21,6 +21,7 @@ from ryzanstein.worker.engine.messages import (
     FindPages,
     FinishChoice,
     ImportPages,
+    ReturnChoice,
     SetBlockLimit,
     SetTokens,
     StepEvents,
@@ -194,8 +195,8 @@ class Lead:
             case CancelGroup(group):
                 self._constrained.cancel(group)
                 self._engine.cancel(group)
-            case FinishChoice(group, choice):
-                self._engine.finish(group, choice)
+            case FinishChoice() | ReturnChoice():
+                self._take_choice(message)
             case SetBlockLimit(num_blocks):
                 self._engine.limit_blocks(num_blocks)
             case StartProfile():
@@ -204,6 +205,12 @@ class Lead:
                 self._executor.check(number)
             case FindPages() | ExportPages() | ImportPages():
                 self._executor.slab.answer(message.number, self._pages(message))
+
+    def _take_choice(self, message: FinishChoice | ReturnChoice) -> None:
+        if isinstance(message, FinishChoice):
+            self._engine.finish(message.group, message.choice)
+        else:
+            self._engine.returned(message.group, message.choice)
 
     def _submit(self, message: SubmitGroup) -> None:
         if message.sampling.constraint is not None:

@@ -23,7 +23,7 @@ class RankSlab:
 
     def move(self, move: PageMove) -> None:
         """Copies this rank's heads of the pages."""
-        if not move.pages:
+        if not (move.pages or move.hot):
             return
         if self._memory is None:
             self._memory = mmap.mmap(self._fd, os.fstat(self._fd).st_size)

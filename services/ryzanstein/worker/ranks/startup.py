@@ -91,6 +91,7 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
         "hot_tokens": extents.hot_tokens or 0,
         "without_compression": runner.without_compression,
         "page_bytes": runner.page_bytes,
+        "hot_page_bytes": runner.hot_page_bytes,
         "page_format": runner.page_format,
     }
 

@@ -63,6 +63,8 @@ async def test_a_conversation_goes_on_from_any_response(client, face):
         await client.responses.create(model="echo", input=text, previous_response_id=first.id)
         said = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
         assert said == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, text)]
+    await client.responses.create(model="echo", input="four", store=False)
+    assert [request.kept for request in face.core.requests] == [True, True, True, False], "their pages are a conversation's"
 
 
 async def test_items_of_calls_become_messages(client, face):

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
-from ryzanstein.worker.agent.pages.page import Page, root_of
+from ryzanstein.worker.agent.pages.page import Page, PageSizes, root_of
 from ryzanstein.worker.agent.pages.store import Scope
 from ryzanstein.worker.page_metrics import PageMetrics
 
@@ -20,9 +20,12 @@ class FakeMover:
 
     def __init__(self, pages: Sequence[Page] = (), batch: int = 3) -> None:
         self.pages = {page.key: page for page in pages}
-        self.page_bytes, self.batch = PAGE_BYTES, batch
+        self.batch, self.batch_bytes = batch, batch * PAGE_BYTES
         self.parents: dict[bytes, bytes] = {}
         self.lost = False
+
+    def fits(self, keys: Sequence[bytes]) -> int:
+        return min(len(keys), self.batch)
 
     async def missing(self, keys: Sequence[bytes]) -> list[int]:
         self._check()
@@ -64,7 +67,7 @@ def chain() -> Callable[..., list[Page]]:
 
 @pytest.fixture
 def scope() -> Scope:
-    return Scope("m", "", root_of(b"weights", "format", ""), PAGE_BYTES)
+    return Scope("m", "", root_of(b"weights", "format", ""), PageSizes(PAGE_BYTES))
 
 
 class Counted:

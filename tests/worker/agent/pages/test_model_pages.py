@@ -17,10 +17,12 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams, TokenPrompt
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
+from ryzanstein.worker.agent.pages.page import root_of
+from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.engine.messages import FindPages, ReturnChoice, StepEvents
+from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 
 BACKUP = NodePlace("b", "127.0.0.1:1")
@@ -44,9 +46,7 @@ class Pages:
 
     async def ready(self, answer: RankReady = READY) -> ModelPages:
         self.pages.on_ready(GROUP, [answer], MODEL_DIR)
-        async with asyncio.timeout(10):
-            while self.pages.on and self.pages.scope("m", "") is None:  # noqa: ASYNC110 (a digest tells nobody)
-                await asyncio.sleep(0.01)
+        await self.pages.known(10)
         return self.pages
 
     def value(self, name: str, **labels: str) -> float:
@@ -96,13 +96,13 @@ async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
     pages = await it.ready()
     scope = pages.scope("m", "t")
     assert scope is not None
-    assert pages.checked("m", "t", scope.root) == (pages.mover, scope)
+    assert await pages.checked("m", "t", scope.root) == (pages.mover, scope)
     other_format = await Pages().ready(RankReady(0, 4096, 160, 16, 4, {}, page_bytes=4096, page_format="other"))
     foreign = other_format.scope("m", "t")
     assert foreign is not None
     for tenant, root in (("t", foreign.root), ("u", scope.root)):
         with pytest.raises(RyzansteinError) as refusal:
-            pages.checked("m", tenant, root)
+            await pages.checked("m", tenant, root)
         assert refusal.value.reason == "FOREIGN_PAGES"
     assert it.value("pages_refused_total", cause="foreign") == 2
     assert (await Pages().ready()).scope("another name", "t") == replace(scope, model="another name")
@@ -110,36 +110,93 @@ async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
 
 async def test_a_node_without_replication_and_one_without_ranks_say_so() -> None:
     with pytest.raises(RyzansteinError) as refusal:
-        (await Pages(kv_replication="none").ready()).checked("m", "", bytes(16))
+        await (await Pages(kv_replication="none").ready()).checked("m", "", bytes(16))
     assert refusal.value.reason == "PAGES_OFF"
     pages = await Pages().ready()
     pages.on_gone()
     assert not pages.follow(1, attempt(), "m")
     with pytest.raises(RyzansteinError) as refusal:
-        pages.checked("m", "", bytes(16))
+        await pages.checked("m", "", bytes(16))
     assert refusal.value.reason == "NODE_NOT_READY"
 
 
+class Digest:
+    """Stands for the reading of weights: it takes until `ends` is set, or it is stopped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.ends, self.ended = threading.Event(), threading.Event(), threading.Event()
+        monkeypatch.setattr("ryzanstein.worker.agent.pages.weights.weights_digest", self._read)
+
+    def _read(self, model: Any, loaded_s: float, stopped: Any) -> bytes:
+        self.began.set()
+        try:
+            while not self.ends.is_set():
+                if stopped():
+                    raise OSError("stopped")
+                time.sleep(0.01)
+        finally:
+            self.ended.set()
+        return bytes(32)
+
+
 async def test_weights_that_are_being_read_do_not_delay_the_end_of_ranks_or_process(monkeypatch) -> None:
-    began, ended = threading.Event(), threading.Event()
-
-    def read(model: Any, loaded_s: float, stopped: Any) -> bytes:
-        began.set()
-        while not stopped():
-            time.sleep(0.01)
-        ended.set()
-        raise OSError
-
-    monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.weights_digest", read)
-    it = Pages()
+    it = Pages(kv_host_bytes=2**20)
     for end in (it.pages.on_gone, it.telemetry.background.close):
-        began.clear()
-        ended.clear()
+        digest = Digest(monkeypatch)
         it.pages.on_ready(GROUP, [READY], MODEL_DIR)
-        assert await asyncio.to_thread(began.wait, 5)
+        assert await asyncio.to_thread(digest.began.wait, 5), "a tier needs it at once"
         if (closing := end()) is not None:
             await closing
-        assert await asyncio.to_thread(ended.wait, 5)
+        assert await asyncio.to_thread(digest.ended.wait, 5)
+
+
+async def test_a_node_without_neighbours_does_not_read_its_weights(monkeypatch) -> None:
+    digest, it = Digest(monkeypatch), Pages()
+    it.pages.on_ready(GROUP, [READY], MODEL_DIR)
+    assert not it.pages.follow(1, attempt(backup=None), "m")
+    await it.pages.restore(attempt(backup=None), range(1000), "m")
+    await it.pages.hand_over()
+    assert not digest.began.is_set()
+    assert it.pages.follow(1, attempt(), "m")
+    assert await asyncio.to_thread(digest.began.wait, 5)
+    digest.ends.set()
+
+
+async def test_pages_that_become_full_before_the_weights_are_known_are_sent_afterwards(monkeypatch) -> None:
+    digest, it = Digest(monkeypatch), Pages()
+    it.pages.on_ready(GROUP, [READY], MODEL_DIR)
+    assert it.pages.follow(1, attempt(), "m")
+    names = [bytes([i]) * 17 for i in range(5)]
+    for sealed in (names[:3], names[3:]):
+        it.pages.on_step(StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, sealed=[(1, list(sealed))]), NO_STATS)
+    assert it.value("pages_queued") == 0
+    digest.ends.set()
+    await it.pages.known(5)
+    assert it.value("pages_queued") == 5
+    assert [chain.keys for chain in it.pages._conversations.newest_first()] == [names]
+
+
+async def test_too_many_pages_do_not_wait_for_the_weights(monkeypatch) -> None:
+    digest, it = Digest(monkeypatch), Pages()
+    it.pages.on_ready(GROUP, [READY], MODEL_DIR)
+    for group in range(3):
+        it.pages.follow(group, attempt(), "m")
+        names = [group.to_bytes(8) + i.to_bytes(9) for i in range(7_000)]
+        it.pages.on_step(StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, sealed=[(group, names)]), NO_STATS)
+    assert it.value("pages_dropped_total", cause="queue_full") == 7_000
+    digest.ends.set()
+    await it.pages.known(5)
+    assert it.value("pages_queued") == 14_000
+
+
+async def test_another_node_waits_a_moment_for_the_weights(monkeypatch) -> None:
+    digest, it = Digest(monkeypatch), Pages()
+    it.pages.on_ready(GROUP, [READY], MODEL_DIR)
+    asking = asyncio.ensure_future(it.pages.checked("m", "", root_of(bytes(32), "format", "")))
+    assert await asyncio.to_thread(digest.began.wait, 5)
+    assert not asking.done()
+    digest.ends.set()
+    assert (await asking)[0] is it.pages.mover
 
 
 async def test_ranks_that_loaded_before_the_files_changed_move_no_pages(tmp_path) -> None:
@@ -149,10 +206,94 @@ async def test_ranks_that_loaded_before_the_files_changed_move_no_pages(tmp_path
     config = copy / "config.json"
     config.write_text(config.read_text() + " ")
     it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.05, "warm_up": 0.04})], copy)
-    assert it.pages._identifying is not None
-    await it.pages._identifying
+    await it.pages.known(10)
     assert it.pages.scope("m", "") is None
+    assert not it.pages.follow(1, attempt(), "m")
+    assert not it.pages.may_restore(attempt(previous=BACKUP))
     await asyncio.sleep(0.1)
     it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.01})], copy)
-    await it.pages._identifying
+    await it.pages.known(10)
     assert it.pages.scope("m", "") is not None, "restarted ranks have loaded the new files"
+
+
+async def test_a_later_turn_waits_for_the_weights_of_a_node_that_has_just_started(monkeypatch) -> None:
+    digest, it, asked = Digest(monkeypatch), Pages(), list[Any]()
+
+    def send(message: Any) -> None:
+        asked.append(message)
+        it.pages.on_answer(PagesAnswer(message.number, 0))
+
+    it.pages.on_ready(SimpleNamespace(progress=list, send=send), [READY], MODEL_DIR)  # type: ignore[arg-type]
+    restoring = asyncio.ensure_future(it.pages.restore(attempt(previous=BACKUP), range(1000), "m"))
+    assert await asyncio.to_thread(digest.began.wait, 5)
+    assert not restoring.done()
+    assert asked == []
+    digest.ends.set()
+    await restoring
+    assert len(asked[0].names) == 999 // 16
+
+
+async def test_a_paused_choice_runs_on_whether_or_not_its_pages_came(monkeypatch) -> None:
+    it, sent = Pages(kv_host_bytes=2**20), list[Any]()
+
+    def send(message: Any) -> None:
+        sent.append(message)
+        if isinstance(message, FindPages):
+            it.pages.on_answer(PagesAnswer(message.number, 0, list(range(len(message.names)))))
+
+    it.pages.on_ready(SimpleNamespace(progress=list, send=send), [READY], MODEL_DIR)  # type: ignore[arg-type]
+    await it.pages.known(10)
+    assert it.pages.parks
+    it.pages.follow(1, attempt(), "m")
+    keys = [bytes([i]) * 16 for i in range(20)]
+    events = StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, returning=[(1, 0, keys), (2, 3, keys)])
+    it.pages.on_step(events, NO_STATS)
+    await asyncio.wait([task for task in asyncio.all_tasks() if task.get_name() == "pages_return"], timeout=5)
+    returned = [message for message in sent if isinstance(message, ReturnChoice)]
+    assert {(message.group, message.choice) for message in returned} == {(1, 0), (2, 3)}
+    assert it.value("paused_choices_resumed_total", by="computing") == 2, "the tier has nothing, and nobody knows group 2"
+    assert any(isinstance(message, FindPages) for message in sent)
+
+
+class Backup:
+    """The outboxes' stores of several nodes: what each was sent, and how often each was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: dict[str, list[str]]) -> None:
+        self.fails, self.asked = fails, list[str]()
+        monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.NodeStore", lambda address, _: Sent(self, address))
+        monkeypatch.setattr("ryzanstein.worker.agent.pages.handing_over._RECONNECT_S", 0.05)
+
+
+class Sent:
+    """The store of one node. It has every page already, so that nothing is sent."""
+
+    def __init__(self, backup: Backup, address: str) -> None:
+        self.backup, self.address = backup, address
+
+    async def missing(self, scope: Any, keys: Any) -> list[int]:
+        self.backup.asked.append(self.address)
+        await asyncio.sleep(0.05)
+        if causes := self.backup.fails.get(self.address):
+            raise StoreFailed(causes.pop(0), 2.0)
+        return []
+
+
+async def test_a_drain_hands_over_to_several_nodes_at_once_and_tries_one_that_restarted_again(monkeypatch) -> None:
+    backup = Backup(monkeypatch, {"b:1": ["unavailable"], "c:1": ["draining", "draining"], "d:1": ["unavailable"] * 9})
+    it = Pages()
+    pages = await it.ready()
+    sealed = []
+    for group, name in enumerate("abcd" * 2):
+        pages.follow(group, attempt(backup=NodePlace(name, f"{name}:1"), conversation=bytes([group])), "m")
+        sealed.append((group, [bytes([group]) * 17]))
+    events = StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, sealed=sealed)
+    for outbox in pages._outboxes.values():
+        outbox._rests_until = time.monotonic() + 60  # nothing is sent before the drain
+        outbox.failure = "unavailable"
+    pages.on_step(events, NO_STATS)
+    assert backup.asked == []
+    began = time.monotonic()
+    await pages.hand_over()
+    assert time.monotonic() - began < 1.0
+    counts = {name: backup.asked.count(f"{name}:1") for name in "abcd"}
+    assert counts == {"a": 2, "b": 1, "c": 1, "d": 1}, "each had failed before: one more try each, and no chain after a failure"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ryzanstein.worker.agent.pages.host_tier import HostTier
 from ryzanstein.worker.agent.pages.outbox import Outbox
+from ryzanstein.worker.agent.pages.page import PageSizes
 from ryzanstein.worker.agent.pages.rate import RateLimit
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
@@ -49,14 +50,14 @@ async def test_only_what_is_missing_is_sent_with_what_is_before_it(chain, scope,
     await outbox.run()
     assert store.pieces == [(b"", keys[4:6]), (b"", keys[:4]), (keys[5], keys[6:])]
     assert counted("pages_sent_total") == 10
-    assert counted("page_bytes_sent_total") == 10 * scope.page_bytes
+    assert counted("page_bytes_sent_total") == 10 * scope.sizes.block_bytes
     assert len(outbox) == 0
     assert outbox.empty.is_set()
 
 
 async def test_large_pages_go_in_several_calls(chain, scope, new_mover, counted) -> None:
     pages, store = chain(10), Store()
-    keys, large = [page.key for page in pages], replace(scope, page_bytes=8 * 2**20)
+    keys, large = [page.key for page in pages], replace(scope, sizes=PageSizes(8 * 2**20))
     outbox = outbox_of(store, counted)
     outbox.add(new_mover(pages), large, b"", keys)
     await outbox.run()
@@ -107,7 +108,7 @@ async def test_a_store_that_fails_rests_and_its_pages_are_dropped_and_counted(ch
 
 async def test_the_rate_bounds_bytes_a_second(chain, scope, new_mover, counted) -> None:
     pages, store = chain(12), Store()
-    outbox = outbox_of(store, counted, rate=RateLimit(20 * scope.page_bytes))
+    outbox = outbox_of(store, counted, rate=RateLimit(20 * scope.sizes.block_bytes))
     outbox.add(new_mover(pages), scope, b"", [page.key for page in pages])
     began = time.monotonic()
     await outbox.run()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
+from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
 from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.engine.extents import Extents
@@ -41,11 +42,16 @@ def restoring(mover, scope, counted, token_s=0.0):
     return Restoring(mover, scope, Extents((None,), BLOCK), pace, counted.metrics)
 
 
+def soon(most_s: float = 3.0) -> float:
+    """When restoring must end."""
+    return time.monotonic() + most_s
+
+
 async def test_the_rest_of_a_chain_comes_from_the_next_source(chain, scope, new_mover, counted) -> None:
     pages = chain(20)
     mover, keys = new_mover(pages[:3]), [page.key for page in pages]
     disk, node = Source("disk", Store(pages[:9])), Source("node", Store(pages))
-    await restoring(mover, scope, counted).run([key[:-1] for key in keys], [disk, node])
+    await restoring(mover, scope, counted).run([key[:-1] for key in keys], [disk, node], soon())
     assert [mover.pages[key] for key in keys] == pages
     assert (disk.store.asked, node.store.asked) == ([keys[3:]], [keys[9:]])
     assert counted("pages_restored_total", source="disk") == 6
@@ -57,16 +63,16 @@ async def test_the_rest_of_a_chain_comes_from_the_next_source(chain, scope, new_
 async def test_a_few_tokens_are_computed_at_once(chain, scope, new_mover, counted) -> None:
     pages = chain(10)
     source = Source("node", Store(pages))
-    await restoring(new_mover(pages[:4]), scope, counted).run([page.key[:-1] for page in pages], [source])
+    await restoring(new_mover(pages[:4]), scope, counted).run([page.key[:-1] for page in pages], [source], soon())
     assert source.store.asked == []
 
 
 async def test_a_source_that_is_known_to_cost_more_than_computing_is_not_asked(chain, scope, new_mover, counted) -> None:
     pages = chain(20)
     source = Source("disk", Store(pages), page_s=0.1)
-    await restoring(new_mover(), scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [source])
+    await restoring(new_mover(), scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [source], soon())
     assert source.store.asked == []
-    await restoring(new_mover(), scope, counted, token_s=0.1).run([page.key[:-1] for page in pages], [source])
+    await restoring(new_mover(), scope, counted, token_s=0.1).run([page.key[:-1] for page in pages], [source], soon())
     assert len(source.store.asked) == 1
 
 
@@ -74,36 +80,34 @@ async def test_a_source_that_fails_half_way_leaves_what_came_and_is_counted(chai
     pages = chain(20)
     mover = new_mover()
     failing, slow = Source("disk", Store(pages, fails_after=7)), Source("node", Store(pages, page_s=0.1))
-    await restoring(mover, scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [failing, slow])
+    await restoring(mover, scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [failing, slow], soon())
     assert 6 <= len(mover.pages) < 20
     assert counted("page_restore_failures_total", source="disk") == 1
     assert counted("page_restore_failures_total", source="node") == 1
 
 
 async def test_a_source_that_hangs_delays_one_prompt_for_less_than_a_router_waits_and_then_none(
-    chain, scope, new_mover, counted, monkeypatch
+    chain, scope, new_mover, counted
 ) -> None:
-    monkeypatch.setattr("ryzanstein.worker.agent.pages.restoring._MOST_S", 0.5)
     pages = chain(20)
     keys, hangs = [page.key[:-1] for page in pages], Source("node", Store(pages, page_s=3600))
     began = time.monotonic()
     for _ in range(3):
-        await restoring(new_mover(), scope, counted, token_s=1.0).run(keys, [hangs, Source("node", Store([]))])
+        await restoring(new_mover(), scope, counted, token_s=1.0).run(keys, [hangs, Source("node", Store([]))], soon(0.5))
     assert 0.5 <= time.monotonic() - began < 1.0
     assert len(hangs.store.asked) == 1
 
 
-async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover, counted, monkeypatch) -> None:
-    monkeypatch.setattr("ryzanstein.worker.agent.pages.restoring._MOST_S", 0.0)
+async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover, counted) -> None:
     mover = new_mover()
     mover.missing = lambda names: asyncio.sleep(3600)
     async with asyncio.timeout(5):
-        await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store([]))])
+        await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store([]))], soon())
 
 
 async def test_the_ranks_are_not_asked_about_a_short_prompt(chain, scope, counted) -> None:
     mover = SimpleNamespace()
-    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [Source("node", Store([]))])
+    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [Source("node", Store([]))], soon())
 
 
 async def test_ranks_that_are_lost_meanwhile_end_it_quietly(chain, scope, new_mover, counted) -> None:
@@ -111,7 +115,18 @@ async def test_ranks_that_are_lost_meanwhile_end_it_quietly(chain, scope, new_mo
     mover.lost = True
     with pytest.raises(PagesLost):
         await mover.missing([])
-    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store(chain(20)))])
+    await restoring(mover, scope, counted).run(
+        [page.key[:-1] for page in chain(20)], [Source("node", Store(chain(20)))], soon()
+    )
+
+
+async def test_of_windows_and_of_hot_pages_the_last_ones_come_after_all_others(chain, scope, new_mover, counted) -> None:
+    keys = [page.key[:-1] for page in chain(20)]
+    whole, window, hot = ([Page(key + bytes([group]), b"x" * 10) for key in keys] for group in range(3))
+    source, mover = Source("node", Store([*whole[:18], *window, *hot[15:]])), new_mover()
+    it = Restoring(mover, scope, Extents((None, 40), BLOCK, hot_tokens=16), PrefillPace(), counted.metrics)
+    await it.run(keys, [source], soon())
+    assert list(mover.pages.values()) == [*whole[:18], *window[15:18], *hot[17:18]]
 
 
 def test_the_pace_is_learned_from_steps_that_computed_prompts() -> None:

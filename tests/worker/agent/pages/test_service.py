@@ -16,7 +16,7 @@ from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, pieces_of
-from ryzanstein.worker.agent.pages.service import MAX_TRANSFERS, PageServicer
+from ryzanstein.worker.agent.pages.service import MAX_OFFERS, MAX_TRANSFERS, PageServicer
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
 
@@ -33,7 +33,7 @@ class Node:
         agent = SimpleNamespace(node=core)
         self.servicer = PageServicer(SimpleNamespace(of=lambda model: agent))  # type: ignore[arg-type]
 
-    def _checked(self, model: str, tenant: str, root: bytes) -> Any:
+    async def _checked(self, model: str, tenant: str, root: bytes) -> Any:
         if root != self._scope.root:
             raise errors.failed_precondition("FOREIGN_PAGES", "others")
         return self.mover, self._scope
@@ -78,7 +78,7 @@ async def test_what_is_missing_is_offered_sent_and_fetched(node, chain, scope, c
     assert [page async for page in node.store.fetch(scope, keys)] == pages
     assert [page async for page in node.store.fetch(scope, [*keys[:5], b"x" * 17, *keys[5:]])] == pages[:5]
     assert counted("pages_received_total") == 10
-    assert counted("page_bytes_received_total") == 10 * scope.page_bytes
+    assert counted("page_bytes_received_total") == 10 * scope.sizes.block_bytes
 
 
 async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain, scope) -> None:
@@ -95,7 +95,7 @@ async def test_a_node_that_drains_gives_pages_and_takes_none(node, chain, scope)
     for call in (node.store.missing(scope, []), node.store.send(scope, b"", several(chain(2, 1)))):
         with pytest.raises(StoreFailed) as failure:
             await call
-        assert (failure.value.cause, failure.value.rest_s) == ("unavailable", 2)
+        assert (failure.value.cause, failure.value.rest_s) == ("draining", 2)
     assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages
 
 
@@ -137,9 +137,9 @@ async def test_a_page_of_another_size_is_an_error(node, chain, scope, counted) -
 
 async def test_a_fetch_believes_no_damaged_page(node, chain, scope) -> None:
     pages = chain(4)
-    await node.mover.put([*pages[:2], replace(pages[2], content=bytes(scope.page_bytes)), pages[3]], b"")
+    await node.mover.put([*pages[:2], replace(pages[2], content=bytes(scope.sizes.block_bytes)), pages[3]], b"")
     real = pages[2].checksum(scope.root)
-    node.mover.pages[pages[2].key] = Liar(pages[2].key, bytes(scope.page_bytes), real)
+    node.mover.pages[pages[2].key] = Liar(pages[2].key, bytes(scope.sizes.block_bytes), real)
     assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages[:2]
     assert node.corrupt == 1
 
@@ -175,11 +175,17 @@ async def test_an_older_node_is_left_alone_and_one_that_is_gone_is_asked_again_s
     await older.store.close()
 
 
-async def test_transfers_are_bounded(node, chain, scope) -> None:
-    for _ in range(MAX_TRANSFERS):
-        node.servicer.begin()
-    with pytest.raises(StoreFailed) as failure:
-        await node.store.send(scope, b"", several(chain(1)))
-    assert failure.value.cause == "unavailable"
-    node.servicer.end()
+async def test_transfers_and_offers_are_bounded(node, chain, scope) -> None:
+    node.servicer._transfers.running, node.servicer._offers.running = MAX_TRANSFERS, MAX_OFFERS
+    for call in (node.store.send(scope, b"", several(chain(1))), node.store.missing(scope, [])):
+        with pytest.raises(StoreFailed) as failure:
+            await call
+        assert failure.value.cause == "unavailable"
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await PageServiceStub(channel).OfferPages(pb.OfferPagesRequest(scope=pb.PageScope(root=scope.root)))
+    assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "64" in str(refusal.value.details())
+    node.servicer._transfers.running -= 1
     assert await node.store.send(scope, b"", several(chain(1))) == 1
+    assert node.servicer._transfers.running == MAX_TRANSFERS - 1

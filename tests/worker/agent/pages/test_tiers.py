@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from dataclasses import replace
 
@@ -44,16 +45,16 @@ async def test_pages_come_back_up_to_the_first_missing_one(tmp_path, chain, scop
     assert await tier.store.missing(scope, [page.key for page in pages]) == [11]
     assert await tier.fetched(scope, pages) == pages[:11]
     assert await tier.fetched(scope, pages[12:]) == pages[12:]
-    assert 19 * scope.page_bytes <= tier.size <= 19 * (scope.page_bytes + 16)
+    assert 19 * scope.sizes.block_bytes <= tier.size <= 19 * (scope.sizes.block_bytes + 16)
 
 
 @pytest.mark.parametrize("kind", ["host", "disk"])
 async def test_the_least_recently_used_page_goes_first_and_the_bound_holds(tmp_path, chain, scope, kind) -> None:
-    tier, old, new = Tier(kind, tmp_path, 10 * (scope.page_bytes + 16)), chain(6, 1), chain(6, 2)
+    tier, old, new = Tier(kind, tmp_path, 10 * (scope.sizes.block_bytes + 16)), chain(6, 1), chain(6, 2)
     await tier.store.send(scope, b"", several(old))
     await tier.store.missing(scope, [page.key for page in old])
     await tier.store.send(scope, b"", several(new))
-    assert tier.size <= 10 * (scope.page_bytes + 16)
+    assert tier.size <= 10 * (scope.sizes.block_bytes + 16)
     assert await tier.store.missing(scope, [page.key for page in old]) == [4, 5], "the end of a chain before its beginning"
     assert await tier.fetched(scope, new) == new
     if kind == "disk":
@@ -69,7 +70,7 @@ async def test_another_process_finds_the_pages_and_no_half_written_one(tmp_path,
     later = Tier("disk", tmp_path, 2**20)
     assert await later.fetched(scope, pages) == pages
     assert not half.exists()
-    smaller = Tier("disk", tmp_path, 4 * (scope.page_bytes + 16))
+    smaller = Tier("disk", tmp_path, 4 * (scope.sizes.block_bytes + 16))
     await smaller.store.missing(scope, [])
     assert len(list(folder.iterdir())) == 4
 
@@ -113,12 +114,12 @@ async def test_files_of_others_in_the_folder_are_never_removed(tmp_path, chain, 
         (tmp_path / name).write_bytes(bytes(2**20))
     (tmp_path / "empty").mkdir()
     (tmp_path / "loose.txt").touch()
-    tier = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    tier = Tier("disk", tmp_path, 2 * (scope.sizes.block_bytes + 16))
     await tier.store.send(scope, b"", several(chain(4)))
     assert (tmp_path / "empty").is_dir()
     others = [path for path in tmp_path.rglob("*") if (path.is_file() and path.suffix) or path.name == "README"]
     assert len(others) == 4
-    assert tier.size == 2 * (scope.page_bytes + 12)
+    assert tier.size == 2 * (scope.sizes.block_bytes + 12)
 
 
 async def test_what_is_not_a_page_in_the_folder_is_left_alone(tmp_path, chain, scope) -> None:
@@ -132,7 +133,7 @@ async def test_what_is_not_a_page_in_the_folder_is_left_alone(tmp_path, chain, s
     os.mkfifo(folder / pages[2].key.hex())
     (folder / pages[3].key.hex()).unlink()
     (folder / pages[3].key.hex()).symlink_to("/dev/zero")
-    later = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    later = Tier("disk", tmp_path, 2 * (scope.sizes.block_bytes + 16))
     async with asyncio.timeout(5):
         assert await later.store.missing(scope, [page.key for page in pages]) == [2, 3]
         assert await later.fetched(scope, pages) == pages[:2]
@@ -151,11 +152,11 @@ async def test_a_page_that_became_something_else_is_not_read(tmp_path, chain, sc
 
 
 async def test_tenants_without_pages_leave_nothing_behind(tmp_path, chain, scope) -> None:
-    tier = Tier("disk", tmp_path, 2 * (scope.page_bytes + 16))
+    tier = Tier("disk", tmp_path, 2 * (scope.sizes.block_bytes + 16))
     for number in range(10):
         other = replace(scope, root=bytes([number]) * 16)
         await tier.store.send(other, b"", several(chain(1)))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
 
 
 async def test_two_models_write_the_same_page(tmp_path, chain, scope) -> None:
@@ -168,6 +169,22 @@ async def test_two_models_write_the_same_page(tmp_path, chain, scope) -> None:
 async def test_pages_of_another_root_are_other_pages(tmp_path, chain, scope) -> None:
     tier, pages = Tier("host", tmp_path, 2**20), chain(3)
     await tier.store.send(scope, b"", several(pages))
-    other = type(scope)(scope.model, "tenant", bytes(16), scope.page_bytes)
+    other = type(scope)(scope.model, "tenant", bytes(16), scope.sizes)
     assert await tier.store.missing(other, [page.key for page in pages]) == [0, 1, 2]
     assert await tier.fetched(other, pages) == []
+
+
+async def test_a_tier_whose_disk_is_full_makes_way_for_others(tmp_path, chain, scope, monkeypatch) -> None:
+    tier, pages = Tier("disk", tmp_path, 2**20), chain(30)
+    await tier.store.send(scope, b"", several(pages[:20]))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ryzanstein.worker.agent.pages.disk_tier._write", full)
+        with pytest.raises(StoreFailed):
+            await tier.store.send(scope, b"", several(pages[20:]))
+    assert len(await tier.store.missing(scope, [page.key for page in pages[:20]])) == 2
+    assert len(list(tmp_path.glob("*/*"))) == 18
+    assert await tier.store.send(scope, b"", several(pages[20:])) == 10

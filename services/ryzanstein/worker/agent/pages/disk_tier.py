@@ -7,8 +7,8 @@ that a crash of the machine damages is computed again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-import re
 import struct
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,28 +19,37 @@ from stat import S_ISREG
 import structlog
 
 from ryzanstein.private_files import opener, private_folder
-from ryzanstein.worker.agent.pages.page import ROOT_BYTES, Page
+from ryzanstein.worker.agent.pages.disk_folders import claim, page_files, remove_abandoned, remove_empty
+from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
-from ryzanstein.worker.engine.travel import NAME_BYTES
 
 log = structlog.get_logger(__name__)
 
 _HEAD = struct.Struct("<8sI")
-_ROOT = re.compile(f"[0-9a-f]{{{2 * ROOT_BYTES}}}")
-_PAGE = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}(\\.new)?")
 _MAGIC = b"RYZPAGE1"
 _READ_AT_ONCE = 8
 _REST_S = 30.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SHRUNK = 0.9  # of its size is left of a tier whose disk is full
 
 
 class DiskTier:
     """A `PageStore` in a folder, of at most `max_bytes`; the least recently used page goes first.
 
-    `on_size` is called with the bytes in use, `on_corrupt` for each page that was damaged.
+    `on_size` is called with the bytes in use, `on_corrupt` for each page that was damaged. The folders
+    of other nodes beside this one are removed when none has used them for `keep_s`; 0: never.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, on_size: Callable[[int], None], on_corrupt: Callable[[], None]) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        on_size: Callable[[int], None],
+        on_corrupt: Callable[[], None],
+        keep_s: float = 0.0,
+    ) -> None:
+        self._folder, self._max_bytes, self._keep_s = folder, max_bytes, keep_s
+        self._owner = -1
         self._on_size, self._on_corrupt = on_size, on_corrupt
         self._sizes: OrderedDict[Path, int] = OrderedDict()
         self._num_bytes = 0
@@ -58,7 +67,7 @@ class DiskTier:
         return missing
 
     async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
-        """See `PageStore.send`. Raises StoreFailed when the disk is full."""
+        """See `PageStore.send`. Raises StoreFailed when the disk is full; a tenth of the pages makes way then."""
         await self._open()
         stored = 0
         try:
@@ -67,11 +76,19 @@ class DiskTier:
                     await self._write(self._path(scope, page.key), page, scope.root)
                 stored += 1
         except OSError as error:
-            log.warning("pages cannot be written", folder=str(self._folder), error=str(error))
+            removed = await self._shrink() if error.errno in _FULL else 0
+            log.warning("pages cannot be written", folder=str(self._folder), error=str(error), removed=removed)
             raise StoreFailed("failed", _REST_S) from None
         finally:
             self._on_size(self._num_bytes)
         return stored
+
+    async def _shrink(self) -> int:
+        """Removes the oldest pages, because others need the disk; returns how many."""
+        async with self._writing:
+            oldest = self._take_oldest(self._max_bytes - int(self._num_bytes * _SHRUNK))
+            await asyncio.to_thread(_remove, oldest)
+            return len(oldest)
 
     async def _write(self, path: Path, page: Page, root: bytes) -> None:
         size = _HEAD.size + len(page.content)
@@ -100,6 +117,8 @@ class DiskTier:
 
     def _lost(self, keys: Sequence[bytes], scope: Scope) -> None:
         """Forgets pages that are damaged or no longer there."""
+        if keys:
+            log.warning("pages on disk are damaged", folder=str(self._folder), pages=len(keys))
         for key in keys:
             self._on_corrupt()
             self._forget(self._path(scope, key))
@@ -120,6 +139,10 @@ class DiskTier:
 
     def _find(self) -> None:
         """Takes over the pages in the folder. They may be millions: it runs in a thread, and nothing else meanwhile."""
+        if self._owner < 0:
+            self._owner = claim(self._folder)
+        if self._keep_s and (removed := remove_abandoned(self._folder, self._keep_s)):
+            log.info("folders of pages removed that no node has used", folders=removed, keep_s=self._keep_s)
         self._sizes = OrderedDict(_find(self._folder))
         self._num_bytes = sum(self._sizes.values())
         _remove(self._take_oldest(0))
@@ -143,19 +166,12 @@ def _find(folder: Path) -> list[tuple[Path, int]]:
     """Returns the pages in the folder with their sizes, the oldest first; removes half-written ones."""
     private_folder(folder)
     found: list[tuple[float, Path, int]] = []
-    for root in folder.iterdir():
-        if not _ROOT.fullmatch(root.name):
-            continue  # not ours
-        for path in root.iterdir():
-            stat = path.lstat()
-            if not _PAGE.fullmatch(path.name) or not S_ISREG(stat.st_mode):
-                continue
-            if path.suffix:
-                path.unlink(missing_ok=True)
-            else:
-                found.append((stat.st_mtime, path, stat.st_size))
-        with suppress(OSError):  # it has pages
-            root.rmdir()
+    for path, stat in page_files(folder):
+        if path.suffix:
+            path.unlink(missing_ok=True)
+        else:
+            found.append((stat.st_mtime, path, stat.st_size))
+    remove_empty(folder)
     return [(path, size) for _, path, size in sorted(found)]
 
 

@@ -6,30 +6,29 @@ fails, is late, damaged or foreign, is computed again.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 
 import structlog
 
 from ryzanstein import errors
 from ryzanstein.generation import Attempt, NodePlace
 from ryzanstein.worker.agent.pages.conversations import Chain, Conversations
+from ryzanstein.worker.agent.pages.handing_over import hand_over
 from ryzanstein.worker.agent.pages.mover import PageMover
 from ryzanstein.worker.agent.pages.node_store import NodeStore
-from ryzanstein.worker.agent.pages.outbox import Outbox
-from ryzanstein.worker.agent.pages.page import root_of
-from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
+from ryzanstein.worker.agent.pages.outbox import MAX_QUEUED, Outbox
+from ryzanstein.worker.agent.pages.page import PageSizes, root_of
+from ryzanstein.worker.agent.pages.restoring import LEAST_TOKENS, MOST_S, PrefillPace, Restoring, Source
 from ryzanstein.worker.agent.pages.store import Scope
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
-from ryzanstein.worker.agent.pages.weights import weights_digest
+from ryzanstein.worker.agent.pages.weights import LoadedWeights
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.extents import Extents
-from ryzanstein.worker.engine.messages import EngineStats, StepEvents
+from ryzanstein.worker.engine.messages import EngineStats, ReturnChoice, StepEvents
 from ryzanstein.worker.engine.prefix import chain_keys
 from ryzanstein.worker.engines.group import EngineGroup
 from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
@@ -39,16 +38,26 @@ log = structlog.get_logger(__name__)
 
 _MAX_FLOWS = 4096
 _MAX_NODES = 64
+_KNOWN_S = 3.0  # that another node waits for the digest of the weights here
+_KNOWN_LEAST_S = 0.5
+_RETURN_S = 0.8  # less than a paused choice waits
 
 
 @dataclass(slots=True)
 class _Flow:
-    """The pages of a group: their scope, where they go, and the last one that became full."""
+    """The pages of a group: whose they are, where they go, and the last one that became full.
 
-    scope: Scope
+    `held` wait until the digest of the weights is known.
+    """
+
+    model: str
+    tenant: str
     outboxes: Sequence[Outbox]
     conversation: bytes
+    place: NodePlace | None
     last: bytes = b""
+    begun: bool = False
+    held: list[bytes] = field(default_factory=list)
 
 
 class ModelPages:
@@ -64,9 +73,10 @@ class ModelPages:
         self.metrics = telemetry.pages
         self.mover: PageMover | None = None
         self._format = ""
-        self._weights: bytes | None = None
-        self._identifying: asyncio.Task[None] | None = None
+        self._engine: EngineGroup | None = None
+        self._weights: LoadedWeights | None = None
         self._flows: OrderedDict[int, _Flow] = OrderedDict()
+        self._num_held = 0
         self._conversations = Conversations()
         self._outboxes: dict[str, Outbox] = {}
         self._tiers = {name: Outbox(name, tier, traffic.no_limit, self.metrics) for name, tier in traffic.tiers.items()}
@@ -79,35 +89,35 @@ class ModelPages:
         """Whether pages leave and come at all."""
         return self._settings.kv_replication != "none" or bool(self._tiers)
 
-    def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady], model: Path) -> None:
-        """Begins with new ranks, as soon as the digest of the weights is known."""
-        lead = ranks[0]
-        if self.on and lead.page_bytes:
-            self.mover, self._weights = PageMover(group, len(ranks), lead.page_bytes, self._busy), None
-            self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size)
-            loaded_s = time.time() - max(sum(rank.startup_phases.values()) for rank in ranks)
-            self._identifying = self._telemetry.background.once("weights_digest", self._identify(self.mover, model, loaded_s))
+    @property
+    def parks(self) -> bool:
+        """Whether a paused conversation may come back from a tier."""
+        return bool(self._tiers)
 
-    async def _identify(self, mover: PageMover, model: Path, loaded_s: float) -> None:
-        stop = Event()
-        try:
-            digest = await asyncio.to_thread(weights_digest, model, loaded_s, stop.is_set)
-        except OSError as error:
-            log.warning("no pages are moved, the weights cannot be read", model=str(model), error=str(error))
+    def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady], model: Path) -> None:
+        """Begins with new ranks. The digest of their weights is computed when it is needed: with tiers at once."""
+        lead = ranks[0]
+        if not self.on or not lead.page_bytes:
             return
-        finally:
-            stop.set()  # the process would not end before its threads
-        if self.mover is mover:
-            self._weights = digest
+        sizes = PageSizes(lead.page_bytes, lead.hot_page_bytes, len(lead.windows))
+        self._engine = group
+        self.mover = PageMover(group, len(ranks), sizes, self._busy)
+        hot_tokens = lead.hot_tokens if lead.hot_page_bytes else None
+        self._format, self._extents = lead.page_format, Extents(lead.windows, lead.block_size, hot_tokens=hot_tokens)
+        loaded_s = time.time() - max(sum(rank.startup_phases.values()) for rank in ranks)
+        self._weights = LoadedWeights(model, loaded_s, self._telemetry.background, self._release)
+        if self._tiers:
+            self._weights.identify()
 
     def on_gone(self) -> None:
         """Ends with the ranks."""
         if self.mover is not None:
             self.mover.on_gone()
-        if self._identifying is not None:
-            self._identifying.cancel()
-        self.mover = self._identifying = None
+        if self._weights is not None:
+            self._weights.close()
+        self.mover = self._weights = self._engine = None
         self._flows.clear()
+        self._num_held = 0
         self._conversations.clear()
 
     def on_answer(self, answer: PagesAnswer) -> None:
@@ -116,12 +126,17 @@ class ModelPages:
             self.mover.on_answer(answer)
 
     def scope(self, model: str, tenant: str) -> Scope | None:
-        """Returns the scope of a tenant's pages; None while pages cannot be moved."""
-        if self.mover is None or self._weights is None:
+        """Returns the scope of a tenant's pages; None while it is not known."""
+        if self.mover is None or self._weights is None or self._weights.digest is None:
             return None
-        return Scope(model, tenant, root_of(self._weights, self._format, tenant), self.mover.page_bytes)
+        return Scope(model, tenant, root_of(self._weights.digest, self._format, tenant), self.mover.sizes)
 
-    def checked(self, model: str, tenant: str, root: bytes) -> tuple[PageMover, Scope]:
+    async def known(self, timeout_s: float) -> None:
+        """Returns when the digest of the weights is known, or after the time. The ranks may be others, or gone, then."""
+        if self._weights is not None:
+            await self._weights.known(timeout_s)
+
+    async def checked(self, model: str, tenant: str, root: bytes) -> tuple[PageMover, Scope]:
         """Returns what another node's request is about.
 
         Raises FAILED_PRECONDITION for foreign pages, or when this node moves none, and UNAVAILABLE
@@ -129,6 +144,7 @@ class ModelPages:
         """
         if self._settings.kv_replication == "none":
             raise errors.failed_precondition("PAGES_OFF", "this node moves no pages (kv_replication none)")
+        await self.known(_KNOWN_S)
         scope = self.scope(model, tenant)
         if scope is None or self.mover is None:
             self.metrics.refuse("not_ready")
@@ -141,25 +157,22 @@ class ModelPages:
 
     def follow(self, group: int, attempt: Attempt, model: str) -> bool:
         """Returns whether the engine is to report the pages of a group that is about to be submitted."""
-        scope = self.scope(model, attempt.request.tenant)
         policy = self._settings.kv_replication
-        if scope is None or not (attempt.conversation or policy == "all"):
+        if self._weights is None or self._weights.failed or not (attempt.conversation or policy == "all"):
             return False
         place = attempt.backup if policy != "none" else None
         outboxes = [*self._tiers.values(), *([self._outbox(place)] if place is not None else [])]
         if not outboxes:
             return False
-        conversation = attempt.conversation and scope.root + attempt.conversation  # tenants may name theirs alike
-        self._flows[group] = _Flow(scope, outboxes, conversation)
+        self._weights.identify()
+        self._flows[group] = _Flow(model, attempt.request.tenant, outboxes, attempt.conversation, place)
         if len(self._flows) > _MAX_FLOWS:
-            self._flows.popitem(last=False)
-        if conversation and place is not None:
-            self._conversations.begin(conversation, Chain(scope, place))
+            self._num_held -= len(self._flows.popitem(last=False)[1].held)
         return True
 
     def may_restore(self, attempt: Attempt) -> bool:
         """Returns whether `restore` would look for pages of the attempt's prompt elsewhere."""
-        known = self.mover is not None and self._weights is not None
+        known = self._weights is not None and not self._weights.failed
         return known and bool(attempt.conversation) and bool(self._tiers or attempt.previous)
 
     async def restore(self, attempt: Attempt, prompt_ids: Sequence[int], model: str) -> None:
@@ -173,13 +186,17 @@ class ModelPages:
             log.exception("pages not restored", model=model)
 
     async def _restore(self, attempt: Attempt, prompt_ids: Sequence[int], model: str) -> None:
-        scope = self.scope(model, attempt.request.tenant)
-        if scope is None or self.mover is None or not self.may_restore(attempt):
-            return
         tokens = [*prompt_ids, *attempt.generated[0].token_ids]
+        if not self.may_restore(attempt) or len(tokens) <= LEAST_TOKENS:
+            return
+        ends_s = time.monotonic() + MOST_S
+        await self.known(min(MOST_S, max(_KNOWN_LEAST_S, self._pace.worth_s(len(tokens)))))
+        scope = self.scope(model, attempt.request.tenant)
+        if scope is None or self.mover is None:
+            return
         keys = chain_keys(tokens[:-1], self._extents.block_size)
         sources = [*(self._sources[name] for name in self._tiers), *self._previous(attempt)]
-        await Restoring(self.mover, scope, self._extents, self._pace, self.metrics).run(keys, sources)
+        await Restoring(self.mover, scope, self._extents, self._pace, self.metrics).run(keys, sources, ends_s)
 
     def _previous(self, attempt: Attempt) -> list[Source]:
         """Returns the node that may have the pages of earlier turns, if any and if it is not out of order."""
@@ -191,16 +208,56 @@ class ModelPages:
     def on_step(self, events: StepEvents, before: EngineStats) -> None:
         """Queues the pages that became full in a step. `before`: the statistics of the step before."""
         self._pace.step(events, before)
+        for group, choice, keys in events.returning:
+            self._telemetry.background.once("pages_return", self._return(group, choice, keys))
         for group, keys in events.sealed:
-            if (flow := self._flows.get(group)) is not None and self.mover is not None:
-                self._queue(self.mover, flow, keys)
+            if (flow := self._flows.get(group)) is not None:
+                self._take(flow, keys)
 
-    def _queue(self, mover: PageMover, flow: _Flow, keys: list[bytes]) -> None:
+    async def _return(self, group: int, choice: int, keys: Sequence[bytes]) -> None:
+        """Brings back pages of a paused choice from the tiers, where that is worth it, and lets it run on."""
+        engine, flow, num = self._engine, self._flows.get(group), 0
+        try:
+            scope = None if flow is None else self.scope(flow.model, flow.tenant)
+            if scope is not None and self.mover is not None:
+                restoring = Restoring(self.mover, scope, self._extents, self._pace, self.metrics)
+                await restoring.run(keys, [self._sources[name] for name in self._tiers], time.monotonic() + _RETURN_S)
+                num = restoring.num_restored
+        finally:
+            self.metrics.resumed("tier" if num else "computing")
+            if engine is not None and engine is self._engine:
+                engine.send(ReturnChoice(group, choice))
+
+    def _take(self, flow: _Flow, keys: list[bytes]) -> None:
+        """Queues keys of a flow, or holds them, not too many, until the digest is known."""
+        flow.held += keys
+        self._num_held += len(keys)
+        if (scope := self.scope(flow.model, flow.tenant)) is not None and self.mover is not None:
+            self._queue(self.mover, scope, flow)
+        elif self._num_held > MAX_QUEUED:
+            self.metrics.drop("queue_full", len(flow.held))
+            self._emptied(flow)
+
+    def _release(self) -> None:
+        """Queues what was held: the digest is known."""
+        for flow in self._flows.values():
+            if flow.held:
+                self._take(flow, [])
+
+    def _queue(self, mover: PageMover, scope: Scope, flow: _Flow) -> None:
         for outbox in flow.outboxes:
-            self._add(outbox, mover, flow.scope, flow.last, keys)
-        if flow.conversation:
-            self._conversations.add(flow.conversation, keys)
-        flow.last = keys[-1]
+            self._add(outbox, mover, scope, flow.last, flow.held)
+        if flow.conversation and flow.place is not None:
+            name = scope.root + flow.conversation  # tenants may name theirs alike
+            if not flow.begun:
+                self._conversations.begin(name, Chain(scope, flow.place))
+            self._conversations.add(name, flow.held)
+            flow.begun = True
+        self._emptied(flow)
+
+    def _emptied(self, flow: _Flow) -> None:
+        self._num_held -= len(flow.held)
+        flow.last, flow.held = flow.held[-1], []
 
     def _add(self, outbox: Outbox, mover: PageMover, scope: Scope, parent: bytes, keys: list[bytes]) -> None:
         if outbox.add(mover, scope, parent, keys):
@@ -221,9 +278,15 @@ class ModelPages:
         self._telemetry.background.once("page_outbox", self._outboxes.pop(address).store.close())
 
     async def hand_over(self) -> None:
-        """Sends the pages of recent conversations to where they would go on, the newest first."""
-        for chain in self._conversations.newest_first():
-            outbox = self._outbox(chain.place)
-            if self.mover is not None and chain.keys:
-                self._add(outbox, self.mover, chain.scope, b"", chain.keys)
-            await outbox.empty.wait()
+        """Sends the pages of recent conversations to where they would go on, see `handing_over`."""
+        if self._num_held:
+            await self.known(MOST_S)
+        await hand_over(self._conversations.newest_first(), self._send_chain)
+
+    def _send_chain(self, chain: Chain) -> Outbox | None:
+        """Queues a chain; returns the queue, or None when the ranks are gone."""
+        if self.mover is None:
+            return None
+        outbox = self._outbox(chain.place)
+        self._add(outbox, self.mover, chain.scope, b"", chain.keys)
+        return outbox

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.page import Page, PageSizes
 from ryzanstein.worker.engine.messages import ExportPages, FindPages, ImportPages
 from ryzanstein.worker.engines.group import EngineGroup
 from ryzanstein.worker.engines.messages import PageRequest, PagesAnswer
@@ -44,11 +44,11 @@ class PageMover:
     `busy` returns whether something runs that waits for steps.
     """
 
-    def __init__(self, group: EngineGroup, num_ranks: int, page_bytes: int, busy: Callable[[], bool]) -> None:
-        self.page_bytes = page_bytes
+    def __init__(self, group: EngineGroup, num_ranks: int, sizes: PageSizes, busy: Callable[[], bool]) -> None:
+        self.sizes = sizes
         self._busy = busy
         self._group, self._num_ranks = group, num_ranks
-        self._num_places = max(1, SLAB_BYTES // page_bytes)
+        self._num_places = max(1, SLAB_BYTES // sizes.largest)  # each has room for the largest page
         self._slab: mmap.mmap | None = None
         self._using = asyncio.Lock()
         self._numbers = count(1)
@@ -56,25 +56,28 @@ class PageMover:
         self._gone = False
 
     @property
-    def batch(self) -> int:
-        """The number of pages that one request moves now: at least one, at most what the slab holds."""
+    def batch_bytes(self) -> int:
+        """The bytes that one request is to move now."""
         step_s = max((rank.last_step_s for rank in self._group.progress()), default=0.0)
-        num_bytes = int(STEP_SHARE * step_s * _COPY_BYTES_S) if self._busy() else IDLE_BYTES
-        return min(self._num_places, max(1, num_bytes // self.page_bytes))
+        return int(STEP_SHARE * step_s * _COPY_BYTES_S) if self._busy() else IDLE_BYTES
+
+    def fits(self, keys: Sequence[bytes]) -> int:
+        """Returns how many of these pages, from the first on, one request moves now: at least one, if there are any."""
+        return self.sizes.fit(keys[: self._num_places], self.batch_bytes)
 
     async def missing(self, keys: Sequence[bytes]) -> list[int]:
         """Returns the places in `keys` of pages that the ranks do not have. Raises PagesLost."""
         return await self._ask(FindPages(next(self._numbers), list(keys)), num_ranks=1)
 
     async def take(self, keys: Sequence[bytes]) -> list[Page]:
-        """Returns the pages that the ranks have, of these keys, of which `batch` are enough at once. Raises PagesLost."""
+        """Returns the pages that the ranks have of these keys, at most as many as the slab holds. Raises PagesLost."""
         return await self._whole(self._take(keys))
 
     async def _take(self, keys: Sequence[bytes]) -> list[Page]:
         async with self._using:
             self._memory()
             places = await self._ask(ExportPages(next(self._numbers), list(keys[: self._num_places])), self._num_ranks)
-            return [Page(keys[place], self._read(place)) for place in places]
+            return [Page(keys[place], self._read(place, self.sizes.of(keys[place]))) for place in places]
 
     async def put(self, pages: Sequence[Page], parent: bytes) -> int:
         """Puts pages of one chain, after the page `parent`, into the ranks; returns how many they took.
@@ -83,15 +86,16 @@ class PageMover:
         """
         taken = 0
         while pages:
-            size = self.batch
+            size = self.fits([page.key for page in pages[: self._num_places]])
             taken += await self._whole(self._put(pages[:size], parent))
-            parent, pages = pages[min(size, len(pages)) - 1].key, pages[size:]
+            parent, pages = pages[size - 1].key, pages[size:]
         return taken
 
     async def _put(self, pages: Sequence[Page], parent: bytes) -> int:
         async with self._using:
             for place, page in enumerate(pages):
-                self._memory()[place * self.page_bytes : (place + 1) * self.page_bytes] = page.content
+                start = place * self.sizes.largest
+                self._memory()[start : start + len(page.content)] = page.content
             request = ImportPages(next(self._numbers), [page.key for page in pages], parent)
             return len(await self._ask(request, self._num_ranks))
 
@@ -115,13 +119,14 @@ class PageMover:
         """Returns the slab. The ranks look for it when the first page is moved."""
         if self._slab is None:
             try:
-                self._slab = self._group.slab(self._num_places * self.page_bytes)
+                self._slab = self._group.slab(self._num_places * self.sizes.largest)
             except OSError as error:
                 raise PagesLost(f"no memory for pages: {error}") from None
         return self._slab
 
-    def _read(self, place: int) -> bytes:
-        return self._memory()[place * self.page_bytes : (place + 1) * self.page_bytes]
+    def _read(self, place: int, num_bytes: int) -> bytes:
+        start = place * self.sizes.largest
+        return self._memory()[start : start + num_bytes]
 
     async def _whole(self, use: Coroutine[Any, Any, _Result]) -> _Result:
         """Runs a use of the slab to its end, also when the caller is cancelled: the ranks go on."""

@@ -9,6 +9,7 @@ import grpc
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
@@ -31,7 +32,8 @@ class NodeStore:
     async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`."""
         with _failures():
-            response = await self._stub.OfferPages(pb.OfferPagesRequest(scope=_wire(scope), keys=keys), timeout=_ASK_S)
+            request = pb.OfferPagesRequest(scope=_wire(scope), keys=keys)
+            response = await self._stub.OfferPages(request, timeout=_ASK_S)
             return list(response.missing)
 
     async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
@@ -58,7 +60,7 @@ class NodeStore:
                 return
 
     async def _fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
-        assembly = Assembly(scope.root, scope.page_bytes)
+        assembly = Assembly(scope.root, scope.sizes)
         wanted = iter(keys)
         with _failures():
             call = self._stub.FetchPages(pb.FetchPagesRequest(scope=_wire(scope), keys=keys), timeout=_SEND_S)
@@ -90,6 +92,8 @@ def _failures() -> Iterator[None]:
                 raise StoreFailed("unimplemented", _LONG_REST_S) from None
             case grpc.StatusCode.FAILED_PRECONDITION:
                 raise StoreFailed("refused", _LONG_REST_S) from None
+            case grpc.StatusCode.UNAVAILABLE if error_from_rpc(error).reason == "DRAINING":
+                raise StoreFailed("draining", _SHORT_REST_S) from None
             case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise StoreFailed("unavailable", _SHORT_REST_S) from None
             case _:

@@ -48,6 +48,8 @@ class Outbox:
         self._queue: deque[Queued] = deque()
         self._num_taken = 0
         self._rests_until = 0.0
+        self.failure = ""
+        """Why the store failed last."""
         self._runs = False
         self.used_s = time.monotonic()
         self.empty = asyncio.Event()
@@ -60,6 +62,10 @@ class Outbox:
     def rests(self) -> bool:
         """Whether the store failed so recently that nothing is sent to it."""
         return time.monotonic() < self._rests_until
+
+    def end_rest(self) -> None:
+        """Sends again, however recently the store failed."""
+        self._rests_until = 0.0
 
     def add(self, mover: PageMover, scope: Scope, parent: bytes, keys: Sequence[bytes]) -> bool:
         """Queues a piece of a chain, after the page `parent`. Returns whether `run` must be called."""
@@ -84,7 +90,7 @@ class Outbox:
             while self._queue:
                 await self._send_some()
         except StoreFailed as failure:
-            self._rests_until = time.monotonic() + failure.rest_s
+            self._rests_until, self.failure = time.monotonic() + failure.rest_s, failure.cause
             self._metrics.drop(failure.cause, len(self))
             log.warning("pages not sent", to=self.name, cause=failure.cause, pages=len(self), rest_s=failure.rest_s)
         finally:
@@ -99,7 +105,7 @@ class Outbox:
         self._num_taken = len(some)
         mover, scope = some[0].mover, some[0].scope
         missing = await self.store.missing(scope, [each.key for each in some])
-        for piece in _pieces(some, missing, max(1, _CALL_BYTES // scope.page_bytes)):
+        for piece in _pieces(some, missing, max(1, _CALL_BYTES // scope.sizes.largest)):
             await self.store.send(scope, piece[0].parent, self._pages(mover, [each.key for each in piece]))
         self._num_taken = 0
 
@@ -117,13 +123,13 @@ class Outbox:
     async def _pages(self, mover: PageMover, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         left = keys
         while left:
-            size = mover.batch
+            size = mover.fits(left)
             try:
                 pages = await mover.take(left[:size])
             except PagesLost:
                 self._metrics.drop("gone", len(left))
                 return
-            self._metrics.drop("gone", min(size, len(left)) - len(pages))
+            self._metrics.drop("gone", size - len(pages))
             left = left[size:]
             for page in pages:
                 await self._rate.spend(len(page.content))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ryzanstein import errors
 from ryzanstein.v1 import pages_pb2 as pb
-from ryzanstein.worker.agent.pages.page import ROOT_BYTES, Page
+from ryzanstein.worker.agent.pages.page import ROOT_BYTES, Page, PageSizes
 from ryzanstein.worker.engine.travel import NAME_BYTES
 
 PIECE_BYTES = 2**20
@@ -30,17 +30,17 @@ class CorruptPage(Exception):
 
 
 class Assembly:
-    """Puts the pieces of pages of one size together."""
+    """Puts the pieces of pages together."""
 
-    def __init__(self, root: bytes, page_bytes: int) -> None:
-        self._root, self._page_bytes = root, page_bytes
+    def __init__(self, root: bytes, sizes: PageSizes) -> None:
+        self._root, self._sizes = root, sizes
         self._key = b""
         self._content = bytearray()
 
     def add(self, piece: pb.PagePiece) -> Page | None:
         """Returns the page that the piece completes.
 
-        Raises INVALID_ARGUMENT for pieces that are no page of this size, CorruptPage for a page
+        Raises INVALID_ARGUMENT for pieces that are no page of its size, CorruptPage for a page
         whose checksum is wrong.
         """
         if piece.key:
@@ -50,9 +50,9 @@ class Assembly:
         if not self._key:
             raise errors.invalid("piece.key", "must be in the first piece of a page")
         self._content += piece.content
-        whole = piece.HasField("checksum")
-        if len(self._content) > self._page_bytes or (whole and len(self._content) != self._page_bytes):
-            raise errors.invalid("piece.content", f"a page must have {self._page_bytes} bytes", len(self._content))
+        whole, size = piece.HasField("checksum"), self._sizes.of(self._key)
+        if len(self._content) > size or (whole and len(self._content) != size):
+            raise errors.invalid("piece.content", f"a page of this group must have {size} bytes", len(self._content))
         if not whole:
             return None
         page = Page(self._key, bytes(self._content))

@@ -26,11 +26,11 @@ log = structlog.get_logger(__name__)
 LEAST_TOKENS = 128  # fewer are computed at once
 _KEEP = 0.9
 _UNKNOWN_TOKEN_S = 0.005
-_LEAST_S = 0.25
-_MOST_S = 3.0  # for all sources: a router gives up a node that does not accept an attempt within 5 s
+_LEAST_S = 1.0  # a fetch may take, however few tokens it saves: a first connection takes a moment
+MOST_S = 3.0  # for all sources: a router gives up a node that does not accept an attempt within 5 s
 _RANKS_S = 0.5  # more, where this node's ranks answer late
 _SLOW_REST_S = 10.0  # of a source from which nothing came in time
-_SAVING = 0.8  # of the time of computing, that a fetch may take
+SAVING = 0.8  # of the time of computing, that a fetch may take
 
 
 class PrefillPace:
@@ -38,6 +38,10 @@ class PrefillPace:
 
     def __init__(self) -> None:
         self.token_s = 0.0
+
+    def worth_s(self, num_tokens: int) -> float:
+        """Returns how long a fetch may take that saves the computing of so many tokens."""
+        return SAVING * num_tokens * (self.token_s or _UNKNOWN_TOKEN_S)
 
     def step(self, events: StepEvents, before: EngineStats) -> None:
         """Learns from a step that computed much of a prompt."""
@@ -66,30 +70,31 @@ class Restoring:
         self._mover, self._scope, self._extents = mover, scope, extents
         self._pace, self._metrics = pace, metrics
         self._ends_s = 0.0
+        self.num_restored = 0
 
-    async def run(self, keys: Sequence[bytes], sources: Sequence[Source]) -> None:
-        """Restores what is worth it of the pages with these keys, a whole chain.
+    async def run(self, keys: Sequence[bytes], sources: Sequence[Source], ends_s: float) -> None:
+        """Restores what is worth it of the pages with these keys, a whole chain, until `ends_s` (monotonic seconds).
 
         First the pages of groups of layers that read all tokens, then, where those end, the last
-        ones of groups with a window: without them the others are of no use.
+        ones of groups with a window and the hot ones: without them the others are of no use.
         """
         whole = [group for group, window in enumerate(self._extents.windows) if window is None]
         if len(keys) * self._extents.block_size < LEAST_TOKENS:
             return
-        self._ends_s = time.monotonic() + _MOST_S
+        self._ends_s = ends_s
         try:
-            async with asyncio.timeout(_MOST_S + _RANKS_S):
+            async with asyncio.timeout(max(0.0, ends_s - time.monotonic()) + _RANKS_S):
                 await self._run(keys, whole, sources)
         except (PagesLost, TimeoutError):
             return
 
     async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
-        windows, size = self._extents.windows, self._extents.block_size
+        windows, size = self._extents.traveling, self._extents.block_size
         if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
             return
         for group, window in enumerate(windows):
             if window is not None:
-                first = self._extents.first_kept(window, num_pages * size)
+                first = self._extents.first_seen(window, num_pages * size)
                 names = [name_of(key, group) for key in keys[first:num_pages]]
                 await self._names(names, num_pages * size, sources)
 
@@ -112,18 +117,20 @@ class Restoring:
             await self._from(source, names[first - 1] if first else b"", names[first:], num_tokens)
 
     async def _from(self, source: Source, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
-        computing_s = num_tokens * (self._pace.token_s or _UNKNOWN_TOKEN_S)
+        worth_s = self._pace.worth_s(num_tokens)
         began, num = time.monotonic(), 0
-        if source.page_s * len(names) > _SAVING * computing_s or not source.rests_until <= began < self._ends_s:
+        if source.page_s * len(names) > worth_s or not source.rests_until <= began < self._ends_s:
             return
         batch: list[Page] = []
+        num_bytes = 0
         try:
-            async with asyncio.timeout(min(max(_LEAST_S, _SAVING * computing_s), self._ends_s - began)):
+            async with asyncio.timeout(min(max(_LEAST_S, worth_s), self._ends_s - began)):
                 async for page in source.store.fetch(self._scope, names):
                     batch.append(page)
-                    if len(batch) >= self._mover.batch:
+                    num_bytes += len(page.content)
+                    if num_bytes >= self._mover.batch_bytes:
                         num += await self._mover.put(batch, parent)
-                        parent, batch = batch[-1].key, []
+                        parent, batch, num_bytes = batch[-1].key, [], 0
                 num += await self._mover.put(batch, parent)
         except (StoreFailed, TimeoutError) as error:
             self._metrics.restore_failed(source.name)
@@ -134,6 +141,7 @@ class Restoring:
         if num:
             source.page_s = _mean(source.page_s, took_s / num)
             self._metrics.restored(source.name, num)
+            self.num_restored += num
             log.info("pages restored", source=source.name, pages=num, took_s=round(took_s, 3))
 
 

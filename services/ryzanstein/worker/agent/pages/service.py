@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -23,6 +23,7 @@ from ryzanstein.worker.agent.pages.store import Scope
 Context = ServicerContext[Any, Any]
 
 MAX_TRANSFERS = 16  # at once: each holds some pages in memory
+MAX_OFFERS = 64  # at once: the ranks answer them between two steps
 _HELD_BYTES = 8 * 2**20
 
 
@@ -31,15 +32,18 @@ class PageServicer(PageServiceServicer):
 
     def __init__(self, models: NodeModels) -> None:
         self._models = models
-        self._transfers = 0
+        self._transfers = AtOnce(MAX_TRANSFERS, _too_many_transfers)
+        self._offers = AtOnce(MAX_OFFERS, _too_many_offers)
 
     async def OfferPages(self, request: pb.OfferPagesRequest, context: Context) -> pb.OfferPagesResponse:
         self._require_staying(request.scope)
-        _, mover, _ = self._scope(request.scope)
-        try:
-            return pb.OfferPagesResponse(missing=await mover.missing(checked_keys(list(request.keys))))
-        except PagesLost as error:
-            raise _lost(error) from None
+        keys = checked_keys(list(request.keys))
+        with self._offers:
+            _, mover, _ = await self._scope(request.scope)
+            try:
+                return pb.OfferPagesResponse(missing=await mover.missing(keys))
+            except PagesLost as error:
+                raise _lost(error) from None
 
     async def SendPages(self, request_iterator: AsyncIterator[pb.SendPagesRequest], context: Context) -> pb.SendPagesResponse:
         requests = aiter(request_iterator)
@@ -47,9 +51,9 @@ class PageServicer(PageServiceServicer):
         if first is None or not first.HasField("begin"):
             raise errors.invalid("frame", "the first frame must be begin")
         self._require_staying(first.begin.scope)
-        pages, mover, scope = self._scope(first.begin.scope)
-        arriving = _Arriving(pages, mover, scope, first.begin.parent)
-        with self._transfer():
+        with self._transfers:
+            pages, mover, scope = await self._scope(first.begin.scope)
+            arriving = _Arriving(pages, mover, scope, first.begin.parent)
             try:
                 async for request in requests:
                     if not request.HasField("piece"):
@@ -61,11 +65,11 @@ class PageServicer(PageServiceServicer):
         return pb.SendPagesResponse(stored=arriving.stored, corrupt=arriving.corrupt)
 
     async def FetchPages(self, request: pb.FetchPagesRequest, context: Context) -> AsyncIterator[pb.FetchPagesResponse]:
-        _, mover, scope = self._scope(request.scope)
         left = checked_keys(list(request.keys))
-        with self._transfer():
+        with self._transfers:
+            _, mover, scope = await self._scope(request.scope)
             while left:
-                size = mover.batch
+                size = mover.fits(left)
                 try:
                     pages = await mover.take(left[:size])
                 except PagesLost as error:
@@ -75,14 +79,14 @@ class PageServicer(PageServiceServicer):
                         return
                     for piece in pieces_of(page, scope.root):
                         yield pb.FetchPagesResponse(piece=piece)
-                if len(pages) < min(size, len(left)):
+                if len(pages) < size:
                     return
                 left = left[size:]
 
-    def _scope(self, scope: pb.PageScope) -> tuple[ModelPages, PageMover, Scope]:
+    async def _scope(self, scope: pb.PageScope) -> tuple[ModelPages, PageMover, Scope]:
         model, tenant = name_from_wire(scope.model, "scope.model"), name_from_wire(scope.tenant, "scope.tenant")
         pages = self._models.of(model).node.version.pages
-        return pages, *pages.checked(model, tenant, checked_root(scope.root))
+        return pages, *await pages.checked(model, tenant, checked_root(scope.root))
 
     def _require_staying(self, scope: pb.PageScope) -> None:
         """Raises UNAVAILABLE while the node drains: nodes that stop together would fill one another."""
@@ -90,31 +94,21 @@ class PageServicer(PageServiceServicer):
         if node.drains:
             raise errors.draining(node.settings.node_id)
 
-    def _transfer(self) -> _Transfer:
-        return _Transfer(self)
 
-    def begin(self) -> None:
-        """Counts a transfer. Raises RESOURCE_EXHAUSTED when there are too many."""
-        if self._transfers >= MAX_TRANSFERS:
-            text = f"too many transfers of pages, the limit is {MAX_TRANSFERS}"
-            raise RyzansteinError(text, Code.RESOURCE_EXHAUSTED, "TOO_MANY_TRANSFERS")
-        self._transfers += 1
+class AtOnce:
+    """A bound on calls that run at once; enter it for each. Raises `refusal` when there are too many."""
 
-    def end(self) -> None:
-        self._transfers -= 1
-
-
-class _Transfer:
-    """A transfer that is counted while it runs."""
-
-    def __init__(self, servicer: PageServicer) -> None:
-        self._servicer = servicer
+    def __init__(self, most: int, refusal: Callable[[], RyzansteinError]) -> None:
+        self._most, self._refusal = most, refusal
+        self.running = 0
 
     def __enter__(self) -> None:
-        self._servicer.begin()
+        if self.running >= self._most:
+            raise self._refusal()
+        self.running += 1
 
     def __exit__(self, *_: object) -> None:
-        self._servicer.end()
+        self.running -= 1
 
 
 class _Arriving:
@@ -122,8 +116,9 @@ class _Arriving:
 
     def __init__(self, pages: ModelPages, mover: PageMover, scope: Scope, parent: bytes) -> None:
         self._pages, self._mover, self._scope, self._parent = pages, mover, scope, parent
-        self._assembly = Assembly(scope.root, scope.page_bytes)
+        self._assembly = Assembly(scope.root, scope.sizes)
         self._held: list[Page] = []
+        self._held_bytes = 0
         self.stored = self.corrupt = 0
 
     async def add(self, piece: pb.PagePiece) -> None:
@@ -143,7 +138,8 @@ class _Arriving:
             self.corrupt += 1
             return
         self._held.append(page)
-        if (len(self._held) + 1) * self._scope.page_bytes > _HELD_BYTES:
+        self._held_bytes += len(page.content)
+        if self._held_bytes + self._scope.sizes.largest > _HELD_BYTES:
             await self.flush()
 
     async def flush(self) -> None:
@@ -152,11 +148,21 @@ class _Arriving:
             await asyncio.sleep(0)
             return
         held, self._held = self._held, []
+        mean_bytes, self._held_bytes = self._held_bytes // len(held), 0
         stored = await self._mover.put(held, self._parent)
         self._parent = held[-1].key
         self.stored += stored
-        self._pages.metrics.received(stored, stored * self._scope.page_bytes)
+        self._pages.metrics.received(stored, stored * mean_bytes)
         self._pages.metrics.refuse("no_room", len(held) - stored)
+
+
+def _too_many_transfers() -> RyzansteinError:
+    text = f"too many transfers of pages, the limit is {MAX_TRANSFERS}"
+    return RyzansteinError(text, Code.RESOURCE_EXHAUSTED, "TOO_MANY_TRANSFERS")
+
+
+def _too_many_offers() -> RyzansteinError:
+    return RyzansteinError(f"too many offers of pages, the limit is {MAX_OFFERS}", Code.RESOURCE_EXHAUSTED, "TOO_MANY_OFFERS")
 
 
 def _lost(error: PagesLost) -> RyzansteinError:

@@ -6,17 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.page import Page, PageSizes
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which pages are meant: of a model, for a tenant, under their root. `page_bytes` is their size."""
+    """Which pages are meant: of a model, for a tenant, under their root, of these sizes."""
 
     model: str
     tenant: str
     root: bytes
-    page_bytes: int
+    sizes: PageSizes
 
 
 class StoreFailed(Exception):

@@ -30,5 +30,6 @@ def _tiers(settings: WorkerSettings, metrics: PageMetrics) -> Mapping[str, PageS
         tiers["host"] = HostTier(settings.kv_host_bytes, metrics.tier_bytes.labels("host").set, corrupt)
     if settings.kv_disk_bytes:
         folder = settings.kv_disk_dir / settings.node_id.replace("/", "_")
-        tiers["disk"] = DiskTier(folder, settings.kv_disk_bytes, metrics.tier_bytes.labels("disk").set, corrupt)
+        on_size = metrics.tier_bytes.labels("disk").set
+        tiers["disk"] = DiskTier(folder, settings.kv_disk_bytes, on_size, corrupt, settings.kv_disk_keep_s)
     return tiers

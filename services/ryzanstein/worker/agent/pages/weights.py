@@ -6,9 +6,17 @@ copies in different folders are the same.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+
+import structlog
+
+from ryzanstein.background import Background
+
+log = structlog.get_logger(__name__)
 
 _READ_BYTES = 4 * 2**20
 _SUFFIXES = (".safetensors", ".gguf")
@@ -17,6 +25,51 @@ _SUFFIXES = (".safetensors", ".gguf")
 _Files = tuple[tuple[Path, int, int, int], ...]
 _MAX_KNOWN = 64
 _known: dict[_Files, bytes] = {}
+
+
+class LoadedWeights:
+    """The digest of the weights of one group of ranks, computed in the background when it is first needed.
+
+    `loaded_s` is the Unix time at which they were loaded. `on_known` is called once, when `digest` is there.
+    """
+
+    def __init__(self, model: Path, loaded_s: float, background: Background, on_known: Callable[[], None]) -> None:
+        self.digest: bytes | None = None
+        self._model, self._loaded_s, self._background, self._on_known = model, loaded_s, background, on_known
+        self._identifying: asyncio.Task[None] | None = None
+
+    def identify(self) -> None:
+        """Begins to compute the digest, unless that was begun before."""
+        if self._identifying is None:
+            self._identifying = self._background.once("weights_digest", self._identify())
+
+    async def known(self, timeout_s: float) -> bytes | None:
+        """Returns the digest; None when it takes longer than `timeout_s`, or there is none."""
+        self.identify()
+        if self._identifying is not None and self.digest is None:
+            await asyncio.wait([self._identifying], timeout=timeout_s)
+        return self.digest
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no digest, and will be none."""
+        return self._identifying is not None and self._identifying.done() and self.digest is None
+
+    def close(self) -> None:
+        """Ends the computing."""
+        if self._identifying is not None:
+            self._identifying.cancel()
+
+    async def _identify(self) -> None:
+        stop = Event()
+        try:
+            self.digest = await asyncio.to_thread(weights_digest, self._model, self._loaded_s, stop.is_set)
+        except OSError as error:
+            log.warning("no pages are moved, the weights cannot be read", model=str(self._model), error=str(error))
+            return
+        finally:
+            stop.set()  # the process would not end before its threads
+        self._on_known()
 
 
 def weights_digest(model: Path, loaded_s: float, stopped: Callable[[], bool] = lambda: False) -> bytes:

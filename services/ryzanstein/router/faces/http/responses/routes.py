@@ -46,7 +46,8 @@ class ResponseRoutes:
         if previous:
             history = await self._kept.conversation(tenant, previous, "previous_response_id")
         detached = on_disconnect(http.headers) is OnDisconnect.DETACH
-        request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached)
+        kept = asked_for.stored or bool(previous)
+        request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached, kept=kept)
         generation_id = await self._core.submit(request, resumable=detached)
         events = self._core.follow(generation_id)
         try:

@@ -1,0 +1,69 @@
+"""Folders of disk tiers: those of living nodes stay, and so does all that is not a page."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from ryzanstein.worker.agent.pages.disk_folders import claim, remove_abandoned
+from ryzanstein.worker.agent.pages.disk_tier import DiskTier
+
+HOUR_S = 3600.0
+DAYS_S = 9 * 24 * HOUR_S
+
+
+@pytest.fixture
+async def filled(tmp_path, chain, scope):
+    """Two folders of nodes with a page each, used nine days ago, and the own one."""
+
+    async def pages():
+        for page in chain(1):
+            yield page
+
+    for name in ("dead", "alive"):
+        tier = DiskTier(tmp_path / name, 2**20, lambda size: None, lambda: None)
+        await tier.send(scope, b"", pages())
+        os.close(tier._owner)
+    for path in tmp_path.glob("**/*"):
+        os.utime(path, (time.time() - DAYS_S,) * 2)
+    return tmp_path
+
+
+async def test_a_folder_that_no_node_has_used_for_long_is_removed_and_that_of_a_living_node_is_not(filled) -> None:
+    lock = claim(filled / "alive")
+    os.utime(filled / "alive" / "owner", (time.time() - DAYS_S,) * 2)
+    assert remove_abandoned(filled / "own", DAYS_S + HOUR_S) == []
+    assert remove_abandoned(filled / "own", DAYS_S - HOUR_S) == ["dead"]
+    assert sorted(path.name for path in filled.iterdir()) == ["alive"]
+    os.close(lock)
+    assert remove_abandoned(filled / "own", DAYS_S - HOUR_S) == ["alive"]
+
+
+async def test_a_page_that_was_written_lately_keeps_its_folder(filled) -> None:
+    (root,) = (path for path in (filled / "dead").iterdir() if path.is_dir())
+    (root / "something").touch()
+    assert remove_abandoned(filled / "own", DAYS_S - HOUR_S) == ["alive"]
+
+
+async def test_what_is_not_a_page_is_neither_removed_nor_followed(filled) -> None:
+    elsewhere = filled.parent / "elsewhere"
+    (elsewhere / ("0" * 32)).mkdir(parents=True)
+    (elsewhere / ("0" * 32) / ("0" * 34)).write_text("not mine")
+    (filled / "dead" / ("0" * 32)).symlink_to(elsewhere / ("0" * 32))
+    (filled / "link").symlink_to(elsewhere)
+    (filled / "dead" / "notes.txt").write_text("keep")
+    (filled / "unclaimed").mkdir()
+    remove_abandoned(filled / "own", HOUR_S)
+    assert (elsewhere / ("0" * 32) / ("0" * 34)).read_text() == "not mine"
+    assert (filled / "dead" / "notes.txt").read_text() == "keep"
+    assert (filled / "unclaimed").is_dir(), "no node has claimed it"
+    assert not list((filled / "dead").glob("*/*" + "0" * 3)) or (filled / "dead" / ("0" * 32)).is_symlink()
+
+
+async def test_a_tier_removes_what_others_left_when_it_is_first_used(filled, scope) -> None:
+    tier = DiskTier(filled / "own", 2**20, lambda size: None, lambda: None, keep_s=HOUR_S)
+    assert await tier.missing(scope, []) == []
+    assert sorted(path.name for path in filled.iterdir()) == ["own"]
+    os.close(tier._owner)
