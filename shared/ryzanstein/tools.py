@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from itertools import accumulate
 
 from ryzanstein import errors
 
@@ -14,6 +15,10 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 262_144
 MAX_DEPTH = 64
 _FUNCTION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+"""A step down, and as a signed byte a step up."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ToolMode(Enum):
@@ -108,10 +113,14 @@ def _check_schema(text: str, field: str) -> None:
         raise errors.invalid(field, f"must be JSON: {error}"[:256]) from None
     if not isinstance(schema, dict):
         raise errors.invalid(field, "must be an object")
-    if _is_deeper(schema, MAX_DEPTH):
+    if _depth(text) > MAX_DEPTH:
         raise errors.invalid(field, f"must be nested at most {MAX_DEPTH} levels deep")
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+def _depth(text: str) -> int:
+    """Returns how deeply objects and lists of this JSON are nested.
+
+    Counting brackets is faster than a walk over 80,000 lists, for which the event loop has no time.
+    """
+    steps = _STRING.sub("", text).encode().translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(array("b", steps)), default=0)

@@ -129,3 +129,22 @@ async def test_a_constrained_answer_does_not_change_its_company(link: Any, attem
 
 async def test_a_node_says_that_it_takes_constraints(link: Any) -> None:
     assert CONSTRAINTS in link.hello.features
+
+
+async def test_copies_of_a_seeded_request_at_once_are_equal_to_the_bit(link: Any, attempt: Any) -> None:
+    asked = {"constraint": schema(random_schema(3)), "seed": 9, "temperature": 1.2, "max_tokens": 80, "prompt": NOISE, "n": 2}
+    alone = await link.run(attempt(**asked, logprobs=2))
+    together = await asyncio.gather(*(link.run(attempt(**asked, logprobs=2)) for _ in range(8)))
+    assert len(alone.tokens()) > 3
+    assert all((each.rows, each.logprobs) == (alone.rows, alone.logprobs) for each in together)
+
+
+async def test_an_attempt_that_is_cancelled_while_its_grammar_compiles_leaves_nothing(link: Any, attempt: Any) -> None:
+    names = [f"property_{i}" for i in range(60)]
+    slow = [schema({"type": "object", "properties": {name: {"enum": [i, *names]} for name in names}}) for i in range(6)]
+    handles = [await link.submit(attempt(constraint=each, max_tokens=400)) for each in slow]
+    for handle in handles:
+        await link.cancel(handle)
+    stream = await link.run(attempt(constraint=schema({"const": "after"}), max_tokens=20))
+    assert json.loads(stream.text()) == "after"
+    assert not any(link.streams[handle].failed for handle in handles)

@@ -53,10 +53,14 @@ class PromptMetrics:
 
     def started(self, model: str, started: Started) -> None:
         """Counts an accepted prompt."""
-        self._tokens.labels(model).inc(started.prompt_tokens)
+        self.read(model, started.prompt_tokens)
         if started.omitted_prompt_tokens:
             self._cut.labels(model).inc()
             self._omitted.labels(model).inc(started.omitted_prompt_tokens)
+
+    def read(self, model: str, num_tokens: int) -> None:
+        """Counts tokens of inputs."""
+        self._tokens.labels(model).inc(num_tokens)
 
 
 class UnreadMetrics:

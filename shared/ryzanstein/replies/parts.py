@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 _ID_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+MAX_SPACE_CHARS = 16_384
 _ID_LENGTH = 9
 """Mistral's templates refuse ids of another length."""
 
@@ -55,7 +56,7 @@ class Sink:
     """Collects the parts of one choice as they become certain.
 
     White space at the end of the content is held back: before and after calls it is layout, and
-    not part of the answer.
+    not part of the answer. So much of it that it is more than a layout is content.
     """
 
     def __init__(self, names: Collection[str], max_calls: int, generation_id: str, choice: int) -> None:
@@ -77,6 +78,10 @@ class Sink:
             self._parts.append(Content(self._space + said))
             self._space, self._after_call = "", False
         self._space += text[len(said) :]
+        # Whole blocks, so that it does not matter how the text was divided.
+        if blocks := len(self._space) // MAX_SPACE_CHARS * MAX_SPACE_CHARS:
+            self._parts.append(Content(self._space[:blocks]))
+            self._space, self._after_call = self._space[blocks:], False
 
     def reasoning(self, text: str) -> None:
         if text:

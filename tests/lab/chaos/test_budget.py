@@ -58,6 +58,8 @@ def test_of_thirty_runs_p99_is_the_greatest_and_what_never_happened_has_none() -
         ("sigkill_agent", {"whole_s": None}, "not recovered in 1 of 30 runs"),
         ("busy_cpu", {"beats": 100, "alarms": 2}, "2 false alarms in 100 beats"),
         ("all_nodes_3s", {"lost": 1}, "1 tokens lost"),
+        ("object_node_killed", {"formed": 5, "invalid": 1}, "1 answers invalid"),
+        ("object_node_killed", {}, "no answer with a form finished"),
         ("alone_rank_0_killed", {"failed": 1}, "1 requests failed"),
         ("model_rank_killed", {"spared_pause_s": 0.5}, "pauses of other models p99 0.5 s, not < 0.5 s"),
         ("model_rank_killed", {"spared_pause_s": None}, "pauses of other models in only 29 of 30 runs"),

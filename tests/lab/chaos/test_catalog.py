@@ -7,7 +7,7 @@ import pytest
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, by_layout, chosen
 from ryzanstein.lab.chaos.fault import Fault, Resume, Scope
 from ryzanstein.lab.chaos.layouts import ClusterLayout
-from ryzanstein.lab.chaos.questions import LONG_QUESTIONS
+from ryzanstein.lab.chaos.questions import FORM_QUESTIONS, LONG_QUESTIONS
 from ryzanstein.lab.chaos.series import GAP_S, LATE_S
 from ryzanstein.router.config import RouterSettings
 
@@ -18,6 +18,8 @@ models_node_killed tcp_reset
 partition_router_node_one_way partition_router_node_two_way partition_node_orchestrator node_500ms_away
 router_sigkill orchestrator_sigkill store_sqlite_locked store_disk_full store_redis_killed client_gone_and_back clock_jump
 rolling_drain two_nodes_at_once all_nodes_3s busy_cpu large_bodies
+object_node_killed object_node_frozen object_router_killed call_node_killed call_node_frozen call_router_killed
+websocket_node_killed websocket_node_frozen websocket_router_killed
 context_killed context_30k_killed replica_stream_cut pages_damaged page_disk_full
 late_rank_of_each_node late_all_agents_frozen late_sigkill_agent
 alone_rank_0_killed alone_rank_1_killed alone_rank_stopped alone_agent_killed idle_hour
@@ -50,6 +52,14 @@ def test_a_fault_can_be_tried_where_it_says(fault) -> None:  # type: ignore[no-u
     assert fault.runs(30) >= 1
     assert fault.spared_pause_s is None or fault.layout.further_models, "there has to be another model"
     assert not fault.unwanted or fault.scope is Scope.ALL
+
+
+@pytest.mark.parametrize("fault", [fault for fault in CATALOG if fault.layout.forms], ids=lambda fault: fault.name)
+def test_a_strike_on_forms_waits_for_streams_that_clients_ask_for(fault: Fault) -> None:
+    assert set(fault.kinds) <= {question.kind for question in FORM_QUESTIONS}
+    sockets = {question.kind for question in FORM_QUESTIONS if question.face == "websocket"}
+    assert set(fault.kinds) <= sockets or not fault.name.startswith("websocket")
+    assert fault.runs(30) == 10
 
 
 @pytest.mark.parametrize("fault", LATE, ids=lambda fault: fault.name)

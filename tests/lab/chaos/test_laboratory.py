@@ -63,6 +63,8 @@ def test_no_fault_costs_a_token(group: str, network: HostNetwork, part: Callable
         assert entry["requests_failed"] == 0, said
         assert entry["unwanted"] == {}, said
         assert entry["requests"] > 0
+        assert entry["answers_invalid"] == 0, said
+        assert entry["answers_with_a_form"] > 0 or group != "forms", said
         assert f"| `{entry['fault']}` |" in page.read_text()
 
 

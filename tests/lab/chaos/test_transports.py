@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,11 +17,12 @@ from websockets.typing import Subprotocol
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.chaos.client import LoadClient
+from ryzanstein.lab.chaos.forms import CallForm, ObjectForm
 from ryzanstein.lab.chaos.grpc_transport import GrpcTransport
-from ryzanstein.lab.chaos.http_transport import HttpTransport, next_index
+from ryzanstein.lab.chaos.http_transport import HttpTransport, chat_body, next_index
 from ryzanstein.lab.chaos.judge import judge
-from ryzanstein.lab.chaos.questions import QUESTIONS
-from ryzanstein.lab.chaos.reading import AnswerReading
+from ryzanstein.lab.chaos.questions import FORM_QUESTIONS, QUESTIONS
+from ryzanstein.lab.chaos.reading import AnswerReading, CallRead
 from ryzanstein.lab.chaos.socket_transport import SocketTransport
 from ryzanstein.lab.chaos.transport import Request, RouterAddress, Transport
 from ryzanstein.rpc.status import abort
@@ -67,23 +69,23 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServiceServicer):
         return [*events, pb.GenerationEvent(finished=finished)]
 
 
-async def read(transport: Transport) -> AnswerReading:
+async def read(transport: Transport, request: Request = REQUEST) -> AnswerReading:
     reading = AnswerReading("greedy")
     client = LoadClient(transport, 1, random.Random(0))
     try:
-        await client.read(REQUEST, reading, lambda: None)
+        await client.read(request, reading, lambda: None)
     finally:
         await client.close()
     return reading
 
 
-async def read_grpc(router: ScriptedRouter) -> AnswerReading:
+async def read_grpc(router: inference_pb2_grpc.InferenceServiceServicer, request: Request = REQUEST) -> AnswerReading:
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(router, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        return await read(GrpcTransport([RouterAddress(f"127.0.0.1:{port}", "127.0.0.1", 0)]))
+        return await read(GrpcTransport([RouterAddress(f"127.0.0.1:{port}", "127.0.0.1", 0)]), request)
     finally:
         await server.stop(None)
 
@@ -103,6 +105,23 @@ async def test_over_grpc_an_honest_answer_is_flawless() -> None:
 async def test_over_grpc_what_a_router_loses_or_repeats_is_seen(router: ScriptedRouter, lost: int, repeated: int) -> None:
     verdict = judge(await read_grpc(ScriptedRouter()), await read_grpc(router))
     assert (verdict.lost, verdict.repeated) == (lost, repeated)
+
+
+async def test_over_grpc_a_form_is_requested_and_calls_are_read_to_the_end() -> None:
+    class Calling(inference_pb2_grpc.InferenceServiceServicer):
+        async def StreamChat(self, request: pb.StreamChatRequest, context: Any) -> AsyncIterator[pb.StreamChatResponse]:
+            self.asked = request.chat
+            first, rest = pb.ToolCallDelta(id="i", name="f", arguments='{"a"'), pb.ToolCallDelta(arguments=": 1}")
+            yield pb.StreamChatResponse(event=pb.GenerationEvent(started=pb.GenerationStarted(generation_id="g")))
+            yield pb.StreamChatResponse(event=pb.GenerationEvent(delta=pb.GenerationDelta(token_ids=[1], tool_calls=[first])))
+            ended = pb.GenerationFinished(finish_reason=pb.FINISH_REASON_TOOL_CALLS, tool_calls=[rest])
+            yield pb.StreamChatResponse(event=pb.GenerationEvent(finished=ended))
+
+    router = Calling()
+    reading = await read_grpc(router, ASKED_TO_CALL)
+    assert reading.choices[0].calls == {0: CallRead("i", "f", '{"a": 1}')}
+    assert [tool.name for tool in router.asked.tools] == ["store", "note"]
+    assert router.asked.tool_choice.mode == pb.TOOL_MODE_REQUIRED
 
 
 async def test_over_grpc_a_broken_stream_is_attached_to_where_it_broke() -> None:
@@ -202,6 +221,28 @@ def test_positions_are_read_from_an_event_id() -> None:
     assert next_index("") == {}
 
 
+CALL = {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}]}
+BODY = {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]}
+ASKED_TO_CALL = Request(next(each for each in FORM_QUESTIONS if each.kind == "call-sse"), 0, "", "user")
+
+
+async def test_over_http_calls_are_read_in_pieces() -> None:
+    last = event(3, [], delta={}, logprobs=None, finish_reason="tool_calls")
+    reading, _ = await read_http((200, STREAM, [event(1, [0], delta=CALL), event(3, [1, 2], delta=BODY), last, END]))
+    assert reading.choices[0].calls == {0: CallRead("call_1", "f", '{"a": 1}')}
+    assert (reading.choices[0].reason, reading.num_lost) == ("FINISH_REASON_TOOL_CALLS", 0)
+
+
+def test_over_http_a_form_is_requested_as_openai_spells_it() -> None:
+    body = chat_body(ASKED_TO_CALL)
+    assert body["tool_choice"] == "required"
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["store", "note"]
+    named = chat_body(replace(ASKED_TO_CALL, question=replace(ASKED_TO_CALL.question, form=CallForm({"f": {}}, "f"))))
+    assert named["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    formed = chat_body(replace(ASKED_TO_CALL, question=replace(ASKED_TO_CALL.question, form=ObjectForm({"type": "null"}))))
+    assert formed["response_format"]["json_schema"]["schema"] == {"type": "null"}
+
+
 class SocketScript:
     """Answers each request on a socket with the next script: frames for its stream; without an end, the socket breaks."""
 
@@ -274,6 +315,12 @@ async def test_over_a_socket_that_breaks_the_client_attaches_where_it_stands() -
     assert reading.troubles == ["UNAVAILABLE"]
     attached = script.asked[1]
     assert (attached["type"], attached["generation"], attached["from_index"]) == ("attach", "chatcmpl-g", {"0": 1})
+
+
+async def test_over_a_socket_calls_are_read_in_pieces() -> None:
+    last = said(3, [], delta={}, logprobs=None, finish_reason="tool_calls")
+    reading, _ = await read_socket([*BEGIN, said(1, [0], delta=CALL), said(3, [1, 2], delta=BODY), last, COUNTED, DONE])
+    assert reading.choices[0].calls == {0: CallRead("call_1", "f", '{"a": 1}')}
 
 
 async def test_over_a_socket_errors_are_typed() -> None:

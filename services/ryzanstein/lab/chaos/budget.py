@@ -63,6 +63,8 @@ class BudgetRow:
     beats: int
     alarms: int
     unwanted: Counter[str] = field(default_factory=Counter)
+    formed: int = 0
+    invalid: int = 0
     spared: int = 0
     spared_pause_s: Quantiles = Quantiles(0, None, None)
     usual_pause_s: Quantiles = Quantiles(0, None, None)
@@ -106,6 +108,8 @@ def summed(fault: Fault, runs: Sequence[Observation]) -> BudgetRow:
             beats=sum(run.beats for run in runs),
             alarms=sum(run.alarms for run in runs),
             unwanted=merged(lambda run: run.unwanted),
+            formed=sum(run.formed for run in runs),
+            invalid=sum(run.invalid for run in runs),
             spared=sum(run.spared for run in runs),
             spared_pause_s=quantiles(lambda run: run.spared_pause_s),
             usual_pause_s=quantiles(lambda run: run.usual_pause_s),
@@ -123,6 +127,8 @@ def _misses(row: BudgetRow) -> Iterable[str]:
     for count, what in ((row.lost, "tokens lost"), (row.repeated, "tokens repeated"), (row.changed, "answers changed")):
         if count:
             yield f"{count} {what}"
+    if fault.layout.forms:
+        yield from _formless(row)
     if row.failed and fault.healthy_left:
         yield f"{row.failed} requests failed"
     for what, times in row.unwanted.items():
@@ -136,6 +142,13 @@ def _misses(row: BudgetRow) -> Iterable[str]:
         yield f"not recovered in {row.runs - row.whole_s.count} of {row.runs} runs"
     if fault.counts_beats and row.alarms > MAX_FALSE_ALARM_SHARE * row.beats:
         yield f"{row.alarms} false alarms in {row.beats} beats"
+
+
+def _formless(row: BudgetRow) -> Iterable[str]:
+    if row.invalid:
+        yield f"{row.invalid} answers invalid"
+    if not row.formed:
+        yield "no answer with a form finished"
 
 
 def _late(what: str, seen: Quantiles, bound_s: float | None, expected: int) -> Iterable[str]:

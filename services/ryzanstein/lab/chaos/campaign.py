@@ -154,6 +154,7 @@ def _line(fault: Fault, seen: Observation) -> str:
         f"{fault.name} {seen.run + 1}: detected {seconds(seen.detected_s)} re-routed {seconds(seen.rerouted_s)} "
         f"token {seconds(seen.first_token_s)} recovered {seconds(seen.whole_s)} | {seen.struck} of {seen.streams} struck, "
         f"lost {seen.lost} repeated {seen.repeated} changed {seen.changed} failed {seen.failed}"
+        + (f" invalid {seen.invalid} of {seen.formed}" if seen.formed else "")
     )
     if seen.spared_pause_s is not None:
         text += f" | {seen.spared} answers of other models, longest pause {seconds(seen.spared_pause_s)}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ryzanstein.lab.chaos.fault import Fault
-from ryzanstein.lab.chaos.faults import connections, control, idle, late, models, nodes, pages, ranks, requests, stores
+from ryzanstein.lab.chaos.faults import connections, control, forms, idle, late, models, nodes, pages, ranks, requests, stores
 from ryzanstein.lab.chaos.layouts import ClusterLayout
 
 CATALOG: tuple[Fault, ...] = (
@@ -16,6 +16,7 @@ CATALOG: tuple[Fault, ...] = (
     *connections.FAULTS,
     *control.FAULTS,
     *stores.FAULTS,
+    *forms.FAULTS,
     *pages.FAULTS,
     *requests.FAULTS,
     *late.FAULTS,

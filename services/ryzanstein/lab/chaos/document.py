@@ -78,6 +78,8 @@ def _fault(row: BudgetRow) -> dict[str, Any]:
         "tokens_repeated": row.repeated,
         "requests_failed": row.failed,
         "answers_changed": row.changed,
+        "answers_with_a_form": row.formed,
+        "answers_invalid": row.invalid,
         "failures": list(row.failures),
         "clients_saw": dict(row.troubles),
         "metrics_moved": dict(row.metrics),

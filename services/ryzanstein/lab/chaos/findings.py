@@ -118,7 +118,9 @@ def judged(
     verdicts = [stage.judge(reading) for reading in readings]
     failures = [f"{reading.kind}: {reading.failure}" for reading in readings if reading.failure]
     failures += [
-        f"{reading.kind}: {what}" for reading, each in zip(readings, verdicts, strict=True) for what in each.differences
+        f"{reading.kind}: {what}"
+        for reading, each in zip(readings, verdicts, strict=True)
+        for what in (*each.differences, *each.flaws)
     ]
     return replace(
         seen,
@@ -128,6 +130,8 @@ def judged(
         repeated=sum(verdict.repeated for verdict in verdicts),
         failed=sum(verdict.failed for verdict in verdicts),
         changed=sum(bool(verdict.differences) for verdict in verdicts),
+        formed=sum(verdict.formed for verdict in verdicts),
+        invalid=sum(bool(verdict.flaws) for verdict in verdicts),
         failures=tuple(failures[:8]),
         troubles=Counter(trouble for reading in readings for trouble in reading.troubles),
     )

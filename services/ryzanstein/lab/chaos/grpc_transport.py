@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.lab.chaos.forms import CallForm, ObjectForm
 from ryzanstein.lab.chaos.questions import LoadQuestion
-from ryzanstein.lab.chaos.reading import AnswerReading, Piece
+from ryzanstein.lab.chaos.reading import AnswerReading, CallPiece, Piece
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
@@ -77,13 +79,21 @@ class GrpcTransport:
 
 
 def _chat(question: LoadQuestion, request: Request) -> pb.ChatRequest:
-    return pb.ChatRequest(
+    chat = pb.ChatRequest(
         messages=[pb.Message(role=pb.ROLE_USER, content=request.text)],
         sampling=pb.SamplingParams(**question.sampling),
         session_id=request.session_id,
         user=request.user,
         model=question.model,
     )
+    match question.form:
+        case ObjectForm(schema):
+            chat.sampling.constraint.json_schema = json.dumps(schema)
+        case CallForm(functions, named):
+            chat.tools.extend(pb.Tool(name=name, parameters=json.dumps(schema)) for name, schema in functions.items())
+            chat.tool_choice.mode = pb.TOOL_MODE_FUNCTION if named else pb.TOOL_MODE_REQUIRED
+            chat.tool_choice.name = named
+    return chat
 
 
 def _take(event: pb.GenerationEvent, reading: AnswerReading) -> None:
@@ -96,8 +106,15 @@ def _take(event: pb.GenerationEvent, reading: AnswerReading) -> None:
             delta = event.delta
             logprobs = [entry.logprob for entry in delta.logprobs]
             tokens = list(delta.token_ids)
-            reading.take(Piece(delta.choice, delta.first_index, tokens, delta.text, logprobs, delta.node_id))
+            calls = _calls(delta.tool_calls)
+            reading.take(Piece(delta.choice, delta.first_index, tokens, delta.text, logprobs, delta.node_id, calls))
         case "finished":
-            reading.finished(event.finished.choice, pb.FinishReason.Name(event.finished.finish_reason))
+            last, calls = event.finished, _calls(event.finished.tool_calls)
+            reading.take(Piece(last.choice, reading.next_index.get(last.choice, 0), [], last.text, calls=calls))
+            reading.finished(last.choice, pb.FinishReason.Name(last.finish_reason))
             # The last one has the complete count, whichever choice that is.
             reading.completion_tokens = event.finished.usage.completion_tokens
+
+
+def _calls(pieces: Iterable[pb.ToolCallDelta]) -> list[CallPiece]:
+    return [CallPiece(piece.index, piece.id, piece.name, piece.arguments) for piece in pieces]

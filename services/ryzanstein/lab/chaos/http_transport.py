@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.lab.chaos.forms import AnswerForm, CallForm, ObjectForm
 from ryzanstein.lab.chaos.http_stream import HttpAnswer, HttpRequest, ServerSentEvent, send
-from ryzanstein.lab.chaos.reading import AnswerReading, Piece
+from ryzanstein.lab.chaos.reading import AnswerReading, CallPiece, Piece
 from ryzanstein.lab.chaos.transport import Request, RouterAddress
 
 CODES = {
@@ -95,12 +96,17 @@ def next_index(event_id: str) -> dict[int, int]:
 def take_choice(choice: Mapping[str, Any], positions: Mapping[int, int], reading: AnswerReading) -> None:
     rows = (choice.get("logprobs") or {}).get("content") or []
     number = choice["index"]
-    text = choice["delta"].get("content") or ""
-    if rows or text:
-        first_index = positions[number] - len(rows)
-        reading.take(Piece(number, first_index, [row["token"] for row in rows], text, [row["logprob"] for row in rows]))
+    text, calls = choice["delta"].get("content") or "", [_call(each) for each in choice["delta"].get("tool_calls") or ()]
+    if rows or text or calls:
+        first_index, tokens = positions[number] - len(rows), [row["token"] for row in rows]
+        reading.take(Piece(number, first_index, tokens, text, [row["logprob"] for row in rows], calls=calls))
     if choice["finish_reason"]:
         reading.finished(number, f"FINISH_REASON_{choice['finish_reason'].upper()}")
+
+
+def _call(piece: Mapping[str, Any]) -> CallPiece:
+    function = piece["function"]
+    return CallPiece(piece["index"], piece.get("id") or "", function.get("name") or "", function.get("arguments") or "")
 
 
 def chat_body(request: Request) -> dict[str, Any]:
@@ -110,7 +116,17 @@ def chat_body(request: Request) -> dict[str, Any]:
     session = {"session_id": request.session_id} if request.session_id else {}
     model = {"model": request.question.model} if request.question.model else {}
     messages = [{"role": "user", "content": request.text}]
-    return {"messages": messages, "user": request.user, **sampling, **asked, **session, **model}
+    return {"messages": messages, "user": request.user, **sampling, **asked, **session, **model, **_form(request.question.form)}
+
+
+def _form(form: AnswerForm | None) -> dict[str, Any]:
+    match form:
+        case ObjectForm(schema):
+            return {"response_format": {"type": "json_schema", "json_schema": {"name": "asked", "schema": schema}}}
+        case CallForm(functions, named):
+            tools = [{"type": "function", "function": {"name": each, "parameters": functions[each]}} for each in functions]
+            return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": named}} if named else "required"}
+    return {}
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: str) -> RyzansteinError:

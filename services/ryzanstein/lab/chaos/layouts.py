@@ -16,6 +16,7 @@ class ClusterLayout:
     - `step_s`: during a run each step takes this much longer, and clients request long answers.
     - `fast_clock`: all services share a clock that can run faster.
     - `further_models`: names of models that every node serves besides the demo model.
+    - `forms`: clients request objects and calls, and streams over WebSocket.
     - `context`: nodes serve a random model with a context of so many tokens instead of the demo model.
     - `tiers`: nodes keep pages on disk; with a network it is a separate disk that is small enough to fill.
     """
@@ -31,6 +32,7 @@ class ClusterLayout:
     step_s: float = 0.0
     fast_clock: bool = False
     further_models: tuple[str, ...] = ()
+    forms: bool = False
     context: int = 0
     tiers: bool = False
 
@@ -41,6 +43,7 @@ class ClusterLayout:
             ("separate clocks", self.faked_clocks),
             ("a fast clock", self.fast_clock),
             ("long answers", self.step_s > 0),
+            ("objects and calls", self.forms),
             (f"a context of {self.context}", self.context > 0),
             ("pages on disk", self.tiers),
         )
@@ -59,6 +62,7 @@ PLAIN = ClusterLayout("plain")
 RANKS = ClusterLayout("ranks", nodes=2, tp=2, saboteur=True)
 MODELS = ClusterLayout("models", nodes=2, further_models=("second",))
 ROUTERS = ClusterLayout("routers", routers=2, redis=True)
+FORMS = ClusterLayout("forms", routers=2, redis=True, forms=True)
 DISTANT = ClusterLayout("distant", proxied=True)
 CLOCKS = ClusterLayout("clocks", faked_clocks=True)
 IDLE = ClusterLayout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)

@@ -22,6 +22,7 @@ class Observation:
     - `metrics`, `log_lines`: what changed or was logged that does not without a fault.
     - `beats`, `alarms`: of all nodes, while the fault lasted.
     - `unwanted`: what a fault must not lead to, but did.
+    - `formed`, `invalid`: finished answers that were checked against their form, and those without it.
     - `spared`: answers of other models than the struck one while it was struck and restarted, with
       the longest pause between their tokens, and the longest in a load without a fault.
     """
@@ -50,6 +51,8 @@ class Observation:
     beats: int = 0
     alarms: int = 0
     unwanted: Counter[str] = field(default_factory=Counter)
+    formed: int = 0
+    invalid: int = 0
     spared: int = 0
     spared_pause_s: float | None = None
     usual_pause_s: float | None = None

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ryzanstein.lab.chaos.forms import AnswerForm, CallForm, ObjectForm
+
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
@@ -19,7 +21,8 @@ class LoadQuestion:
 
     `turns` are the user's messages in one session, in order; a single one has no session.
     `sampling` are fields of SamplingParams. `face` is "grpc", "sse" (server-sent events) or "websocket".
-    `call_s`: the client's timeout for a stream. `model` is empty where nodes have one model.
+    `call_s`: the client's timeout for a stream. `model` is empty where nodes have one model. `form` is
+    what the answer has to look like.
     """
 
     kind: str
@@ -28,6 +31,7 @@ class LoadQuestion:
     face: str = "grpc"
     call_s: float = 60.0
     model: str = ""
+    form: AnswerForm | None = None
 
     @property
     def in_session(self) -> bool:
@@ -89,6 +93,35 @@ LONG_QUESTIONS: tuple[LoadQuestion, ...] = (
     LoadQuestion("long-sampled", (_COUNT,), {**_LONG_GREEDY, "temperature": 0.7, "top_p": 0.95, "seed": 12}, call_s=_LONG_S),
     LoadQuestion("long-sse", (_COUNT,), _LONG_GREEDY, face="sse", call_s=_LONG_S),
     LoadQuestion("long-websocket", (_COUNT,), _LONG_GREEDY, face="websocket", call_s=_LONG_S),
+)
+
+
+def _schema(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _list(item: dict[str, Any], length: int) -> dict[str, Any]:
+    return {"type": "array", "items": item, "minItems": length, "maxItems": length}
+
+
+# Whole characters only, like all answers that are read over HTTP.
+_WORD = {"type": "string", "pattern": "^[a-z]{6,9}$"}
+_ENTRY = _schema({"word": _WORD, "count": {"type": "integer", "minimum": 0, "maximum": 9999}})
+_OBJECT = ObjectForm(_schema({"entries": _list(_ENTRY, 10), "done": {"type": "boolean"}}))
+_FUNCTIONS = {"store": _schema({"entries": _list(_ENTRY, 8)}), "note": _schema({"words": _list(_WORD, 24)})}
+_DRAWN = {"temperature": 1.0, "seed": 18, "max_tokens": 1200, "logprobs": 1}
+
+FORM_QUESTIONS: tuple[LoadQuestion, ...] = (
+    LoadQuestion("object", (_COUNT,), _DRAWN, form=_OBJECT),
+    LoadQuestion("object-n2", (_COUNT,), {**_DRAWN, "n": 2}, form=_OBJECT),
+    LoadQuestion("object-session", ("Hello, my name is Zorvia.", "What is my name?"), _DRAWN, form=_OBJECT),
+    LoadQuestion("object-sse", (_COUNT,), _DRAWN, face="sse", form=_OBJECT),
+    LoadQuestion("object-websocket", (_COUNT,), {**_DRAWN, "n": 2}, face="websocket", form=_OBJECT),
+    LoadQuestion("call", (_COUNT,), _DRAWN, form=CallForm(_FUNCTIONS)),
+    LoadQuestion("call-named", (_COUNT,), _DRAWN, form=CallForm(_FUNCTIONS, "note")),
+    LoadQuestion("call-sse", (_COUNT,), _DRAWN, face="sse", form=CallForm(_FUNCTIONS)),
+    LoadQuestion("call-websocket", (_COUNT,), _DRAWN, face="websocket", form=CallForm(_FUNCTIONS)),
+    *(question for question in QUESTIONS if question.kind == "websocket"),
 )
 
 

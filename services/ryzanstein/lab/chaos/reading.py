@@ -12,6 +12,25 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a call of a function. Only the first one has the id and the name."""
+
+    number: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class CallRead:
+    """A call as it arrived."""
+
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One message's part of one choice. `node_id` is empty if the protocol does not report it."""
 
@@ -21,6 +40,7 @@ class Piece:
     text: str = ""
     logprobs: Sequence[float] = ()
     node_id: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 @dataclass(slots=True)
@@ -34,6 +54,16 @@ class ChoiceRead:
     text: str = ""
     logprobs: list[float] = field(default_factory=list)
     reason: str = ""
+    calls: dict[int, CallRead] = field(default_factory=dict)
+
+    def take_call(self, piece: CallPiece) -> int:
+        """Appends a piece. Returns 1 if it begins a call that has begun before, otherwise 0."""
+        again = int(bool(piece.call_id) and piece.number in self.calls)
+        call = self.calls.setdefault(piece.number, CallRead())
+        call.call_id += piece.call_id
+        call.name += piece.name
+        call.arguments += piece.arguments
+        return again
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +133,7 @@ class AnswerReading:
         read.tokens += piece.tokens[repeated:]
         read.logprobs += piece.logprobs[repeated:]
         read.text += piece.text
+        self.num_repeated += sum(read.take_call(call) for call in piece.calls)
         self._next[piece.choice] = max(expected, piece.first_index + len(piece.tokens))
         self.node_id = piece.node_id or self.node_id
         if piece.tokens:

@@ -18,6 +18,7 @@ def page(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> str:
         _head(rows, campaign),
         _costs(rows),
         _losses(rows),
+        _forms(rows),
         _spared(rows),
         _restarts(rows),
         _alarms(rows),
@@ -45,8 +46,8 @@ probabilities; sampled with penalties, `min_tokens` and log probabilities; n = 3
 A fault strikes at a seeded moment in the middle of a stream of its victim. Every answer, struck or not, is compared with the
 answer to the same request without a fault: tokens, text, log probabilities within 0.001, finish reason, usage. Faults with
 `late` or `alone` in their names strike answers of a minute and more; several such faults strike the same answers, one after
-the other, and the time to the first new token is then the time until a node is back. Grammar-constrained answers are not
-supported, so they are not tested.
+the other, and the time to the first new token is then the time until a node is back. Faults with `object`, `call` or
+`websocket` in their names strike answers that follow a JSON schema, demanded calls of functions, and streams on sockets.
 
 Times are in seconds, p50 / p99 over the runs in which the event occurred, by nearest rank: **of up to 99 runs, p99 is the
 maximum**. The slowest stream of each run counts."""
@@ -100,6 +101,22 @@ def _losses(rows: Sequence[BudgetRow]) -> str:
 Lost and repeated tokens are counted by their indices, at the client. Failed: requests that did not finish, although the client
 attaches again after a broken stream and retries as the error demands. The target is 0 in every column; failed requests are
 permitted only if no healthy node is left.
+
+{table}"""
+
+
+def _forms(rows: Sequence[BudgetRow]) -> str:
+    rows = [row for row in rows if row.fault.layout.forms]
+    if not rows:
+        return ""
+    table = _table(
+        ("fault", "finished answers with a form", "invalid", "runs"),
+        ((f"`{row.fault.name}`", str(row.formed), str(row.invalid), str(row.runs)) for row in rows),
+    )
+    return f"""## Objects and calls
+
+Answers that have to be JSON of a schema, or calls of functions whose arguments have to match the functions' schemas, as
+`jsonschema` judges them. An answer counts when all its choices have finished. The target is no invalid one.
 
 {table}"""
 

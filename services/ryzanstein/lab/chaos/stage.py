@@ -19,12 +19,20 @@ from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.chaos import judge
+from ryzanstein.lab.chaos.forms import AnswerForm
 from ryzanstein.lab.chaos.layouts import ClusterLayout
 from ryzanstein.lab.chaos.load import ClientLoad
 from ryzanstein.lab.chaos.logs import LogReader
 from ryzanstein.lab.chaos.network import HostNetwork
 from ryzanstein.lab.chaos.plan import TrialPlan, plan
-from ryzanstein.lab.chaos.questions import LONG_QUESTIONS, PATIENT_QUESTIONS, QUESTIONS, LoadQuestion, questions_to
+from ryzanstein.lab.chaos.questions import (
+    FORM_QUESTIONS,
+    LONG_QUESTIONS,
+    PATIENT_QUESTIONS,
+    QUESTIONS,
+    LoadQuestion,
+    questions_to,
+)
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
@@ -44,8 +52,9 @@ class LaboratoryError(Exception):
 class Stage:
     """What faults and runs work with.
 
-    `undisturbed` are answers without a fault, by (kind, turn). `struck_at` is wall and monotonic
-    time. `rank_pids` are by the names that routers have for nodes: node-0/b is model b of node-0.
+    `undisturbed` are answers without a fault, by (kind, turn), and `forms` what they have to look
+    like, by kind, where that is demanded. `struck_at` is wall and monotonic time. `rank_pids` are by
+    the names that routers have for nodes: node-0/b is model b of node-0.
     """
 
     plan: TrialPlan
@@ -54,6 +63,7 @@ class Stage:
     logs: LogReader
     rank_pids: dict[str, list[int]] = field(default_factory=dict)
     undisturbed: dict[tuple[str, int], AnswerReading] = field(default_factory=dict)
+    forms: dict[str, AnswerForm] = field(default_factory=dict)
     struck_at: tuple[float, float] = (0.0, 0.0)
 
     def strikes_now(self) -> None:
@@ -82,7 +92,7 @@ class Stage:
         return self.cluster.services[name].grpc_address.rpartition(":")[0]
 
     def judge(self, reading: AnswerReading) -> judge.Verdict:
-        return judge.judge(self.undisturbed[reading.kind, reading.turn], reading)
+        return judge.judge(self.undisturbed[reading.kind, reading.turn], reading, self.forms.get(reading.kind))
 
     def tokens_left(self, reading: AnswerReading) -> int:
         """Returns how many tokens the answer still lacks."""
@@ -109,13 +119,15 @@ class Stage:
     async def learn(self, question: LoadQuestion) -> None:
         """Records the answer to a question without a fault.
 
-        Raises LaboratoryError if it fails, or differs when asked again.
+        Raises LaboratoryError if it fails, lacks its form, or differs when asked again.
         """
         if (question.kind, 0) not in self.undisturbed:
+            if question.form is not None:
+                self.forms[question.kind] = question.form
             first, second = await self.load.ask(question, 0), await self.load.ask(question, 1)
             for reading, again in zip(first, second, strict=True):
-                verdict = judge.judge(reading, again)
-                if not judge.judge(reading, reading).flawless or not verdict.flawless:
+                verdict = judge.judge(reading, again, question.form)
+                if not judge.judge(reading, reading, question.form).flawless or not verdict.flawless:
                     raise LaboratoryError(f"the answers to {question.kind} differ without a fault: {reading.failure} {verdict}")
                 self.undisturbed[reading.kind, reading.turn] = reading
 
@@ -198,6 +210,8 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
 def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
     if layout.further_models:
         return questions_to(MODEL_DIR.name, layout.further_models)
+    if layout.forms:
+        return FORM_QUESTIONS
     if layout.context:
         return PATIENT_QUESTIONS
     return LONG_QUESTIONS if layout.step_s else QUESTIONS

@@ -61,7 +61,7 @@ class Trials:
         pause_s = longest_pause(ended, began, time.monotonic())
         self.usual = Usual(frozenset(growth), frozenset(map(evidence.kind_of, lines)), pause_s)
         seen = findings.judged(stage, Observation("", 0, "", 0, 0), ended, [], _STREAM_S)
-        if not seen.streams or seen.lost or seen.repeated or seen.failed or seen.changed:
+        if not seen.streams or seen.lost or seen.repeated or seen.failed or seen.changed or seen.invalid:
             raise LaboratoryError(f"wrong answers without a fault: {seen}")
         return seen
 

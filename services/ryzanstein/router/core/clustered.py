@@ -115,24 +115,30 @@ class ClusteredCore(LocalCore):
                 log.warning("lease not released", error=str(error))
 
     def follow(
-        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
+        self,
+        generation_id: str,
+        from_index: Mapping[int, int] | None = None,
+        owner_id: str = "",
+        *,
+        whole: bool = False,
+        tenant: str = "",
     ) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
         if self.find(generation_id) is not None:
-            return super().follow(generation_id, from_index, whole=whole)
-        return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id, whole)
+            return super().follow(generation_id, from_index, whole=whole, tenant=tenant)
+        return self._follow_anywhere(generation_id, PassedReader(from_index or {}), owner_id, whole, tenant)
 
-    async def cancel(self, generation_id: str, owner_id: str = "") -> None:
+    async def cancel(self, generation_id: str, owner_id: str = "", *, tenant: str = "") -> None:
         """See `Core.cancel`."""
         lost: _Lost | None = None
         for _ in range(_MAX_MOVES):
             place = await self._locate(generation_id, lost, owner_id)
             if place is None:
-                await super().cancel(generation_id)
+                await super().cancel(generation_id, tenant=tenant)
                 return
             try:
                 self._cluster.metrics.relayed.inc()
-                await self._cluster.peers.cancel(place, generation_id)
+                await self._cluster.peers.cancel(place, generation_id, tenant=tenant)
                 return
             except OwnerLostError as error:
                 lost = _Lost(place, error.cause)
@@ -157,13 +163,13 @@ class ClusteredCore(LocalCore):
         return self._turns.claimed.holds(session_id)
 
     async def _follow_anywhere(
-        self, generation_id: str, reader: PassedReader, owner_id: str, whole: bool
+        self, generation_id: str, reader: PassedReader, owner_id: str, whole: bool, tenant: str
     ) -> AsyncGenerator[GenerationEvent, None]:
         lost: _Lost | None = None
         for _ in range(_MAX_MOVES):
             place = await self._locate(generation_id, lost, owner_id)
             try:
-                async with aclosing(self._events(generation_id, place, reader, whole)) as events:
+                async with aclosing(self._events(generation_id, place, reader, whole, tenant)) as events:
                     async for event in events:
                         if reader.wants(event):
                             yield event
@@ -173,12 +179,12 @@ class ClusteredCore(LocalCore):
         raise moved(generation_id)
 
     def _events(
-        self, generation_id: str, place: Head | None, reader: PassedReader, whole: bool
+        self, generation_id: str, place: Head | None, reader: PassedReader, whole: bool, tenant: str
     ) -> AsyncGenerator[GenerationEvent, None]:
         if place is None:
-            return super().follow(generation_id, reader.from_index, whole=whole)
+            return super().follow(generation_id, reader.from_index, whole=whole, tenant=tenant)
         self._cluster.metrics.relayed.inc()
-        return self._cluster.peers.attach(place, generation_id, reader.from_index, whole=whole)
+        return self._cluster.peers.attach(place, generation_id, reader.from_index, whole=whole, tenant=tenant)
 
     async def _locate(self, generation_id: str, lost: _Lost | None, owner_id: str) -> Head | None:
         """Returns the head of another router's generation, or None when this router has it.

@@ -33,21 +33,28 @@ class Core(Protocol):
         ...
 
     def follow(
-        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
+        self,
+        generation_id: str,
+        from_index: Mapping[int, int] | None = None,
+        owner_id: str = "",
+        *,
+        whole: bool = False,
+        tenant: str = "",
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Yields Started, then each choice's deltas from its index, then Finished per choice.
 
         The generation may be at any router. Raises the generation's error when it failed. Several
         readers may follow; a slow reader gets several tokens in one Delta. Closing the iterator
         detaches the reader. `owner_id` means that the caller is a router that addresses this router
-        and no other. `whole` means that the client sees nothing before the end.
+        and no other. `whole` means that the client sees nothing before the end. `tenant` is the one
+        that the caller names: another tenant's generation is NOT_FOUND. Without a name all are found.
         """
         ...
 
-    async def cancel(self, generation_id: str, owner_id: str = "") -> None:
+    async def cancel(self, generation_id: str, owner_id: str = "", *, tenant: str = "") -> None:
         """Cancels a generation, wherever it runs. Its choices finish as CANCELLED.
 
-        Raises NOT_FOUND when the generation does not run. `owner_id` is as in `follow`.
+        Raises NOT_FOUND when the generation does not run. `owner_id` and `tenant` are as in `follow`.
         """
         ...
 

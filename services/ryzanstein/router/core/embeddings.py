@@ -69,7 +69,7 @@ class Embedder:
         for task in tasks:
             embedded += task.result()
         self._telemetry.embeddings.inputs.labels(request.model).inc(len(inputs))
-        self._telemetry.prompt_tokens.labels(request.model).inc(sum(each.prompt_tokens for each in embedded))
+        self._telemetry.prompts.read(request.model, sum(each.prompt_tokens for each in embedded))
         return embedded
 
     async def _part(self, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:

@@ -88,10 +88,16 @@ class LocalCore:
         return holder_id
 
     async def follow(
-        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
+        self,
+        generation_id: str,
+        from_index: Mapping[int, int] | None = None,
+        owner_id: str = "",
+        *,
+        whole: bool = False,
+        tenant: str = "",
     ) -> AsyncGenerator[GenerationEvent, None]:
         """See `Core.follow`."""
-        generation = self._generations.get(generation_id)
+        generation = self._found(generation_id, tenant)
         # Before it resumes: a reader that is refused must not make it run.
         check_from_index(generation, from_index or {})
         if generation.started is not None:
@@ -102,9 +108,9 @@ class LocalCore:
             async for event in events:
                 yield event
 
-    async def cancel(self, generation_id: str, owner_id: str = "") -> None:
+    async def cancel(self, generation_id: str, owner_id: str = "", *, tenant: str = "") -> None:
         """See `Core.cancel`."""
-        self._lifecycle.cancel(self._generations.get(generation_id))
+        self._lifecycle.cancel(self._found(generation_id, tenant))
 
     async def leave(self, generation_id: str) -> None:
         """See `Core.leave`."""
@@ -123,6 +129,14 @@ class LocalCore:
     def find(self, generation_id: str) -> Generation | None:
         """Returns a generation that can be read here, or None."""
         return self._generations.find(generation_id)
+
+    def _found(self, generation_id: str, tenant: str) -> Generation:
+        """Returns a generation of the tenant. Another tenant's is as unknown as one that never was."""
+        generation = self._generations.get(generation_id)
+        if tenant not in ("", generation.request.tenant):
+            self._telemetry.refused.labels("foreign_tenant").inc()
+            raise errors.not_found("generation", generation_id)
+        return generation
 
     def reserve(self) -> Place:
         """Returns a place for a generation that is to be adopted.

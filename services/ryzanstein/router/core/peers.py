@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 
 from ryzanstein import errors
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
-from ryzanstein.generation import Delta, GenerationEvent
+from ryzanstein.generation import TENANT_ID, Delta, GenerationEvent
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.rpc.client import open_channel
@@ -73,15 +73,15 @@ class Peers:
         self._users: Counter[str] = Counter()
 
     async def attach(
-        self, head: Head, generation_id: str, from_index: Mapping[int, int], *, whole: bool = False
+        self, head: Head, generation_id: str, from_index: Mapping[int, int], *, whole: bool = False, tenant: str = ""
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Yields the events of a generation from its owner. `whole`: see `Core.follow`.
+        """Yields the events of a generation from its owner. `whole` and `tenant`: see `Core.follow`.
 
         Raises OwnerLostError, or the generation's own error. Closing the iterator cancels the call.
         """
         request = inference.AttachGenerationRequest(generation_id=generation_id, from_index=from_index)
         async with self._channel(head.owner.address) as channel:
-            metadata = ((OWNER, head.owner.owner_id), (WHOLE, str(whole).lower()))
+            metadata = (*_addressed(head.owner, tenant), (WHOLE, str(whole).lower()))
             call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=metadata)
             try:
                 # The owner sends its metadata at once; the first event may be late.
@@ -93,14 +93,14 @@ class Peers:
             finally:
                 call.cancel()
 
-    async def cancel(self, head: Head, generation_id: str) -> None:
+    async def cancel(self, head: Head, generation_id: str, *, tenant: str = "") -> None:
         """Cancels a generation at its owner. Cancelling this coroutine cancels the call.
 
         Raises OwnerLostError, or the owner's own error: NOT_FOUND when the generation does not run.
         """
         request = inference.CancelGenerationRequest(generation_id=generation_id)
         async with self._channel(head.owner.address) as channel:
-            call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=((OWNER, head.owner.owner_id),))
+            call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=_addressed(head.owner, tenant))
             try:
                 await self._watched(call, head.owner, self._answer_s)
             except grpc.aio.AioRpcError as failure:
@@ -254,3 +254,8 @@ def _meaning(failure: grpc.aio.AioRpcError) -> Exception:
     if error.reason == ROUTER_TOO_OLD:
         return OwnerLostError(TOO_OLD)  # it took the generation, and cannot read its request: this router may
     return OwnerLostError(RESTARTED) if error.reason == MOVED else error
+
+
+def _addressed(owner: Owner, tenant: str) -> tuple[tuple[str, str], ...]:
+    """Returns the metadata of a call to an owner, which checks the tenant. An older one does not."""
+    return ((OWNER, owner.owner_id), *(((TENANT_ID, tenant),) if tenant else ()))

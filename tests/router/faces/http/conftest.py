@@ -110,7 +110,13 @@ class EchoCore:
         return generation_id
 
     async def follow(
-        self, generation_id: str, from_index: Mapping[int, int] | None = None, owner_id: str = "", *, whole: bool = False
+        self,
+        generation_id: str,
+        from_index: Mapping[int, int] | None = None,
+        owner_id: str = "",
+        *,
+        whole: bool = False,
+        tenant: str = "",
     ) -> AsyncGenerator[GenerationEvent, None]:
         if generation_id not in self._generations:
             raise errors.not_found("generation", generation_id)
@@ -133,7 +139,7 @@ class EchoCore:
     async def leave(self, generation_id: str) -> None:
         await self.cancel(generation_id)
 
-    async def cancel(self, generation_id: str, owner_id: str = "") -> None:
+    async def cancel(self, generation_id: str, owner_id: str = "", *, tenant: str = "") -> None:
         generation = self._generations.get(generation_id)
         if generation is None or generation.task is None or generation.task.done():
             raise errors.not_found("generation", generation_id)

@@ -21,6 +21,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.frames import Ended
+from ryzanstein.worker.text.grammars.judge import Verdict
 from ryzanstein.worker.text.grammars.process import GrammarBounds, GrammarProcess
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -145,6 +146,32 @@ async def test_hostile_constraints_are_refused_in_time_and_hold_no_loop(text_mod
         lag.cancel()
         assert await lag < 0.05
         assert (await process.judge(schema({"const": 1}), text_model)).grammar_bytes > 0
+
+
+LARGE = [
+    schema({"enum": [f"v{i}" for i in range(10_000)]}),
+    schema({"type": "object", "properties": {f"p{i}": {"enum": [f"v{i}", i]} for i in range(400)}}),
+    Constraint.regex("[ab]*a[ab]{400}"),
+    Constraint.regex("(a?){1000}a{1000}"),
+    Constraint.choice(tuple(f"alternative {i}" for i in range(1024))),
+]
+
+
+@pytest.mark.parametrize("constraint", LARGE, ids=range(len(LARGE)))
+async def test_large_constraints_are_judged_in_time_and_hold_no_loop(text_model: TextModel, constraint: Constraint) -> None:
+    async with running(cpu_s=1.0) as (process, _):
+        await process.judge(SOUND, text_model)
+        lag, began = asyncio.create_task(longest_lag()), time.monotonic()
+        (verdict,) = await asyncio.gather(process.judge(constraint, text_model), return_exceptions=True)
+        assert time.monotonic() - began < 12
+        lag.cancel()
+        assert await lag < 0.05
+        if isinstance(verdict, RyzansteinError):
+            assert verdict.reason == "INVALID_CONSTRAINT"
+            assert verdict.metadata["cause"] in ("size", "time")
+        else:
+            assert isinstance(verdict, Verdict)
+            assert verdict.grammar_bytes > 0
 
 
 async def longest_lag() -> float:

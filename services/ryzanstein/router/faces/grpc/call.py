@@ -43,6 +43,11 @@ class RpcCall:
     whole: bool = False
     """In a call from another router: its client sees nothing before the end."""
 
+    @property
+    def named_tenant(self) -> str:
+        """The tenant that the caller names, empty if it names none. Raises INVALID_ARGUMENT, as `complete` does."""
+        return valid_tenant(self.tenant, "")
+
     def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
         """Returns the request with this call's context. `key` is the message's own `request_id`.
 

@@ -81,13 +81,13 @@ class InferenceServicer(InferenceServiceServicer):
             if call.owner_id:
                 # The relaying router then knows at once that this one is alive.
                 await context.send_initial_metadata(())
-            from_index = dict(request.from_index)
+            from_index, tenant = dict(request.from_index), call.named_tenant
             if not call.owner_id:
-                async with contextlib.aclosing(attached(self._core, request.generation_id, from_index)) as wires:
+                async with contextlib.aclosing(attached(self._core, request.generation_id, from_index, tenant)) as wires:
                     async for wire in wires:
                         yield inference.AttachGenerationResponse(event=wire)
                 return
-            following = self._core.follow(request.generation_id, from_index, call.owner_id, whole=call.whole)
+            following = self._core.follow(request.generation_id, from_index, call.owner_id, whole=call.whole, tenant=tenant)
             async with contextlib.aclosing(following) as events:
                 async for event in events:
                     for part in apart(event):
@@ -97,7 +97,7 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference.CancelGenerationRequest, context: _Context
     ) -> inference.CancelGenerationResponse:
         with self._calls.call("CancelGeneration", context) as call:
-            await self._core.cancel(request.generation_id, call.owner_id)
+            await self._core.cancel(request.generation_id, call.owner_id, tenant=call.named_tenant)
             return inference.CancelGenerationResponse()
 
     async def ListModels(self, request: inference.ListModelsRequest, context: _Context) -> inference.ListModelsResponse:

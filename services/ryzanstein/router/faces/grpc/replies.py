@@ -38,19 +38,19 @@ async def read_events(
 
 
 async def attached(
-    core: Core, generation_id: str, from_index: dict[int, int]
+    core: Core, generation_id: str, from_index: dict[int, int], tenant: str
 ) -> AsyncGenerator[inference.GenerationEvent, None]:
     """Follows a generation for a client that comes back.
 
     Answers with more than content are read from their beginning, also what the client has seen.
     """
-    async with aclosing(core.follow(generation_id, from_index)) as events:
+    async with aclosing(core.follow(generation_id, from_index, tenant=tenant)) as events:
         started = await read_start(events)
         if started.reply is None or not any(from_index.values()):
             async for wire in read_events(_from_start(started, events), from_index):
                 yield wire
             return
-    async with aclosing(core.follow(generation_id, {})) as events:
+    async with aclosing(core.follow(generation_id, {}, tenant=tenant)) as events:
         async for wire in read_events(events, from_index):
             yield wire
 

@@ -142,8 +142,8 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         return await generations.attach(http, response_id, last_event_id, include_usage)
 
     @app.delete("/v1/generations/{response_id}", openapi_extra=described(None, CancelledWork))
-    async def cancel(response_id: str) -> Response:
-        return await generations.cancel(response_id)
+    async def cancel(response_id: str, http: Request) -> Response:
+        return await generations.cancel(http, response_id)
 
 
 def _add_model_routes(app: FastAPI, core: Core) -> None:

@@ -33,7 +33,7 @@ from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
 from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
-from ryzanstein.router.faces.http.prompts import Completions
+from ryzanstein.router.faces.http.prompts import Completions, tenant_of
 from ryzanstein.router.faces.http.resume import first_wanted
 from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
@@ -140,11 +140,12 @@ class GenerationRoutes:
         """
         generation_id = bare_id(response_id)
         cursor = cursor_of(position, generation_id)
-        return await self._open(http, generation_id, cursor, partial(_shown, response_id, include_usage, kind))
+        shown_to = partial(_shown, response_id, include_usage, kind)
+        return await self._open(http, generation_id, cursor, shown_to, tenant_of(http.headers))
 
-    async def cancel(self, response_id: str) -> Response:
+    async def cancel(self, http: Request, response_id: str) -> Response:
         """Cancels a generation. Raises NOT_FOUND when it does not run."""
-        await self._core.cancel(bare_id(response_id))
+        await self._core.cancel(bare_id(response_id), tenant=tenant_of(http.headers))
         return JSONResponse({"id": response_id, "object": "generation", "status": "cancelled"})
 
     async def _open(
@@ -153,10 +154,11 @@ class GenerationRoutes:
         generation_id: str,
         cursor: Cursor,
         shown_to: Callable[[Started], Shown],
+        tenant: str = "",
     ) -> EventStreamResponse[GenerationEvent]:
         with _naming_the_position():
-            wanted = await while_connected(http.receive, first_wanted(self._core, generation_id, cursor))
-            events: Events = self._core.follow(generation_id, wanted)
+            wanted = await while_connected(http.receive, first_wanted(self._core, generation_id, cursor, tenant))
+            events: Events = self._core.follow(generation_id, wanted, tenant=tenant)
             try:
                 started = await while_connected(http.receive, read_start(events))
                 shown = shown_to(started)

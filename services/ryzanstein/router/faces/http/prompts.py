@@ -340,3 +340,11 @@ def deadline_of(headers: Mapping[str, str]) -> float | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and 1 <= int(value) <= _MAX_TIMEOUT_MS):
         raise errors.invalid("X-Request-Timeout-Ms", f"must be an integer in [1, {_MAX_TIMEOUT_MS}]", value[:32])
     return clock.unix_s() + int(value) / 1000
+
+
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """Returns the tenant that the caller's gateway names: a request without a body has no user.
+
+    Raises INVALID_ARGUMENT, as for a request with one.
+    """
+    return valid_tenant(headers.get(TENANT_ID, ""), "")

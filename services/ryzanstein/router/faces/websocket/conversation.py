@@ -19,6 +19,7 @@ from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.failures import HttpRefused, failure_from_exception
 from ryzanstein.router.faces.http.generate import bare_id
+from ryzanstein.router.faces.http.prompts import tenant_of
 from ryzanstein.router.faces.websocket.closes import CloseCode
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
 from ryzanstein.router.faces.websocket.credit import Credit
@@ -155,7 +156,7 @@ class Conversation:
 
     async def _attached(self, attach: Attach, stream: SocketStream) -> None:
         cursor = Cursor({**dict.fromkeys(attach.ended, 0), **attach.from_index}, set(attach.ended))
-        await stream.attach(attach.generation, cursor, attach.include_usage)
+        await stream.attach(attach.generation, cursor, attach.include_usage, tenant_of(self._headers))
 
     async def _run(self, stream: SocketStream, work: Coroutine[Any, Any, None], method: str) -> None:
         """Runs a stream to its end, and tells its client how it failed."""
@@ -205,7 +206,7 @@ class Conversation:
                 raise errors.not_found("generation", frame.id or "")
             if len(self._tasks) > 2 * self._limits.max_streams:
                 raise errors.queue_full(len(self._tasks), 2 * self._limits.max_streams)
-            await self._core.cancel(bare_id(generation))
+            await self._core.cancel(bare_id(generation), tenant=tenant_of(self._headers))
             self._write(Cancelled(generation))
         except Exception as error:
             failure = failure_from_exception(error, "")

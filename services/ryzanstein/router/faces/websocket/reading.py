@@ -17,9 +17,9 @@ from ryzanstein.router.faces.answer import read_start
 class Reading:
     """The events of one generation, each once, from these indices on."""
 
-    def __init__(self, core: Core, generation_id: str, from_index: Mapping[int, int]) -> None:
+    def __init__(self, core: Core, generation_id: str, from_index: Mapping[int, int], tenant: str = "") -> None:
         self._core = core
-        self._generation_id = generation_id
+        self._generation_id, self._tenant = generation_id, tenant
         self._reader = PassedReader(from_index)
         self._events: AsyncGenerator[GenerationEvent, None] | None = None
 
@@ -46,4 +46,4 @@ class Reading:
             await events.aclose()
 
     def _follow(self) -> AsyncGenerator[GenerationEvent, None]:
-        return self._core.follow(self._generation_id, self._reader.from_index)
+        return self._core.follow(self._generation_id, self._reader.from_index, tenant=self._tenant)

@@ -87,7 +87,7 @@ class SocketStream:
                 await leave(self._core, generation_id)
             raise
 
-    async def attach(self, response_id: str, cursor: Cursor, include_usage: bool | None) -> None:
+    async def attach(self, response_id: str, cursor: Cursor, include_usage: bool | None, tenant: str) -> None:
         """Reads the rest of a generation, wherever it runs, as its request asked. Raises its error.
 
         `include_usage` None: also what is said of usage.
@@ -99,13 +99,18 @@ class SocketStream:
             return shown if include_usage is None else replace(shown, usage=include_usage)
 
         generation_id = bare_id(response_id)
-        wanted = await first_wanted(self._core, generation_id, cursor)
-        await self._follow(generation_id, cursor, wanted, shown_to)
+        wanted = await first_wanted(self._core, generation_id, cursor, tenant)
+        await self._follow(generation_id, cursor, wanted, shown_to, tenant)
 
     async def _follow(
-        self, generation_id: str, cursor: Cursor, wanted: dict[int, int], shown_to: Callable[[Started], Shown]
+        self,
+        generation_id: str,
+        cursor: Cursor,
+        wanted: dict[int, int],
+        shown_to: Callable[[Started], Shown],
+        tenant: str = "",
     ) -> None:
-        reading = Reading(self._core, generation_id, wanted)
+        reading = Reading(self._core, generation_id, wanted, tenant)
         try:
             started = await reading.start()
             self._connection.write(encoded(StartedFrame(self.id, self.generation, started.model, started.node_id)))

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation import TENANT_ID, FinishReason, GenerationEvent, Message, valid_tenant
+from ryzanstein.generation import FinishReason, GenerationEvent, Message
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
@@ -24,6 +24,7 @@ from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
+from ryzanstein.router.faces.http.prompts import tenant_of
 from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked
 from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
@@ -42,7 +43,7 @@ class ResponseRoutes:
 
     async def create(self, http: Request, asked_for: Asked) -> Response:
         """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached or has a key."""
-        tenant, previous = tenant_of(http), asked_for.body.previous_response_id
+        tenant, previous = tenant_of(http.headers), asked_for.body.previous_response_id
         history: tuple[Message, ...] = ()
         if previous:
             history = await self._kept.conversation(tenant, previous, "previous_response_id")
@@ -82,11 +83,11 @@ class ResponseRoutes:
         await self._kept.delete(tenant, response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, response_id: str) -> Response:
+    async def cancel(self, tenant: str, response_id: str) -> Response:
         """Cancels a response that runs. Raises NOT_FOUND when it does not."""
         if not response_id.startswith(PREFIX):
             raise errors.not_found("response", response_id)
-        await self._core.cancel(response_id.removeprefix(PREFIX))
+        await self._core.cancel(response_id.removeprefix(PREFIX), tenant=tenant)
         return JSONResponse({"id": response_id, "object": "response", "status": "cancelled"})
 
     async def _keep(self, told: ResponseEvents, asked_for: Asked, tenant: str, history: tuple[Message, ...]) -> None:
@@ -119,17 +120,12 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
     async def retrieve(response_id: str, http: Request) -> Response:
-        return await routes.retrieve(tenant_of(http), response_id)
+        return await routes.retrieve(tenant_of(http.headers), response_id)
 
     @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:
-        return await routes.delete(tenant_of(http), response_id)
+        return await routes.delete(tenant_of(http.headers), response_id)
 
     @app.post("/v1/responses/{response_id}/cancel", openapi_extra=described(None, CancelledWork))
-    async def cancel(response_id: str) -> Response:
-        return await routes.cancel(response_id)
-
-
-def tenant_of(http: Request) -> str:
-    """Returns the tenant that the gateway names: a request without a body has no user."""
-    return valid_tenant(http.headers.get(TENANT_ID, ""), "")
+    async def cancel(response_id: str, http: Request) -> Response:
+        return await routes.cancel(tenant_of(http.headers), response_id)

@@ -1,0 +1,139 @@
+"""What a reader of a generation is told, and as chunks: each choice begins, speaks and ends, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ryzanstein.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    ReplyFormat,
+    Started,
+    Token,
+    TokenLogprobs,
+    Usage,
+)
+from ryzanstein.router.faces.http.chunks import Chunks
+from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.http.pieces import Ending, Opening, Piece, Pieces, Speech
+
+PLAIN = Started("gen", "demo", "node-0", 5, created=17)
+ANSWER = 'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": "b c"}}\n</tool_call>'
+CALLING = Started("gen", "demo", "node-0", 5, created=17, reply=ReplyFormat("hermes", tools=("f",)))
+
+
+def events(text: str, sizes: Sequence[int], *, choice: int = 0, logprobs: bool = False) -> list[GenerationEvent]:
+    """A token for each character, in deltas of these sizes, then the end."""
+    made: list[GenerationEvent] = []
+    first = 0
+    for size in [*sizes, len(text)]:
+        part = text[first : first + size]
+        if part:
+            rows = [TokenLogprobs(-0.5, text=each, token_bytes=each.encode()) if logprobs else None for each in part]
+            tokens = [Token(ord(each), each, row) for each, row in zip(part, rows, strict=True)]
+            made.append(Delta(choice, first, tokens, "node-0"))
+        first += size
+    return [*made, Finished(choice, FinishReason.STOP, Usage(5, len(text)))]
+
+
+def pieces_of(started: Started, said: Sequence[GenerationEvent], cursor: Cursor | None = None) -> list[Piece]:
+    pieces = Pieces(cursor or Cursor(), started)
+    return [piece for event in said for piece in pieces.of(event)]
+
+
+def content(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.said.content for piece in pieces if isinstance(piece, Speech | Ending))
+
+
+def arguments(pieces: Sequence[Piece]) -> str:
+    return "".join(call.arguments for piece in pieces if isinstance(piece, Speech | Ending) for call in piece.said.calls)
+
+
+def test_a_choice_begins_speaks_and_ends() -> None:
+    first, *middle, last = pieces_of(PLAIN, events("abcd", [2, 2]))
+    assert first == Opening(0)
+    assert [piece.said.content for piece in middle if isinstance(piece, Speech)] == ["ab", "cd"]
+    assert isinstance(last, Ending)
+    assert last.reason is FinishReason.STOP
+
+
+def test_choices_that_alternate_keep_their_own_positions() -> None:
+    pieces = Pieces(Cursor(), PLAIN)
+    ones, twos = events("abc", [1, 1]), events("xyz", [1, 1], choice=1)
+    said = [piece for pair in zip(ones, twos, strict=True) for event in pair for piece in pieces.of(event)]
+    assert [piece.choice for piece in said if isinstance(piece, Opening)] == [0, 1]
+    assert [content([piece for piece in said if piece.choice == choice]) for choice in (0, 1)] == ["abc", "xyz"]
+    assert str(pieces.cursor) == "0:3.,1:3."
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.lists(st.integers(1, 9), max_size=12), st.integers(0, len(ANSWER)))
+def test_a_reader_that_comes_back_anywhere_gets_each_part_of_a_call_once(before: list[int], after: list[int], cut: int) -> None:
+    """The second reader follows at another router, which divides the tokens otherwise."""
+    pieces = Pieces(Cursor(), CALLING)
+    heard: list[Piece] = []
+    for event in events(ANSWER, before):
+        if isinstance(event, Delta) and event.first_index < cut:
+            heard += pieces.of(event)
+    rest = pieces_of(CALLING, events(ANSWER, after), Cursor.parse(str(pieces.cursor)))
+    assert content([*heard, *rest]) == "Well."
+    assert json.loads(arguments([*heard, *rest])) == {"a": "b c"}
+    names = [call.name for piece in [*heard, *rest] if isinstance(piece, Speech | Ending) for call in piece.said.calls]
+    assert [name for name in names if name] == ["f"]
+    assert sum(isinstance(piece, Opening) for piece in [*heard, *rest]) == 1
+    (end,) = [piece for piece in rest if isinstance(piece, Ending)]
+    assert end.reason is FinishReason.TOOL_CALLS
+
+
+@given(st.integers(0, 6), st.lists(st.integers(1, 3), max_size=6))
+def test_rows_follow_the_position_of_the_reader(seen: int, sizes: list[int]) -> None:
+    cursor = Cursor.parse(f"0:{seen}" if seen else "")
+    pieces = pieces_of(PLAIN, events("abcdef", sizes, logprobs=True), cursor)
+    rows = [row.text for piece in pieces if isinstance(piece, Speech | Ending) for row in piece.rows]
+    assert "".join(rows) == content(pieces) == "abcdef"[seen:]
+
+
+def test_a_choice_that_the_reader_saw_ending_does_not_end_again() -> None:
+    assert pieces_of(PLAIN, events("ab", [2])[-1:], Cursor.parse("0:2.")) == []
+
+
+def chunks_of(started: Started, said: Sequence[GenerationEvent], dialect: ChatDialect | CompletionDialect, **more: bool):  # type: ignore[no-untyped-def]
+    chunks = Chunks(started, dialect, Cursor(), include_usage=True, **more)
+    return [*(chunk for event in said for chunk in chunks.of(event)), *chunks.last()]
+
+
+def test_chunks_have_an_envelope_and_the_last_one_the_usage() -> None:
+    *middle, last = chunks_of(PLAIN, events("abcd", [2, 2]), ChatDialect())
+    assert all((chunk["id"], chunk["created"], chunk["usage"]) == ("chatcmpl-gen", 17, None) for chunk in middle)
+    assert [choice["delta"] for chunk in middle for choice in chunk["choices"]] == [
+        {"role": "assistant", "content": ""},
+        {"content": "ab"},
+        {"content": "cd"},
+        {},
+    ]
+    assert last["choices"] == []
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (5, 4)
+
+
+def test_continuous_usage_counts_what_the_reader_has() -> None:
+    *middle, last = chunks_of(PLAIN, events("abcd", [1, 3]), CompletionDialect(), continuous=True)
+    assert [chunk["usage"]["completion_tokens"] for chunk in middle] == [1, 4, 4]
+    assert last["usage"]["completion_tokens"] == 4
+
+
+def test_a_call_comes_in_deltas_of_which_only_the_first_has_id_and_name() -> None:
+    chunks = chunks_of(CALLING, events(ANSWER, [5] * 20), ChatDialect())
+    deltas = [each for chunk in chunks for choice in chunk["choices"] for each in choice["delta"].get("tool_calls", ())]
+    first, *rest = deltas
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "f")
+    assert all(set(each) == {"index", "function"} and set(each["function"]) == {"arguments"} for each in rest)
+    assert json.loads("".join(each["function"]["arguments"] for each in deltas)) == {"a": "b c"}
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert reasons[-1] == "tool_calls"
+    assert set(reasons[:-1]) == {None}
