@@ -176,7 +176,7 @@ def install() -> None:
     changes: tuple[tuple[Any, str, Any], ...] = (
         (router, "HttpServer", _NoPort),
         (router, "MetricsServer", _NoPort),
-        (router, "create_app", lambda *_: None),
+        (router, "create_app", lambda *_, **__: None),
         (router, "assembled", _assembled),
         (orchestrator, "MetricsServer", _NoPort),
         (worker, "MetricsServer", _NoPort),

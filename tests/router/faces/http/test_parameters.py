@@ -127,7 +127,7 @@ async def test_whole_numbers_are_token_ids_and_fractions_are_not(http, face):
     assert all(type(each) is int for each in (*request.prompt.token_ids, *request.sampling.stop_token_ids))
     for field, value in (("prompt", [1.5]), ("stop_token_ids", [5.5]), ("allowed_token_ids", [0.5])):
         refused = await http.post("/v1/completions", json={"prompt": "a", field: value})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"{field}[0]")
 
 
 async def test_a_suffix_goes_to_the_core_with_its_prompt(http, face):

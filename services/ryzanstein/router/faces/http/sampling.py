@@ -64,7 +64,7 @@ def token_ids_of(field: str, given: Sequence[Whole]) -> tuple[int, ...]:
     """Returns token ids, also those that are written as 5.0. Raises INVALID_ARGUMENT for a fraction."""
     if float not in set(map(type, given)):
         return tuple(cast("Sequence[int]", given))
-    return tuple(whole(field, each) or 0 for each in given)
+    return tuple(whole(f"{field}[{place}]", each) or 0 for place, each in enumerate(given))
 
 
 def _seed(seed: int) -> int:
