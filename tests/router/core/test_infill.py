@@ -21,7 +21,7 @@ def infill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "infill", filled)
 
 
-def asked(**sampling: int) -> inference.CompleteRequest:
+def asked(**sampling: Any) -> inference.CompleteRequest:
     return inference.CompleteRequest(text="a", suffix="z", sampling=inference.SamplingParams(max_tokens=2, **sampling))
 
 
