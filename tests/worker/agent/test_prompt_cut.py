@@ -109,6 +109,12 @@ def test_a_last_turn_that_does_not_fit_is_not_cut() -> None:
         assert cut(talk, 20, max_tokens=16, keep_prompt_head=0).num_omitted == 0
 
 
+def test_a_last_turn_that_is_longer_than_the_prompt_may_be_is_refused() -> None:
+    for talk in (chat("system", "u1", "a1", "u" * 50), chat("u" * 50)):
+        with pytest.raises(RyzansteinError, match="truncate_prompt_tokens: must hold the last turn"):
+            cut(talk, 100, max_tokens=1, keep_prompt_head=0, truncate_prompt_tokens=20)
+
+
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=2, max_size=12),
     context=st.integers(4, 90),

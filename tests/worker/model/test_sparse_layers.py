@@ -40,6 +40,12 @@ def test_a_row_has_the_same_bits_in_any_company(
     assert not torch.equal(dense, zones.run(loaded)), "nothing is left out: the test shows little"
 
 
+def test_pages_of_other_layers_with_the_rule_are_foreign(model_dirs: Callable[[str], Path], runner: Callable[..., Any]) -> None:
+    rules = ("", SINKS, f"{SINKS},layers=0", f"{SINKS},layers=1", QUEST, f"{QUEST},layers=0", f"{QUEST},layers=1")
+    formats = {runner(model_dirs("llama"), **OPTIONS, sparse_attention=rule).page_format for rule in rules}
+    assert len(formats) == len(rules)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("sparse", ["window=4096,sinks=16", "window=16,quest=20", "window=16,stride=2,sinks=4000"])
 def test_what_leaves_nothing_out_is_dense(

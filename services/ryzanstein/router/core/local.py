@@ -234,10 +234,10 @@ class LocalCore:
 
     async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place."""
-        request = await self._filled(request)
+        given, request = request.prompt, await self._filled(request)
         request, turn = await self._opened(request, generation_id)
         try:
-            request = self._completed(request)
+            request = self._completed(request, given)
             place.wait_for(request.model, self._generations.waiting(request.model))
             if turn is not None:
                 await turn.ensure(request.model)
@@ -251,6 +251,9 @@ class LocalCore:
         """Returns a request to fill in the middle in the model's own tokens; any other as it is."""
         if not isinstance(request.prompt, TextPrompt) or request.prompt.suffix is None:
             return request
+        for name in ("truncate_prompt_tokens", "keep_prompt_head"):
+            if getattr(request.sampling, name) is not None:
+                raise errors.invalid(f"sampling.{name}", "is not supported with a suffix")
         model = self.model_of(request.model)
         filled = await texts.infill(self._links, model, request.prompt.text, request.prompt.suffix)
         stops = tuple(dict.fromkeys((*request.sampling.stop_token_ids, *filled.stop_token_ids)))
@@ -275,20 +278,25 @@ class LocalCore:
             return await self.interrupt(busy.generation_id)
         return self._others is not None and await self._others.interrupt(busy.owner, busy.generation_id)
 
-    def _completed(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns the request with a model, seed and deadline, which a client may omit."""
+    def _completed(self, request: GenerationRequest, given: Prompt) -> GenerationRequest:
+        """Returns the request with a model, seed and deadline, which a client may omit. `given`: the client's own prompt."""
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
             model=self.model_of(request.model),
-            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(sampling)),
+            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(sampling, given)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )
 
-    def _kept_head(self, sampling: SamplingParams) -> int | None:
-        """Returns the head of its prompt that is kept if that does not fit; None: it is refused."""
+    def _kept_head(self, sampling: SamplingParams, given: Prompt) -> int | None:
+        """Returns the head of its prompt that is kept if that does not fit; None: it is refused.
+
+        A prompt to fill in the middle is never cut: what is in its own middle says where that is.
+        """
+        if isinstance(given, TextPrompt) and given.suffix is not None:
+            return None
         if sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None:
             return sampling.keep_prompt_head
         return self._policy.keep_prompt_head

@@ -35,7 +35,8 @@ async def fitted(attempt: Attempt, read: ReadPrompt, context_length: int, again:
     """Returns the prompt, without what does not fit if the request wants it cut.
 
     `again` reads a shorter prompt. A conversation whose last turn alone does not fit is not cut: it
-    is refused as a whole. Raises INVALID_ARGUMENT for a head for which there is no room.
+    is refused as a whole, unless the context alone holds it. Raises INVALID_ARGUMENT for a head for
+    which there is no room, and for a last turn that is longer than `truncate_prompt_tokens`.
     """
     sampling, prompt = attempt.request.sampling, attempt.request.prompt
     if sampling.keep_prompt_head is None:
@@ -44,7 +45,7 @@ async def fitted(attempt: Attempt, read: ReadPrompt, context_length: int, again:
     if len(read.token_ids) <= limit:
         return CutPrompt(read)
     if isinstance(prompt, ChatPrompt):
-        kept = await _last_turns(prompt, limit, again) or read
+        kept = await _last_turns(prompt, limit, again) or _whole(read, sampling)
     else:
         kept = replace(read, token_ids=_without_middle(read.token_ids, sampling.keep_prompt_head, limit))
     return CutPrompt(kept, len(read.token_ids) - len(kept.token_ids))
@@ -68,6 +69,14 @@ def _without_middle(token_ids: list[int], head: int, limit: int) -> list[int]:
     if head >= limit:
         raise errors.invalid("sampling.keep_prompt_head", f"must leave room in a prompt of at most {limit} tokens", head)
     return token_ids[:head] + token_ids[len(token_ids) - limit + head :]
+
+
+def _whole(read: ReadPrompt, sampling: SamplingParams) -> ReadPrompt:
+    """Returns a conversation of which no turn can be left out; the context may still hold it."""
+    most = sampling.truncate_prompt_tokens
+    if most is not None and len(read.token_ids) > most:
+        raise errors.invalid("sampling.truncate_prompt_tokens", "must hold the last turn of the conversation", most)
+    return read
 
 
 async def _last_turns(prompt: ChatPrompt, limit: int, again: Read) -> ReadPrompt | None:

@@ -81,6 +81,8 @@ def description(spec: DecoderSpec, blocks: PageLayout, hot: PageLayout | None, z
     groups = layer_groups(spec)
     windows = ",".join(str(window or "all") for window in groups.windows)
     windows += "".join(f" {group}:{rule}" for group, rule in enumerate(groups.rules) if rule is not None)
+    if groups.rules:  # of layers that a node chose; windows are the model's own
+        windows += f" layers={','.join(map(str, groups.groups))}"
     slots = blocks if hot is None else hot
     _, tokens, parts, heads, width = slots.shape
     dtype = str(slots.dtype).removeprefix("torch.")

@@ -222,6 +222,7 @@ COMPLETIONS = [
     ({"prompt": "a", "logprobs": True}, "logprobs"),
     ({"prompt": [1], "suffix": "z"}, "suffix"),
     ({"prompt": "a", "suffix": "z", "echo": True}, "echo"),
+    ({"prompt": "a", "suffix": "z", "keep_prompt_head": 1}, "keep_prompt_head"),
     ({"prompt": ["a", ""]}, "prompt"),
     ({"prompt": ["a", [1]]}, "prompt"),
     ({"prompt": ["a"] * 257}, "prompt"),

@@ -189,3 +189,12 @@ async def test_transfers_and_offers_are_bounded(node, chain, scope) -> None:
     node.servicer._transfers.running -= 1
     assert await node.store.send(scope, b"", several(chain(1))) == 1
     assert node.servicer._transfers.running == MAX_TRANSFERS - 1
+
+
+@pytest.mark.parametrize("num_bytes", [1, 16, 100_000])
+async def test_a_parent_that_is_no_page_is_refused(node, scope, num_bytes) -> None:
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+        begin = pb.SendPagesBegin(scope=wire, parent=bytes(num_bytes))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"begin\.parent"):
+            await PageServiceStub(channel).SendPages(several([pb.SendPagesRequest(begin=begin)]))

@@ -154,6 +154,8 @@ def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
         raise errors.invalid("echo", "is not supported with a suffix")
     if body.truncate_prompt_tokens is not None:
         raise errors.invalid("truncate_prompt_tokens", "is not supported with a suffix")
+    if body.keep_prompt_head is not None:
+        raise errors.invalid("keep_prompt_head", "is not supported with a suffix")
     return replace(prompt, suffix=body.suffix)
 
 

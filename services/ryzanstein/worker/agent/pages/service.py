@@ -19,6 +19,7 @@ from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, checked_keys, checked_root, pieces_of
 from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.engine.travel import NAME_BYTES
 
 Context = ServicerContext[Any, Any]
 
@@ -51,6 +52,8 @@ class PageServicer(PageServiceServicer):
         if first is None or not first.HasField("begin"):
             raise errors.invalid("frame", "the first frame must be begin")
         self._require_staying(first.begin.scope)
+        if len(first.begin.parent) not in (0, NAME_BYTES):
+            raise errors.invalid("begin.parent", f"must have {NAME_BYTES} bytes, or none", len(first.begin.parent))
         with self._transfers:
             pages, mover, scope = await self._scope(first.begin.scope)
             arriving = _Arriving(pages, mover, scope, first.begin.parent)
