@@ -6,7 +6,7 @@ import time
 
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ryzanstein.rpc.records import MAX_RECORDS, MalformedError, TooManyRecordsError, check_records, shape_of
@@ -120,6 +120,7 @@ def test_too_many_records_are_found_early_and_named(data: bytes, field: str) -> 
 
 
 @given(st.binary(min_size=1, max_size=64), st.integers(0, 2))
+@example(b"\x00\x00\x00\x00\x00\x002\x80", 0)
 def test_what_the_parser_takes_is_not_called_malformed(data: bytes, which: int) -> None:
     """Groups apart, which proto3 does not have."""
     kind, shape = ((inference.ChatRequest, CHAT), (inference.CompleteRequest, COMPLETE), (worker.ConnectRequest, CONNECT))[

@@ -113,7 +113,7 @@ def _scan(data: bytes, shape: RecordShape, left: int) -> int:
         if inner is None:
             position += length
         elif inner is _PACKED:
-            position += length
+            position = _within(position + length, end)
             left -= length // PACKED_BYTES
         else:
             outer.append((end, nested, tag))
