@@ -1,17 +1,18 @@
-"""How a request for vectors is divided among nodes: which input an error names."""
+"""How a request for vectors is divided among nodes: which input an error names, and how long it waits."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.embeddings import EmbeddingRequest
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import TextPrompt
 from ryzanstein.router.core import embeddings
 from ryzanstein.router.core.embeddings import Embedder
@@ -57,3 +58,10 @@ async def test_an_error_names_the_input_by_its_place_in_the_whole_request(monkey
         await embedder(Link()).embed(request(100))
     assert refused.value.violations[0].field == refused.value.metadata["field"] == "input[70]"
     assert refused.value.message == "input[70]: must have at least one token"
+
+
+async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:
+    began = time.monotonic()
+    with pytest.raises(RyzansteinError) as late:
+        await embedder().embed(request(1, deadline=clock.unix_s() + 0.1))
+    assert (late.value.code, time.monotonic() - began < 2) == (Code.DEADLINE_EXCEEDED, True)

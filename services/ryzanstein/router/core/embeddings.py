@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.router.failover.placement import RunnerPolicy
@@ -108,7 +108,8 @@ class Embedder:
     async def _none_left(self, request: EmbeddingRequest, failed: dict[str, RyzansteinError], until: float) -> None:
         """Returns when another node may be tried; those that were lost are tried again then.
 
-        Raises the last error where waiting does not help, or NO_NODES after `failover_wait_s`.
+        Raises the last error where waiting does not help, or NO_NODES after `failover_wait_s`, or
+        DEADLINE_EXCEEDED.
         """
         last = next(reversed(failed.values()), None)
         left_s = until - time.monotonic()
@@ -116,6 +117,10 @@ class Embedder:
             raise last
         if left_s <= 0:
             raise errors.no_nodes(request.model, f"none was available for {self._policy.failover_wait_s:g} s")
+        if request.deadline is not None:
+            left_s = min(left_s, request.deadline - clock.unix_s())
+            if left_s <= 0:
+                raise errors.deadline_exceeded()
         await self._links.changed(left_s)
         failed.clear()
 
