@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ryzanstein import clock, errors
-from ryzanstein.embeddings import EmbeddingRequest
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import TextPrompt
 from ryzanstein.router.core import embeddings
@@ -51,7 +51,7 @@ async def test_an_error_names_the_input_by_its_place_in_the_whole_request(monkey
         wrong = next((i for i, each in enumerate(inputs) if each.text == "70"), None)
         if wrong is not None:
             raise errors.invalid(f"input[{wrong}]", "must have at least one token")
-        return [embeddings.Embedded(array("f", [1.0]), 1) for _ in inputs]
+        return [Embedded(array("f", [1.0]), 1) for _ in inputs]
 
     monkeypatch.setattr(embeddings, "embed", refusing)
     with pytest.raises(RyzansteinError) as refused:
