@@ -116,6 +116,7 @@ async def test_vectors_are_cut_where_the_model_says_so_and_what_it_cannot_do_is_
         assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, field), error
     too_long = await refused(stub, texts(TEXTS[0], "12 " * 1000))
     assert (too_long.reason, too_long.metadata["context_length"]) == ("CONTEXT_TOO_LONG", "768")
+    assert too_long.violations[0].field == "input[1]"
     late = await refused(stub, texts(*(f"{i} " * 300 for i in range(500))), timeout=0.2)
     assert late.code is Code.DEADLINE_EXCEEDED
     async with connect(node.address) as link:

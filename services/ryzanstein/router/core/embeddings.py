@@ -7,11 +7,13 @@ again on another one, and nothing is journalled.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.router.failover.placement import RunnerPolicy
@@ -26,6 +28,7 @@ MAX_RUNNING = 16_384
 """Inputs of all requests of a router at once."""
 _AT_ONCE = 8  # parts of one request
 _ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
+_INPUT = re.compile(r"input\[([0-9]{1,4})\]")
 
 
 class Embedder:
@@ -48,32 +51,34 @@ class Embedder:
             raise errors.queue_full(self._num_inputs, MAX_RUNNING)
         self._num_inputs = num_running
         try:
-            return await self._embedded(request, request.inputs)
+            return await self._embedded(request)
         finally:
             self._num_inputs -= len(request.inputs)
 
-    async def _embedded(self, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
-        embedded = await self._part(request, inputs[:PART])
-        check_numbers(len(inputs), len(embedded[0].values))
+    async def _embedded(self, request: EmbeddingRequest) -> list[Embedded]:
+        num_inputs = len(request.inputs)
+        embedded = await self._part(request, 0)
+        check_numbers(num_inputs, len(embedded[0].values))
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def part(begin: int) -> list[Embedded]:
             async with slots:
-                return await self._part(request, inputs[begin : begin + PART])
+                return await self._part(request, begin)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(part(begin)) for begin in range(PART, len(inputs), PART)]
+                tasks = [group.create_task(part(begin)) for begin in range(PART, num_inputs, PART)]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         for task in tasks:
             embedded += task.result()
-        self._telemetry.embeddings.inputs.labels(request.model).inc(len(inputs))
+        self._telemetry.embeddings.inputs.labels(request.model).inc(num_inputs)
         self._telemetry.prompts.read(request.model, sum(each.prompt_tokens for each in embedded))
         return embedded
 
-    async def _part(self, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
+    async def _part(self, request: EmbeddingRequest, begin: int) -> list[Embedded]:
         """Returns the vectors of one part, from the first node that can make them."""
+        inputs = request.inputs[begin : begin + PART]
         failed: dict[str, RyzansteinError] = {}
         num_failed, until = 0, time.monotonic() + self._policy.failover_wait_s
         while True:
@@ -86,7 +91,7 @@ class Embedder:
             except RyzansteinError as error:
                 num_failed += 1
                 if error.code not in _ELSEWHERE or num_failed >= self._policy.max_fruitless_attempts:
-                    raise
+                    raise _placed(error, begin) from None
                 self._telemetry.embeddings.retries.labels(error.code.name.lower()).inc()
                 failed[link.node_id] = error
 
@@ -103,7 +108,8 @@ class Embedder:
     async def _none_left(self, request: EmbeddingRequest, failed: dict[str, RyzansteinError], until: float) -> None:
         """Returns when another node may be tried; those that were lost are tried again then.
 
-        Raises the last error where waiting does not help, or NO_NODES after `failover_wait_s`.
+        Raises the last error where waiting does not help, or NO_NODES after `failover_wait_s`, or
+        DEADLINE_EXCEEDED.
         """
         last = next(reversed(failed.values()), None)
         left_s = until - time.monotonic()
@@ -111,5 +117,29 @@ class Embedder:
             raise last
         if left_s <= 0:
             raise errors.no_nodes(request.model, f"none was available for {self._policy.failover_wait_s:g} s")
+        if request.deadline is not None:
+            left_s = min(left_s, request.deadline - clock.unix_s())
+            if left_s <= 0:
+                raise errors.deadline_exceeded()
         await self._links.changed(left_s)
         failed.clear()
+
+
+def _placed(error: RyzansteinError, begin: int) -> RyzansteinError:
+    """Returns the error of a part that begins there: the input that it names is one of the whole request."""
+    names = {each.field: _whole_name(each.field, begin) for each in error.violations}
+    if not begin or all(names[field] == field for field in names):
+        return error
+    message, metadata = error.message, dict(error.metadata)
+    for field, name in names.items():
+        if message.startswith(f"{field}:"):
+            message = name + message.removeprefix(field)
+    if (field := metadata.get("field", "")) in names:
+        metadata["field"] = names[field]
+    violations = tuple(replace(each, field=names[each.field]) for each in error.violations)
+    return replace(error, message=message, metadata=metadata, violations=violations)
+
+
+def _whole_name(field: str, begin: int) -> str:
+    found = _INPUT.fullmatch(field)
+    return field if found is None else f"input[{begin + int(found[1])}]"

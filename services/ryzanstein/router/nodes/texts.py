@@ -55,12 +55,15 @@ class Infilled(NamedTuple):
 
 
 async def infill(links: Roster, model: str, prefix: str, suffix: str) -> Infilled:
-    """Returns a prompt to fill in the middle. Raises as `tokenize` does, and NODES_TOO_OLD."""
-    link = _link(links, model)
-    answer = await _asked(link, "Tokenize", pb.TokenizeRequest(model=model, text=prefix, suffix=suffix))
-    if not answer.infill:
-        text = f"node {link.node_id} is of an older version, which fills in no middle"
-        raise RyzansteinError(text, Code.UNIMPLEMENTED, "NODES_TOO_OLD")
+    """Returns a prompt to fill in the middle. Raises as `tokenize` does, and NODES_TOO_OLD if all nodes are."""
+    request = pb.TokenizeRequest(model=model, text=prefix, suffix=suffix)
+    link, too_old = _link(links, model), set[str]()
+    while not (answer := await _asked(link, "Tokenize", request)).infill:
+        too_old.add(link.node_id)
+        if (other := links.least_loaded(model, too_old)) is None:
+            text = f"node {link.node_id} is of an older version, which fills in no middle"
+            raise RyzansteinError(text, Code.UNIMPLEMENTED, "NODES_TOO_OLD")
+        link = other
     return Infilled(answer.token_ids, answer.stop_token_ids)
 
 

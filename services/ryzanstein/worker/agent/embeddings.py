@@ -20,7 +20,7 @@ from grpc.aio import ServicerContext
 
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers, no_embeddings
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import FieldViolation, RyzansteinError
 from ryzanstein.generation import TENANT_ID, SamplingParams, TextPrompt, TokenPrompt, valid_tenant
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
@@ -113,7 +113,8 @@ class NodeEmbedding:
             raise errors.invalid(f"input[{place}]", "must have at least one token")
         most = self._most_tokens()
         if len(token_ids) > most:
-            raise errors.context_too_long(len(token_ids), 0, most)
+            violation = FieldViolation(f"input[{place}]", f"must have at most {most} tokens")
+            raise replace(errors.context_too_long(len(token_ids), 0, most), violations=(violation,))
         wrong = next((each for each in token_ids if each >= self._text.vocab_size), None)
         if wrong is not None:
             raise errors.invalid(f"input[{place}]", f"each token id must be in [0, {self._text.vocab_size})", wrong)

@@ -1,0 +1,67 @@
+"""How a request for vectors is divided among nodes: which input an error names, and how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ryzanstein import clock, errors
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation import TextPrompt
+from ryzanstein.router.core import embeddings
+from ryzanstein.router.core.embeddings import Embedder
+from ryzanstein.router.failover.placement import RunnerPolicy
+from ryzanstein.router.telemetry import RouterTelemetry
+
+
+@dataclass
+class Link:
+    node_id: str = "node-0"
+
+
+class Links:
+    """A roster of these nodes, which never changes."""
+
+    def __init__(self, *links: Link) -> None:
+        self._links = links
+
+    def least_loaded(self, model: str, excluded: Any = (), besides: Any = None) -> Link | None:
+        return next((link for link in self._links if link.node_id not in excluded), None)
+
+    async def changed(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+
+
+def embedder(*links: Link) -> Embedder:
+    return Embedder(Links(*links), RunnerPolicy(), RouterTelemetry())  # type: ignore[arg-type]
+
+
+def request(num_inputs: int, **more: Any) -> EmbeddingRequest:
+    return EmbeddingRequest("demo", tuple(TextPrompt(str(i)) for i in range(num_inputs)), **more)
+
+
+async def test_an_error_names_the_input_by_its_place_in_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refusing(link: Link, asked: EmbeddingRequest, inputs: Any) -> Any:
+        wrong = next((i for i, each in enumerate(inputs) if each.text == "70"), None)
+        if wrong is not None:
+            raise errors.invalid(f"input[{wrong}]", "must have at least one token")
+        return [Embedded(array("f", [1.0]), 1) for _ in inputs]
+
+    monkeypatch.setattr(embeddings, "embed", refusing)
+    with pytest.raises(RyzansteinError) as refused:
+        await embedder(Link()).embed(request(100))
+    assert refused.value.violations[0].field == refused.value.metadata["field"] == "input[70]"
+    assert refused.value.message == "input[70]: must have at least one token"
+
+
+async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:
+    began = time.monotonic()
+    with pytest.raises(RyzansteinError) as late:
+        await embedder().embed(request(1, deadline=clock.unix_s() + 0.1))
+    assert (late.value.code, time.monotonic() - began < 2) == (Code.DEADLINE_EXCEEDED, True)
