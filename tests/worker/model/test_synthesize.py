@@ -76,7 +76,12 @@ def test_a_usual_shape_is_near_the_number_asked_for(num_parameters: float) -> No
 
 
 def test_presets_are_those_of_the_benchmarks() -> None:
-    assert {name: round(shape.num_parameters / 1e6) for name, shape in PRESETS.items()} == {"S": 8, "context": 6, "L": 246, "M": 1100}
+    assert {name: round(shape.num_parameters / 1e6) for name, shape in PRESETS.items()} == {
+        "S": 8,
+        "context": 6,
+        "L": 246,
+        "M": 1100,
+    }
 
 
 def run(*args: object) -> tuple[int, str]:

@@ -57,8 +57,9 @@ async def _damaged(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]
 
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    if data:  # SIGKILL can leave an empty file
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
 
 
 @asynccontextmanager

@@ -35,7 +35,8 @@ class EmbeddingServicer(EmbeddingServiceServicer):
                 deadline=call.deadline,
                 request_id=call.request_id,
             )
-            embedded, model = await self._core.embed(asked), self._core.model_of(asked.model)
+            embedded = await self._core.embed(asked)
+            model = asked.model or self._core.model_of("")
             if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
                 return embedded_to_wire(embedded, model)
             return await asyncio.to_thread(embedded_to_wire, embedded, model)

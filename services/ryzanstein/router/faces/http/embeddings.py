@@ -76,7 +76,7 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
         request_id = call_of(http.scope).request_id
         body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
         embedded = await while_connected(http.receive, core.embed(asked))
-        model, as_base64 = core.model_of(asked.model), body.encoding_format == "base64"
+        model, as_base64 = asked.model or core.model_of(""), body.encoding_format == "base64"
         if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
             content = _written(embedded, model, as_base64)
         else:

@@ -193,7 +193,7 @@ class GrammarProcess:
         self._answers.pop(job, None)
         try:
             model.table.set_result(_content(*answer.result()))
-        except RyzansteinError as error:
+        except Exception as error:  # whatever it is, those who wait for the table must learn it
             model.table.set_exception(error)
 
     def _close(self, path: str) -> None:

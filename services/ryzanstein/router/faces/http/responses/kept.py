@@ -97,9 +97,10 @@ class KeptResponses:
     async def _object(self, key: str) -> Shape | None:
         try:
             (message,) = (await self._sessions.get(key + _OBJECT)).messages
-            return dict(json.loads(message.content))
+            found = json.loads(message.content)
         except (RyzansteinError, ValueError):
             return None
+        return found if isinstance(found, dict) else None  # a client may have written into such a session
 
     async def _found(self, tenant: str, response_id: str) -> tuple[Message, ...]:
         try:
