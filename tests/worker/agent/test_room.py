@@ -26,9 +26,9 @@ AT_ONCE, CHOICES = 5, 8
 async def test_long_prompts_that_come_at_once_are_bounded_as_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize, together = intake.tokenize, threading.Barrier(AT_ONCE, timeout=30)
 
-    async def slowly(*args: Any) -> list[int]:
+    async def slowly(*args: Any, **more: Any) -> intake.ReadPrompt:
         await asyncio.to_thread(together.wait)
-        return await tokenize(*args)
+        return await tokenize(*args, **more)
 
     monkeypatch.setattr(intake, "tokenize", slowly)
     settings = WorkerSettings(_env_file=None, max_waiting=16, max_sequences=1)  # type: ignore[call-arg]

@@ -41,7 +41,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     journalled = pb.JournalRequest(
         submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
     )
-    journalled.detached = request.detached
+    journalled.detached, journalled.kept = request.detached, request.kept
     journalled.created, journalled.shown_as = request.created, request.shown_as
     journalled.features.extend(sorted(request.features))
     if request.key is not None:
@@ -82,6 +82,7 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
         detached=journalled.detached,
         created=journalled.created,
         shown_as=journalled.shown_as,
+        kept=journalled.kept,
     )
     if journalled.key:
         request = replace(request, key=RequestKey(journalled.key, journalled.key_body))
