@@ -108,7 +108,7 @@ def _inputs(given: str | list[str | int | float | list[int | float]]) -> tuple[E
     kinds = set(map(type, given))
     if kinds and kinds <= {int, float}:
         return (TokenPrompt(token_ids_of("input", cast("list[int | float]", given))),)
-    elif not kinds <= {str} and not kinds <= {list}:
+    if not kinds <= {str} and not kinds <= {list}:
         raise errors.invalid("input", "must be a text, a list of token ids, or a list of either")
     if len(given) > MAX_INPUTS:
         raise errors.invalid("input", f"must have at most {MAX_INPUTS} entries", len(given))
