@@ -1,9 +1,9 @@
-"""Paused sequences whose pages may be in a tier: brought back from there when there is room, or computed.
+"""Resumes paused sequences: from pages in a tier, or by computing them again.
 
-A conversation's pages are in the tiers since they became full. So to park a sequence nothing is
-copied: its blocks are idle, and some of them are evicted. When it is its turn again, the agent is
-asked for the pages that were, and decides by measured cost. The sequence waits for its answer, for a
-bounded time.
+The tiers receive a conversation's pages as soon as they are full, so parking a sequence copies
+nothing: its blocks become idle and may be evicted. When the sequence is next in the queue, the engine
+asks the agent to restore the evicted pages. The agent decides by measured cost. The sequence waits at
+most `RETURN_S` for the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a reader of a generation is told, and as chunks: each choice begins, speaks and ends, once."""
+"""The pieces of a streamed answer and their chunks: each choice starts, has content and finishes, once."""
 
 from __future__ import annotations
 

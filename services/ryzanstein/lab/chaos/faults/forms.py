@@ -19,7 +19,7 @@ _HIT = {
     "call": ("in the middle of a demanded call", ("call", "call-named", "call-sse")),
     "websocket": ("in the middle of streams on a socket", ("websocket", "object-websocket", "call-websocket")),
 }
-# Frames name no node, so what was in flight is told by its time: shorter than any of these faults is.
+# Frames do not name their node. One that arrives this soon after the strike was sent before it.
 _IN_FLIGHT_S = 0.01
 
 
