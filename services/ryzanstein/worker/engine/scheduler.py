@@ -16,7 +16,7 @@ from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.kv_pages import KVPages
 from ryzanstein.worker.engine.ordered import OrderedSequences
-from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.prompt_cost import Allowance, PromptCost
 from ryzanstein.worker.engine.parking import Parking
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match
@@ -36,9 +36,10 @@ class Scheduler:
     computed again later, mostly from the prefix cache, or its pages come back from a tier.
     """
 
-    def __init__(self, settings: EngineSettings, pace: StepPace, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: EngineSettings, cost: PromptCost, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._pace = pace
+        self._cost = cost
+        self._allowance: Allowance | None = None
         self._pages = KVPages(settings)
         self.parking = Parking(settings.block_size, clock)
         """The paused sequences that may come back from a tier."""
@@ -178,11 +179,14 @@ class Scheduler:
         the time per token.
         """
         budget, objective_s = self._settings.token_budget, self._settings.tpot_objective_s
+        self._allowance = None
         if not objective_s and max_prefill >= budget:
             return budget
         num_decodes = sum(sequence.num_pending == 1 for sequence in self.running)
         if objective_s and num_decodes:
-            max_prefill = min(max_prefill, self._pace.chunk(objective_s))
+            self._allowance = self._cost.allowance(objective_s)
+            first = next((sequence for sequence in self.running if sequence.num_pending > 1), None)
+            max_prefill = min(max_prefill, self._allowance.room(first.num_computed if first else 0))
         return min(budget, num_decodes + max_prefill)
 
     def _admit(self) -> None:
@@ -282,13 +286,22 @@ class Scheduler:
         """Adds prefills, in order, up to the budget that the decodes left."""
         budget = self._limit - batch.num_tokens
         for sequence in self.running:
-            if budget == 0:
-                return
             if sequence.num_pending > 1:
-                num = self._pages.reach(sequence, min(sequence.num_pending, budget, sequence.most_at_once))
+                room = self._room(sequence, budget)
+                if room == 0:
+                    return
+                num = self._pages.reach(sequence, min(sequence.num_pending, room, sequence.most_at_once))
                 if num > 0:
-                    batch.prefill(sequence, num)
+                    self._take(batch, sequence, num)
                     budget -= num
+
+    def _room(self, sequence: Sequence, budget: int) -> int:
+        return min(budget, self._allowance.room(sequence.num_computed)) if self._allowance else budget
+
+    def _take(self, batch: Batch, sequence: Sequence, num: int) -> None:
+        if self._allowance:
+            self._allowance.take(num, sequence.num_computed)
+        batch.prefill(sequence, num)
 
     def _pause(self, victim: Sequence, cause: str) -> None:
         self.running.remove(victim)
