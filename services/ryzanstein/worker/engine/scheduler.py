@@ -16,10 +16,10 @@ from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.kv_pages import KVPages
 from ryzanstein.worker.engine.ordered import OrderedSequences
-from ryzanstein.worker.engine.prompt_cost import Allowance, PromptCost
 from ryzanstein.worker.engine.parking import Parking
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match
+from ryzanstein.worker.engine.prompt_cost import Allowance, PromptCost
 from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
