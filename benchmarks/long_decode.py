@@ -3,12 +3,12 @@
     .venv/bin/python benchmarks/long_decode.py --model DIR_OR_GGUF [--contexts 1000,30000] [--batch 1] [--steps 20]
         [--threads 2] [--quantization none] [--kv-compression none] [--sparse-attention RULE] [--json FILE]
 
-One rank decodes sequences whose contexts nobody computed: their keys and values are zeros, which are written once. Memory that
-was never written is one page of the system's, wherever it is read: that would measure a cache, not memory. What a step reads and
-computes does not depend on what the numbers are, so it takes the same time, and no prompt of 30,000 tokens is computed before.
-That is not so with `quest`, whose choice depends on them. The contexts take turns step by step: what the machine does meanwhile
-touches all alike. The figures hold for one rank with so many threads. With tensor parallelism each rank reads its own heads, and
-those of a model with one key-value head all read the same.
+One rank decodes sequences whose contexts nobody computed: their keys and values are zeros, which are written once. Memory
+that was never written is one page of the system's, wherever it is read: that would measure a cache, not memory. What a step
+reads and computes does not depend on what the numbers are, so it takes the same time, and no prompt of 30,000 tokens is
+computed before. That is not so with `quest`, whose choice depends on them. The contexts take turns step by step: what the
+machine does meanwhile touches all alike. The figures hold for one rank with so many threads. With tensor parallelism each rank
+reads its own heads, and those of a model with one key-value head all read the same.
 """
 
 from __future__ import annotations

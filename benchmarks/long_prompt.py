@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/long_prompt.py [--model DIR_OR_GGUF] [--prompt 30000] [--objectives 0.1,0] [--streams 8]
         [--seconds 15] [--threads 2] [--flags "..."] [--json FILE]
 
-A real cluster of one node. Streams decode all the time; after --seconds one prompt of so many tokens arrives. Inter-token times of
-the streams, as a client sees them, before it came and while it was computed: median, 99th percentile, greatest. Each of
---objectives is a setting of `tpot_objective_s` (0: none) and a cluster of its own. Without --model it is a random decoder of four
-layers with a context of 32,768 tokens.
+A real cluster of one node. Streams decode all the time; after --seconds one prompt of so many tokens arrives. Inter-token
+times of the streams, as a client sees them, before it came and while it was computed: median, 99th percentile, greatest. Each
+of --objectives is a setting of `tpot_objective_s` (0: none) and a cluster of its own. Without --model it is a random decoder of
+four layers with a context of 32,768 tokens.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
     return random.Random(seed).choices(TOKEN_IDS, k=num_tokens)
 
 
+def has_tokens(event: Any) -> bool:
+    return event.WhichOneof("kind") == "delta" and len(event.delta.token_ids) > 0
+
+
 async def arrivals(stub: Any, prompt_ids: list[int], max_tokens: int) -> list[float]:
     """Returns when tokens came."""
-    times = []
-    async for response in stub.StreamComplete(request(prompt_ids, max_tokens), timeout=CALL_S):
-        if response.event.WhichOneof("kind") == "delta" and response.event.delta.token_ids:
-            times.append(time.monotonic())
-    return times
+    answer = stub.StreamComplete(request(prompt_ids, max_tokens), timeout=CALL_S)
+    return [time.monotonic() async for response in answer if has_tokens(response.event)]
 
 
 class Stream:
@@ -70,7 +71,7 @@ class Stream:
             turn += 1
             prompt, last = prompt_of(STREAM_PROMPT, 1000 * self._number + turn), 0.0
             async for response in self._stub.StreamComplete(request(prompt, STREAM_TOKENS), timeout=CALL_S):
-                if response.event.WhichOneof("kind") == "delta" and response.event.delta.token_ids:
+                if has_tokens(response.event):
                     now = time.monotonic()
                     if last:
                         self.gaps.append((now, now - last))
