@@ -20,7 +20,16 @@ from ryzanstein.metrics import (
 # first value is 1.
 LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
-FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
+FAILOVER_CAUSES = (
+    *LINK_LOSS_CAUSES,
+    "stall",
+    "node_state",
+    "node_fault",
+    "back_pressure",
+    "no_progress",
+    "refused",
+    "other_prompt",
+)
 
 HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections", "memory", "origin")
 
@@ -50,6 +59,7 @@ class PromptMetrics:
         self._tokens = make.counter("prompt_tokens", "Prompt tokens", "model")
         self._cut = make.counter("cut_prompts", "Prompts that did not fit and of which a part was left out", "model")
         self._omitted = make.counter("omitted_prompt_tokens", "Prompt tokens that were left out", "model")
+        self._other = make.counter("other_prompts", "Attempts dropped because they kept another part of the prompt", "model")
 
     def started(self, model: str, started: Started) -> None:
         """Counts an accepted prompt."""
@@ -57,6 +67,10 @@ class PromptMetrics:
         if started.omitted_prompt_tokens:
             self._cut.labels(model).inc()
             self._omitted.labels(model).inc(started.omitted_prompt_tokens)
+
+    def read_otherwise(self, model: str) -> None:
+        """Counts an attempt that was dropped because its node kept another part of a prompt than the first one."""
+        self._other.labels(model).inc()
 
     def read(self, model: str, num_tokens: int) -> None:
         """Counts tokens of inputs."""

@@ -15,7 +15,7 @@ from ryzanstein import errors
 from ryzanstein.errors import Code
 from ryzanstein.generation import CONSTRAINTS, ChatPrompt, GenerationRequest, NodePlace, Role
 from ryzanstein.router.choose import Ranking, beginning
-from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
+from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.link import UNLOADED
@@ -29,7 +29,7 @@ _LOOK_AGAIN_S = 0.25
 # A node that is full is not tried again for as long as it says, but not longer than this.
 _LONGEST_PAUSE_S = 2.0
 # The node was healthy, or its model was unloaded: that says nothing about the request.
-_BLAMELESS = frozenset({BACK_PRESSURE, REFUSED, REQUEST_FAULT, UNLOADED})
+_BLAMELESS = frozenset({BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, UNLOADED})
 # A node that had not accepted the attempt may have been gone before it arrived: two such losses
 # count as one.
 _STRIKE, _HALF_STRIKE = 1.0, 0.5
@@ -130,7 +130,7 @@ class NodePlacement:
         self._excluded[node_id] = time.monotonic() + _pause_s(lost)
         if strike := self._strike(lost):
             self._strikes.append(strike)
-        if lost.cause == REFUSED:
+        if lost.cause == REFUSED or (lost.cause == OTHER_PROMPT and lost.run.told_prompt):
             self._barred.add(node_id)
         elif lost.cause == REQUEST_FAULT:
             self._refused_by.add(node_id)

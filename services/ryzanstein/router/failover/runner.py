@@ -19,6 +19,7 @@ from ryzanstein.router.failover.attempt import (
     BACK_PRESSURE,
     NO_PROGRESS,
     NODE_FAULT,
+    OTHER_PROMPT,
     REFUSED,
     REQUEST_FAULT,
     AttemptEvent,
@@ -190,7 +191,7 @@ class Runner:
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
-        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED):
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED, OTHER_PROMPT):
             breaker.worked()
 
     def _breaker_worked(self, node_id: str) -> None:

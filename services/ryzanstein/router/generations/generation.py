@@ -115,6 +115,14 @@ class Generation:
             self._observer.generation_started(self)
             self.wake()
 
+    def reads(self, prompt_tokens: int) -> bool:
+        """Returns whether an attempt that reads so many tokens of the prompt reads what the first accepted one does.
+
+        Nodes with other contexts may leave out another part. The number decides which part that is.
+        """
+        cuts = self.request.sampling.keep_prompt_head is not None
+        return not cuts or self.started is None or self.started.prompt_tokens == prompt_tokens
+
     def score(self, scores: PromptScores) -> None:
         """Records a part of the prompt's log probabilities. What is known already is skipped.
 
