@@ -106,6 +106,10 @@ class ScriptedNode(WorkerServiceServicer):
     """As `ranks_lost`, of these further models alone."""
     features: tuple[str, ...] = (CONSTRAINTS,)
     """What it understands beyond the first version of the protocol."""
+    numerics: str = ""
+    """How it says that it computes."""
+    digest: bytes = b""
+    """Of its weights."""
     room: int = 0
     """Tokens of a prompt that may be cut, which it keeps; it says so in every token. 0: it keeps all 7."""
     heeds_kept: bool = True
@@ -212,6 +216,8 @@ class ScriptedNode(WorkerServiceServicer):
             load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
             reason=self.reason,
+            numerics=self.numerics,
+            weights_digest=self.digest,
         )
 
     async def _speak(self, running: dict[int, Running], beats: list[int], model: str) -> AsyncIterator[worker.ConnectResponse]:

@@ -77,6 +77,24 @@ class PromptMetrics:
         self._tokens.labels(model).inc(num_tokens)
 
 
+class LikenessMetrics:
+    """How alike the nodes of a model are, and what moved between nodes that are not."""
+
+    def __init__(self, make: _Maker) -> None:
+        self._kinds = make.gauge("model_kinds", "Kinds of ready nodes that compute other tokens; 1: all alike", "model")
+        self._contexts = make.gauge("model_contexts", "Different lengths of the ready nodes' contexts", "model")
+        self.moved = make.counter("unlike_failovers", "Answers continued by a node that computes other tokens", "model")
+
+    def show(self, model: str, kinds: int, contexts: int) -> None:
+        self._kinds.labels(model).set(kinds)
+        self._contexts.labels(model).set(contexts)
+
+    def forget(self, model: str) -> None:
+        """Shows nothing of a model that no node serves."""
+        self._kinds.remove(model)
+        self._contexts.remove(model)
+
+
 class UnreadMetrics:
     """Counters of what happens to generations without readers."""
 
@@ -126,7 +144,7 @@ class RouterTelemetry:
         self.reattached = counter("generations_reattached", "Readers that attached to a started generation")
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
-        self.prompts = PromptMetrics(make)
+        self.prompts, self.likeness = PromptMetrics(make), LikenessMetrics(make)
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")

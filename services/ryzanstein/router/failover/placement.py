@@ -8,8 +8,11 @@ the request itself may have caused.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
+
+import structlog
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
@@ -21,6 +24,8 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.link import UNLOADED
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
+
+log = structlog.get_logger(__name__)
 
 # While no node can take a generation it looks again this often, besides at every change of a node:
 # a breaker that becomes half-open is not an event. A node that failed or refused the generation is
@@ -43,12 +48,14 @@ class RunnerPolicy:
     with NO_NODES, whatever its age. `max_fruitless_attempts` is how many attempts in a row may end,
     without a new token, by a fault that the request may have caused, so that a request which kills
     nodes kills few. `patience` is how long an attempt may produce nothing on a node that works for
-    others.
+    others. `failover_to_unlike`: an answer goes on at a node that computes other tokens where no
+    other could serve it.
     """
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
     patience: Patience = field(default_factory=Patience)
+    failover_to_unlike: bool = True
 
 
 class NodePlacement:
@@ -74,13 +81,24 @@ class NodePlacement:
 
     def placed(self, node_id: str) -> None:
         """Records that an attempt starts on a node of the last ranking."""
+        if node_id in self._unlike():
+            self._telemetry.likeness.moved.labels(self._model).inc()
+            log.warning(
+                "answer continued by a node that computes other tokens",
+                generation_id=self._generation.generation_id,
+                to_node=node_id,
+                tokens=self._generation.log.num_tokens,
+            )
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
 
     def backup(self, node_id: str) -> NodePlace | None:
-        """Returns where the generation would go from this node, by the last ranking."""
-        others = () if self._ranking is None else self._ranking.node_ids
-        return next((self._links.place_of(other) for other in others if other != node_id), None)
+        """Returns where the generation would go from this node, by the last ranking: if possible to one like it."""
+        others = [] if self._ranking is None else [other for other in self._ranking.node_ids if other != node_id]
+        if not others:
+            return None
+        like = (other for other in others if self._links.alike(node_id, other))
+        return self._links.place_of(next(like, others[0]))
 
     def previous(self, node_id: str) -> NodePlace | None:
         """Returns another node that may have computed the conversation's earlier turns.
@@ -155,9 +173,25 @@ class NodePlacement:
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
-        unable = self._unable()
-        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred, *unable})
+        """Returns the nodes for the next attempt, best first; for a hedge, which has `excluded` nodes, only like ones."""
+        barred, unlike = {*excluded, *self._excluded, *self._barred, *self._unable()}, self._unlike()
+        nodes = self._ranked(barred | unlike)
+        if nodes or not unlike or excluded or self._waits_for_like(unlike):
+            return nodes
+        return self._ranked(barred)
+
+    def _ranked(self, excluded: Collection[str]) -> tuple[str, ...]:
+        self._ranking = self._links.rank(self._model, self._affinity, excluded)
         return self._ranking.node_ids
+
+    def _unlike(self) -> frozenset[str]:
+        """Returns the nodes that would continue the answer with other tokens than those before; none before the first one."""
+        return self._links.unlike(self._generation.numerics)
+
+    def _waits_for_like(self, unlike: Collection[str]) -> bool:
+        """Returns whether a node that computes alike could go on sooner or later, or must."""
+        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *unlike})
+        return like or not self._policy.failover_to_unlike
 
     async def _wait(self, lost: Lost | None) -> str:
         while not (nodes := self._candidates()):
@@ -192,7 +226,8 @@ class NodePlacement:
         The time does not run while some node could serve the generation later.
         """
         now = self._links.awake.now()
-        if self._links.could_serve(self._model, {*self._barred, *self._unable()}):
+        unlike = frozenset[str]() if self._policy.failover_to_unlike else self._unlike()
+        if self._links.could_serve(self._model, {*self._barred, *self._unable(), *unlike}):
             self._nobody_since = None
         elif self._nobody_since is None:
             self._nobody_since = now

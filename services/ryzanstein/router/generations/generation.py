@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ryzanstein import errors
+from ryzanstein.cluster import Numerics
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import (
     Finished,
@@ -72,6 +73,8 @@ class Generation:
         """Its re-attach window is over: it can be read until it has ended."""
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
+        self.numerics = Numerics()
+        """How the node computes that generated the last tokens."""
         self.prompt: list[PromptToken] = []
         """The prompt's tokens with their log probabilities, if the client asked for them."""
         self.ended: list[Finished] = []
