@@ -19,8 +19,7 @@ async def filled(tmp_path, chain, scope):
     """Two folders of nodes with a page each, used nine days ago, and the own one."""
 
     async def pages():
-        for page in chain(1):
-            yield page
+        yield chain(1)
 
     for name in ("dead", "alive"):
         tier = DiskTier(tmp_path / name, 2**20, lambda size: None, lambda: None)

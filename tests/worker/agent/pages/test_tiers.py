@@ -15,8 +15,9 @@ from ryzanstein.worker.agent.pages.store import StoreFailed
 
 
 async def several(pages):
-    for page in pages:
-        yield page
+    """Yields batches of pages."""
+    for start in range(0, len(pages), 4):
+        yield pages[start : start + 4]
 
 
 class Tier:

@@ -66,15 +66,16 @@ class DiskTier:
                 self._sizes.move_to_end(path)
         return missing
 
-    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
+    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`. Raises StoreFailed when the disk is full; a tenth of the pages makes way then."""
         await self._open()
         stored = 0
         try:
-            async for page in pages:
-                async with self._writing:  # the models of a node may have the same pages
-                    await self._write(self._path(scope, page.key), page, scope.root)
-                stored += 1
+            async for pages in batches:
+                for page in pages:
+                    async with self._writing:  # the models of a node may have the same pages
+                        await self._write(self._path(scope, page.key), page, scope.root)
+                    stored += 1
         except OSError as error:
             removed = await self._shrink() if error.errno in _FULL else 0
             log.warning("pages cannot be written", folder=str(self._folder), error=str(error), removed=removed)
