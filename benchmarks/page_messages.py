@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/page_messages.py [--page-bytes 98304] [--pages 2000]
 
-A sender and a receiver in one process, over a real socket, with pages of random bytes and without ranks: the pages are offered,
-packed, checked and copied as agents do it. `pieces` is what an older node gets, one page a message; `whole` is several a message;
-with the suffix `, kept` the allocator keeps freed memory, as agents let it. Each runs in a process of its own.
+A sender and a receiver in one process, over a real socket, with pages of random bytes and without ranks: the pages are
+offered, packed, checked and copied as agents do it. `pieces` is what an older node gets, one page a message; `whole` is several
+in a message; with the suffix `, kept` the allocator keeps freed memory, as agents let it. Each runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ async def older(new_mover: Any, scope: Any, counted: Any) -> AsyncIterator[Node]
     await node.close()
 
 
-async def test_small_pages_go_together_and_to_an_older_node_one_by_one(node, chain, scope, new_mover, counted, arrived) -> None:
+async def test_small_pages_go_together_and_to_an_older_node_one_by_one(node, older, chain, scope, arrived) -> None:
     pages = chain(10)
     await node.store.missing(scope, [])
     assert await node.store.send(scope, b"", several(pages)) == 10
