@@ -9,6 +9,7 @@ import grpc
 import pytest
 import structlog
 
+from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.router.choose.rendezvous import weight
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -48,8 +49,8 @@ async def three(start_node: Any, start_router: Any, until: Any) -> tuple[Any, An
     """A router with three nodes in the session's order, of which the second computes otherwise."""
     nodes = [await start_node(name, step_s=0.01) for name in "abc"]
     first, second, third = in_order(nodes)
-    client = await start_router(*nodes)
     first.numerics, second.numerics, third.numerics = OLD, NEW, OLD
+    client = await start_router(*nodes)
     await until(lambda: client.value("model_kinds", model="demo") == 2)
     return client, first, second, third
 
@@ -70,6 +71,27 @@ async def test_where_none_of_its_kind_is_left_it_goes_on_elsewhere_and_is_counte
         assert await read(client) == (list(range(TOKENS)), [first.node_id, second.node_id])
     assert client.value("unlike_failovers_total", model="demo") == 1
     assert "answer continued by a node that computes other tokens" in [line["event"] for line in logs]
+
+
+async def test_a_node_of_its_kind_that_fails_it_does_not_keep_it_from_the_others(three: tuple[Any, Any, Any, Any]) -> None:
+    client, first, second, third = three
+    first.die_at = 5
+    third.refuse = RyzansteinError("not finite", Code.INTERNAL, LOGITS_NOT_FINITE)
+    assert await read(client) == (list(range(TOKENS)), [first.node_id, second.node_id])
+    assert client.value("unlike_failovers_total", model="demo") == 1
+    assert len(third.submits) == 1
+
+
+async def test_a_full_node_of_its_kind_is_waited_for(three: tuple[Any, Any, Any, Any], until: Any) -> None:
+    client, first, second, third = three
+    first.die_at = 5
+    third.refuse = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    before = len(second.submits)
+    reading = asyncio.create_task(read(client))
+    await until(lambda: len(third.submits) == 1)
+    third.refuse = None
+    assert await reading == (list(range(TOKENS)), [first.node_id, third.node_id])
+    assert len(second.submits) == before
 
 
 async def test_before_its_first_token_an_answer_belongs_to_no_kind(three: tuple[Any, Any, Any, Any]) -> None:

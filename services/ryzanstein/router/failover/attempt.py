@@ -123,7 +123,7 @@ class AttemptRun:
     def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         if self._submitted_at is not None:
             self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
-        if not self._generation.reads(prompt_tokens):
+        if not self._generation.reads(prompt_tokens, omitted):
             self._read_another_prompt(prompt_tokens)
             return
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()

@@ -71,6 +71,7 @@ class NodePlacement:
         self._affinity = links.affinity_of(generation.request)
         # Until when, in monotonic seconds; longer while other nodes remain.
         self._excluded: dict[str, float] = {}
+        self._full: set[str] = set()  # of the excluded ones, those that only had no room
         self._barred: set[str] = set()
         self._refused_by: set[str] = set()
         self._strikes: list[float] = []
@@ -146,6 +147,7 @@ class NodePlacement:
         """Records that an attempt has ended. Another one may still run."""
         node_id = lost.run.node_id
         self._excluded[node_id] = time.monotonic() + _pause_s(lost)
+        (self._full.add if lost.cause == BACK_PRESSURE else self._full.discard)(node_id)
         if strike := self._strike(lost):
             self._strikes.append(strike)
         if lost.cause == REFUSED or (lost.cause == OTHER_PROMPT and lost.run.told_prompt):
@@ -189,8 +191,9 @@ class NodePlacement:
         return self._links.unlike(self._generation.numerics)
 
     def _waits_for_like(self, unlike: Collection[str]) -> bool:
-        """Returns whether a node that computes alike could go on sooner or later, or must."""
-        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *unlike})
+        """Returns whether a node that computes alike could go on sooner or later, and has not just failed it, or must."""
+        failed = self._excluded.keys() - self._full
+        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *failed, *unlike})
         return like or not self._policy.failover_to_unlike
 
     async def _wait(self, lost: Lost | None) -> str:
@@ -226,8 +229,7 @@ class NodePlacement:
         The time does not run while some node could serve the generation later.
         """
         now = self._links.awake.now()
-        unlike = frozenset[str]() if self._policy.failover_to_unlike else self._unlike()
-        if self._links.could_serve(self._model, {*self._barred, *self._unable(), *unlike}):
+        if self._links.could_serve(self._model, self._never()):
             self._nobody_since = None
         elif self._nobody_since is None:
             self._nobody_since = now
@@ -236,6 +238,11 @@ class NodePlacement:
     def _unable(self) -> frozenset[str]:
         """Returns the nodes that cannot do what the request asks for."""
         return self._links.lacking(self._features)
+
+    def _never(self) -> frozenset[str]:
+        """Returns the nodes that this generation will not go to."""
+        unlike = frozenset[str]() if self._policy.failover_to_unlike else self._unlike()
+        return self._unable() | unlike | self._barred
 
     def _never_able(self, features: frozenset[str]) -> bool:
         """Returns whether no node that has the model knows these features, also none that is away at the moment."""
@@ -262,7 +269,7 @@ class NodePlacement:
         They agree, so the cause is the request.
         """
         if lost.cause == REQUEST_FAULT and lost.error is not None:
-            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by, *self._unable()})
+            others = self._links.could_serve(self._model, self._never() | self._refused_by)
             if len(self._refused_by) > 1 or not others:
                 raise lost.error
 

@@ -118,13 +118,15 @@ class Generation:
             self._observer.generation_started(self)
             self.wake()
 
-    def reads(self, prompt_tokens: int) -> bool:
-        """Returns whether an attempt that reads so many tokens of the prompt reads what the first accepted one does.
+    def reads(self, prompt_tokens: int, omitted: int) -> bool:
+        """Returns whether an attempt reads what the first accepted one reads of a prompt of which either omits a part.
 
-        Nodes with other contexts may leave out another part. The number decides which part that is.
+        Nodes with other contexts may leave out another part. The number of tokens decides which part that is.
         """
-        cuts = self.request.sampling.keep_prompt_head is not None
-        return not cuts or self.started is None or self.started.prompt_tokens == prompt_tokens
+        first = self.started
+        if first is None or not (omitted or first.omitted_prompt_tokens):
+            return True
+        return first.prompt_tokens == prompt_tokens
 
     def score(self, scores: PromptScores) -> None:
         """Records a part of the prompt's log probabilities. What is known already is skipped.
