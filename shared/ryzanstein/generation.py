@@ -362,7 +362,8 @@ class GenerationRequest:
     when a client sends the request again. `detached`: the generation runs to its end even without a
     reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
     is how the face that took it shows the answer: the faces alone know what it means. `kept`: outside
-    of a session, but what is said here is kept, and a later request may go on from it.
+    of a session, but what is said here is kept, and a later request may go on from it. `never_cut`: its
+    face shows the prompt, so no default of the router's leaves out a part of it.
     """
 
     model: str
@@ -381,6 +382,7 @@ class GenerationRequest:
     created: int = 0
     shown_as: str = ""
     kept: bool = False
+    never_cut: bool = False
 
     @property
     def is_constrained(self) -> bool:

@@ -43,6 +43,7 @@ from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.agent.texts import TextServicer
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.devices import keep_freed_memory
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
@@ -62,6 +63,8 @@ async def serve(settings: WorkerSettings) -> None:
 
     Raises OSError or RyzansteinError when it cannot start.
     """
+    if settings.kv_replication != "none":
+        keep_freed_memory()
     telemetry = NodeTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)

@@ -62,12 +62,16 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Ranks that are ready. `context_length` is how much of the model's context they can hold."""
+    """Ranks that are ready. `context_length` is how much of the model's context they can hold.
+
+    `numerics` says how they compute, see `Numerics`.
+    """
 
     group: EngineGroup
     context_length: int
     num_blocks: int
     max_sequences: int
+    numerics: str = ""
 
 
 NewEngines = Callable[[ModelChoice], EngineFactory]
@@ -239,7 +243,7 @@ class ModelHost:
         self._on_ready(group, ranks)
         self._slept = None
         lead = ranks[0]
-        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
+        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.page_format)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
         kernels = lead.kernels or "torch's operators"

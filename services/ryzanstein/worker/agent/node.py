@@ -19,7 +19,7 @@ import structlog
 
 from ryzanstein import clock, errors
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import Beat, Load, NodeState
+from ryzanstein.cluster import Beat, Load, NodeState, Numerics
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt, Prompt
 from ryzanstein.tracing import Tracing
@@ -290,6 +290,7 @@ class NodeAgent:
             time=time.time(),
             profiling=any(version.profiled for version in self._versions()),
             other_models=self.other_models,
+            numerics=Numerics("" if shown is None else shown.numerics, self.version.pages.weights_digest),
         )
 
     async def run(self, health: Health) -> None:

@@ -54,6 +54,7 @@ class Scheduler:
         self._paused: list[Sequence] = []
         self._returning = False
         self._lacks_blocks = False
+        self._aside: dict[Sequence, int] = {}  # that wait for pages in this step, and how many blocks they need
         self.num_takebacks = 0
         """How often the limit was set below the blocks in use."""
         self.num_resumed = 0
@@ -192,10 +193,12 @@ class Scheduler:
     def _admit(self) -> None:
         self.num_places = self._settings.max_sequences
         self._lacks_blocks = False
-        while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
+        self._aside.clear()
+        while (sequence := self._next()) is not None and self._has_budget(sequence):
             match = self._pages.match(sequence)
             if self._fits(sequence, match, 0, len(self.running)) and self.parking.awaits(sequence, match):
-                return
+                self._aside[sequence] = self._pages.num_needed(sequence, match) + self._pages.num_groups
+                continue
             if not self._make_way(sequence, match):
                 self.num_places = max(1, len(self.running))
                 self._lacks_blocks = len(self.running) < self._settings.max_sequences
@@ -203,6 +206,12 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._start(sequence, match)
             self.running.insert(sequence)
+
+    def _next(self) -> Sequence | None:
+        """Returns the next sequence of the queue, without those for whose pages this step waits."""
+        if not self._aside:
+            return self.waiting.first
+        return next((sequence for sequence in self.waiting.in_turn(0.0) if sequence not in self._aside), None)
 
     def _has_budget(self, sequence: Sequence) -> bool:
         """Returns whether this step could feed a token of the sequence.
@@ -231,10 +240,11 @@ class Scheduler:
         """Returns whether the sequence can join so many running ones.
 
         One block in each group is reserved for each of them, so that an admitted sequence is not
-        paused in the same step.
+        paused in the same step. Those that wait for their pages keep their places and their room.
         """
-        needed = self._pages.num_needed(sequence, match) + num_running * self._pages.num_groups
-        return self.pool.num_available + reclaimable >= needed and num_running < self._settings.max_sequences
+        needed = self._pages.num_needed(sequence, match) + num_running * self._pages.num_groups + sum(self._aside.values())
+        num_places = self._settings.max_sequences - len(self._aside)
+        return self.pool.num_available + reclaimable >= needed and num_running < num_places
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._pages.start(sequence, match)
