@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -20,7 +20,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.model_paths import model_name
-from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
 from ryzanstein.worker.engines.group import EngineFactory, EngineGroup, RankLoss
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Recovery, Rung
@@ -34,7 +34,6 @@ log = structlog.get_logger(__name__)
 MODEL_REPLACED = "MODEL_REPLACED"
 UNSPAWNED = Backoff(1.0, 30.0, 60.0)
 MAX_LOSSES = 16
-MAX_PATH_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +132,12 @@ class ModelHost:
         self.expect(choice)
         try:
             calling = (self._settings.call_format, self._settings.reasoning)
-            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling)
+            template_file = self._settings.template_file(choice.name)
+            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling, template_file)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
             self._supervise(choice)
-            if self.text.template is not None:
-                await self._templates.check(self.text.template)
+            await self._check_template(self.text)
         except asyncio.CancelledError:
             await self.unload()
             raise
@@ -147,6 +146,16 @@ class ModelHost:
             self.choice = choice
             self._become(NodeState.FAILED, str(error) if isinstance(error, RyzansteinError) else repr(error))
             raise
+
+    async def _check_template(self, text: TextModel) -> None:
+        """Compiles the chat template, if there is one. Raises FAILED_PRECONDITION that names the file of an operator's."""
+        if text.template is None:
+            return
+        try:
+            await self._templates.check(text.template)
+        except RyzansteinError as error:
+            where = "" if text.template_file is None else f"{text.template_file}: "
+            raise replace(error, message=f"{where}{error.message}") from None
 
     def _supervise(self, choice: ModelChoice) -> None:
         self._supervisor = Supervisor(self._new_engines(choice), self._settings.recovery(), self, self._log)

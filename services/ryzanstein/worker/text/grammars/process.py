@@ -186,7 +186,7 @@ class GrammarProcess:
         job, answer = next(self._jobs), loop.create_future()
         answer.add_done_callback(lambda answer: self._on_opened(job, known, answer))
         self._answers[job] = answer
-        self._post(Open(job, model.path, model.name))
+        self._post(Open(job, model.path, model.name, str(model.template_file or "")))
         return known
 
     def _on_opened(self, job: int, model: _Model, answer: asyncio.Future[tuple[Answer, int]]) -> None:
