@@ -79,7 +79,7 @@ class ModelHost:
     `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
     ranks, but its state is READY. Call `wake` before sending work to it.
 
-    `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
+    `on_text` is called with the text side of a model that is being loaded. `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
     have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
     called with the reason why everything that ran is gone, and whether that is the node's fault.
     `recent_losses` carry the Unix time in seconds at which the ranks were lost.
@@ -92,6 +92,7 @@ class ModelHost:
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
+        on_text: Callable[[TextModel], None],
         on_ready: Callable[[EngineGroup, Sequence[RankReady]], None],
         on_freed: Callable[[], None],
         on_ended: Callable[[], None],
@@ -100,7 +101,7 @@ class ModelHost:
     ) -> None:
         self._settings, self._new_engines, self._telemetry = settings, new_engines, telemetry
         self._log = log.bind(node_id=settings.node_id)
-        self._on_change, self._on_gone = on_change, on_gone
+        self._on_change, self._on_text, self._on_gone = on_change, on_text, on_gone
         self._on_ready, self._on_freed, self._on_ended = on_ready, on_freed, on_ended
         self._templates = templates
         self._supervisor: Supervisor | None = None
@@ -136,6 +137,7 @@ class ModelHost:
             self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling, template_file)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
+            self._on_text(self.text)
             self._supervise(choice)
             await self._check_template(self.text)
         except asyncio.CancelledError:

@@ -143,6 +143,7 @@ class NodeAgent:
             new_rank_server=self._new_rank_server,
             lending=self.lending,
             traffic=self._traffic,
+            constraints=self.constraints,
             on_change=self.changed,
         )
 
