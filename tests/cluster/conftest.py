@@ -150,8 +150,12 @@ class Harness:
         """Returns when the router sees so many ready nodes."""
         deadline = time.monotonic() + 60
         while self.num_ready < count:
-            assert time.monotonic() < deadline, f"there are not {count} ready nodes"
+            assert time.monotonic() < deadline, f"there are not {count} ready nodes: {self._last_words()}"
             time.sleep(0.05)
+
+    def _last_words(self) -> dict[str, str]:
+        """What each node logged last."""
+        return {name: self.cluster.services[name].log_path.read_text()[-600:] for name in self.cluster.node_ids}
 
     @property
     def num_ready(self) -> int:

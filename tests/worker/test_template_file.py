@@ -17,7 +17,9 @@ pytestmark = pytest.mark.cluster
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }} {{ m.content }}{% endfor %}<|assistant|>"
 
 
-async def test_a_node_chats_with_the_template_of_a_file(start_node: Any, connect: Any, attempt: Any, demo_dir: Path, tmp_path: Path) -> None:
+async def test_a_node_chats_with_the_template_of_a_file(
+    start_node: Any, connect: Any, attempt: Any, demo_dir: Path, tmp_path: Path
+) -> None:
     (file := tmp_path / "twice.jinja").write_text(TEMPLATE)
     node = start_node("--chat-template", str(file), tp=1)
     node.wait_event("ranks ready")
@@ -30,7 +32,9 @@ async def test_a_node_chats_with_the_template_of_a_file(start_node: Any, connect
         assert json.loads(constrained.text()) == [1]
 
 
-async def test_a_template_that_cannot_be_compiled_fails_the_node_and_says_why(start_node: Any, eventually: Any, tmp_path: Path) -> None:
+async def test_a_template_that_cannot_be_compiled_fails_the_node_and_says_why(
+    start_node: Any, eventually: Any, tmp_path: Path
+) -> None:
     (file := tmp_path / "bad.jinja").write_text("{{ messages | unheard_of }}")
     node = start_node("--chat-template", str(file), tp=1)
 

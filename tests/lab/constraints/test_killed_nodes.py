@@ -36,8 +36,8 @@ class Killer:
     One kill after the other, while at least two nodes serve: what was cut goes on somewhere at once.
     """
 
-    def __init__(self, harness: Harness) -> None:
-        self._harness = harness
+    def __init__(self, harness: Harness, starter: ThreadPoolExecutor) -> None:
+        self._harness, self._starter = harness, starter
         self._one = threading.Lock()
         self._next = time.monotonic()
         self.killed: list[str] = []
@@ -50,10 +50,17 @@ class Killer:
             if len(self.killed) < KILLS and time.monotonic() > self._next and self._harness.num_ready >= 2:
                 os.kill(self._harness.cluster.services[node_id].pid, signal.SIGKILL)
                 self.killed.append(node_id)
-                self._harness.start_again(node_id)
+                self._starter.submit(self._harness.start_again, node_id).result()
                 self._next = time.monotonic() + PAUSE_S
         finally:
             self._one.release()
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[ThreadPoolExecutor]:
+    """A thread that outlives the tests: a service lives only as long as the thread that started it."""
+    with ThreadPoolExecutor(1) as starter:
+        yield starter
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +101,10 @@ def num_valid(answer: Answer, schema: dict[str, Any], n: int) -> int:
 
 @pytest.mark.parametrize(("at_once", "seeds"), [(12, range(5000, 5100)), (100, range(5100, 5200))], ids=["few", "many"])
 def test_every_answer_ends_and_is_valid_although_nodes_are_killed_in_the_middle(
-    harness: Harness, at_once: int, seeds: range
+    harness: Harness, starter: ThreadPoolExecutor, at_once: int, seeds: range
 ) -> None:
     harness.wait_at_least(3)
-    killer, began = Killer(harness), time.monotonic()
+    killer, began = Killer(harness, starter), time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda seed: ask(harness.client, killer, seed), seeds))
     took_s = time.monotonic() - began
