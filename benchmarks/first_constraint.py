@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -49,7 +50,7 @@ class Streams:
 
     def longest_silence_s(self, since: float, until: float) -> float:
         """Returns the longest time without a token of a stream, of those that a phase overlaps."""
-        pairs = [pair for seen in self.seen for pair in zip(seen, seen[1:], strict=False)]
+        pairs = [pair for seen in self.seen for pair in pairwise(seen)]
         return max((b - a for a, b in pairs if b > since and a < until), default=0.0)
 
     def stop(self) -> None:

@@ -40,7 +40,7 @@ Templates = Annotated[
     typer.Option(
         "--chat-template",
         metavar="[NAME=]FILE",
-        help="File with a chat template for the first model, or for the one of this name, in place of its own. May be repeated.",
+        help="File with a chat template for the first model, or for the one of this name, in place of its own. Repeatable.",
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]

@@ -1,4 +1,4 @@
-"""Random schemas on a real cluster whose nodes are killed in the middle of objects: every answer ends, those that end by themselves are valid.
+"""Random schemas on a real cluster whose nodes are killed in the middle of objects: every answer ends, and is valid.
 
 The judge is jsonschema; the client asserts that every token comes once. A killed node starts again at once,
 with no grammar compiled.

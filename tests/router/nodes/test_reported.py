@@ -166,7 +166,7 @@ async def test_an_attempt_that_its_node_prepares_is_not_forgotten(pair: Any, say
     client, primary, _backup = pair
     primary.prepares = held = set()
     slow = asyncio.create_task(read(stream_of(client)))
-    while not held:
+    while not held:  # noqa: ASYNC110 - a set of the scripted node
         await asyncio.sleep(0.01)
     if not says:
         primary.prepares, primary.swallow = None, lambda submit: True

@@ -1,4 +1,4 @@
-"""A chat template from a file that an operator names: Gemma's turns, as transformers writes them, and files that are refused."""
+"""A chat template from a file that an operator names: Gemma's turns, as transformers writes them, and refused files."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ class ModelHost:
     `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
     ranks, but its state is READY. Call `wake` before sending work to it.
 
-    `on_text` is called with the text side of a model that is being loaded. `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
+    `on_text` is called with the text side of a model that is being loaded.
+    `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
     have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
     called with the reason why everything that ran is gone, and whether that is the node's fault.
     `recent_losses` carry the Unix time in seconds at which the ranks were lost.

@@ -38,7 +38,8 @@ _TEMPLATE_OVERHEAD = 2
 class TextModel:
     """The text side of one model on a node.
 
-    `path` is where its files are, `template_file` that of a chat template other than its own. `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
+    `path` is where its files are, `template_file` that of a chat template other than its own.
+    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
     `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
     `template` is the chat template, which is not run here; None: it has none.
     """

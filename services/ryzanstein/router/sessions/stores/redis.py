@@ -121,7 +121,7 @@ class RedisSessions:
         while len(found) <= size:
             values = (repr(position[0]), position[1], at_once, self._prefix)
             num_ids, rows = await self._run("LIST", (f"{self._prefix}sessions",), values)
-            listed = [_listed(*row) for row in rows]
+            listed = [_listed(row) for row in rows]
             found += [each for each in listed if tenant in ("", each.tenant) and not is_response(each.session_id)]
             if num_ids < at_once or not listed:
                 break
@@ -198,7 +198,8 @@ def _unpacked(packed: str) -> Message:
     return message_of(kind, content)
 
 
-def _listed(session_id: str, model: str, create_time: str, update_time: str, node_id: str, tenant: str) -> Session:
+def _listed(row: Sequence[str]) -> Session:
+    session_id, model, create_time, update_time, node_id, tenant = row
     return Session(session_id, model, float(create_time), float(update_time), (), node_id, tenant)
 
 
