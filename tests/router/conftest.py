@@ -89,6 +89,8 @@ class ScriptedNode(WorkerServiceServicer):
     die_at: int | None = None
     swallow: Callable[[worker.Submit], bool] = lambda submit: False
     """Which submits are never beats of again, while the node works for the others."""
+    prepares: set[int] | None = None
+    """If not None, attempts join it instead of being accepted, and beats say so; whoever leaves it goes on."""
     waiting: int = 0
     """Sequences that wait, as its beats say."""
     freeze_at: int | None = None
@@ -188,6 +190,8 @@ class ScriptedNode(WorkerServiceServicer):
                 self.submits.append(frame.submit)
                 if self.swallow(frame.submit):
                     continue
+                if self.prepares is not None:
+                    self.prepares.add(frame.submit.handle)
                 running[frame.submit.handle] = self._accepted(frame.submit)
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
@@ -218,6 +222,7 @@ class ScriptedNode(WorkerServiceServicer):
             reason=self.reason,
             numerics=self.numerics,
             weights_digest=self.digest,
+            preparing=self.prepares or (),
         )
 
     async def _speak(self, running: dict[int, Running], beats: list[int], model: str) -> AsyncIterator[worker.ConnectResponse]:
@@ -246,7 +251,7 @@ class ScriptedNode(WorkerServiceServicer):
             self._row(output, None, 0, 0)
             output.finished.add(handle=9999, reason=1)
             output.failed.add(handle=9999, code=13)
-        for run in list(running.values()):
+        for run in [each for each in running.values() if each.handle not in (self.prepares or ())]:
             if self._lost(model):
                 error = RANK_LOST if run.handle in known else NOT_READY
                 self._fail(output, running.pop(run.handle), error, error is RANK_LOST)

@@ -53,6 +53,7 @@ class RouterSettings(ServiceSettings):
     )
     redis_prefix: str = Field("ryzanstein:", max_length=64, description="prefix of every key; lets clusters share a server")
     max_sessions: int = Field(100_000, ge=1, description="maximum sessions; beyond it the least recently used is evicted")
+    max_responses: int = Field(100_000, ge=1, description="maximum kept responses; beyond it the oldest is forgotten")
     max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
     max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
     store_wait_s: float = Field(

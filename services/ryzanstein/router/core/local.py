@@ -239,7 +239,7 @@ class LocalCore:
             request = self._completed(request, given)
             place.wait_for(request.model, self._generations.waiting(request.model))
             if turn is not None:
-                await turn.ensure(request.model)
+                await turn.ensure(request.model, request.tenant)
             return self._launch(generation_id, request, turn, place, resumable)
         except BaseException:
             if turn is not None:

@@ -120,6 +120,10 @@ class AttemptRun:
         if self.on_submitted is not None:
             self.on_submitted(at)
 
+    def preparing(self) -> None:
+        if self._prompt_tokens is None:
+            self._quiet_since = time.monotonic()
+
     def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         if self._submitted_at is not None:
             self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)

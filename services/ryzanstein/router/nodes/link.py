@@ -253,6 +253,9 @@ class NodeLink:
                 self._watch.frame()
             self._observer.link_progressed(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
+            for handle in frame.beat.preparing:
+                if (sink := self._sinks.get(handle)) is not None:
+                    sink.preparing()
             self._on_beat(beat_from_wire(frame.beat))
         elif frame.HasField("ack") and self._watch is not None:
             self._watch.answered(frame.ack.sequence)

@@ -196,6 +196,7 @@ def base_request(
         user=user,
         priority=valid_priority(_priority(body)),
         tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
+        tenant_named=bool(headers.get(TENANT_ID)),
         deadline=deadline_of(headers),
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
