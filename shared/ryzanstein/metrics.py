@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.gc_collector import GCCollector
@@ -77,6 +78,18 @@ class _Merged(Collector):
         for metric in self._first.collect():
             metric.samples = [*metric.samples, *more.get(metric.name, ())]
             yield metric
+
+
+class MetricsPort(Protocol):
+    """Where a service's metrics are read; see `MetricsServer`."""
+
+    port: int
+
+    def close(self) -> None: ...
+
+
+NewMetricsPort = Callable[[CollectorRegistry, str, int], MetricsPort]
+"""Takes what `MetricsServer` takes. A service is passed one where it is started."""
 
 
 class MetricsServer:

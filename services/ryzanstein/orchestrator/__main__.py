@@ -11,7 +11,7 @@ import sys
 import structlog
 
 from ryzanstein.background import STOP
-from ryzanstein.metrics import MetricsServer
+from ryzanstein.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
@@ -26,13 +26,13 @@ from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: OrchestratorSettings) -> None:
+async def serve(settings: OrchestratorSettings, *, new_metrics: NewMetricsPort = MetricsServer) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or StoreError when it cannot start."""
     telemetry = OrchestratorTelemetry()
     store = await Store.open(settings.database, telemetry)
     try:
         control = await ControlPlane.restore(settings, store, telemetry)
-        metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
+        metrics = new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         try:
             await _serve_rpc(settings, control, telemetry, metrics.port)
         finally:

@@ -12,13 +12,16 @@ import asyncio
 import gc
 import sqlite3
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Protocol
 
 import structlog
 
 from ryzanstein.background import STOP
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.metrics import MetricsServer
+from ryzanstein.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
@@ -34,45 +37,24 @@ from ryzanstein.service_process import read_settings, run_service
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: RouterSettings) -> None:
-    """Runs a router until SIGTERM or SIGINT.
+class WebFace(Protocol):
+    """The face for HTTP and WebSockets; see `HttpServer`."""
 
-    Raises OSError, sqlite3.Error or RyzansteinError when the router cannot start.
-    """
-    async with assembled(settings) as router:
-        router.telemetry.background.watch_loop()
-        metrics = MetricsServer(router.telemetry.registry, settings.host, settings.metrics_port)
-        try:
-            await _serve_faces(router, settings, metrics.port)
-        finally:
-            metrics.close()
-    log.info("stopped")
+    port: int
+
+    async def start(self) -> None: ...
+
+    async def live(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
 
 
-async def _serve_faces(router: Router, settings: RouterSettings, metrics_port: int) -> None:
-    rpc = grpc_face(router, settings)
-    background = router.telemetry.background
-    http = _http_face(router, settings)
-    await rpc.start()
-    let_find(router, settings, rpc.port)
-    if settings.http:
-        await http.start()
-        background.supervise("http", http.live, STOP, finite=True)
-    log.info(
-        "serving", host=settings.host, grpc_port=rpc.port, http_port=http.port, http=settings.http, metrics_port=metrics_port
-    )
-    await rpc.set_started()
-    readiness = background.supervise("readiness", partial(_keep_readiness, router, rpc), STOP)
-    try:
-        await background.until(terminated())
-    finally:
-        readiness.cancel()
-        log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
-        await router.core.drain()
-        await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
+NewWebFace = Callable[[Router, RouterSettings], WebFace]
+Assemble = Callable[[RouterSettings], AbstractAsyncContextManager[Router]]
 
 
-def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
+def web_face(router: Router, settings: RouterSettings) -> HttpServer:
+    """Returns the server of HTTP and WebSockets, not yet started."""
     limits = HttpLimits(
         max_body_bytes=settings.http_max_body_bytes,
         max_arriving_bytes=max(settings.http_max_arriving_bytes, settings.http_max_body_bytes),
@@ -100,6 +82,49 @@ def _http_face(router: Router, settings: RouterSettings) -> HttpServer:
         lambda reason: refused.labels(reason).inc(),
         upgrades=_websocket_face(router, settings) if settings.websocket else None,
     )
+
+
+async def serve(
+    settings: RouterSettings,
+    *,
+    assemble: Assemble = assembled,
+    new_web_face: NewWebFace = web_face,
+    new_metrics: NewMetricsPort = MetricsServer,
+) -> None:
+    """Runs a router until SIGTERM or SIGINT.
+
+    Raises OSError, sqlite3.Error or RyzansteinError when the router cannot start.
+    """
+    async with assemble(settings) as router:
+        router.telemetry.background.watch_loop()
+        metrics = new_metrics(router.telemetry.registry, settings.host, settings.metrics_port)
+        try:
+            await _serve_faces(router, settings, new_web_face(router, settings), metrics.port)
+        finally:
+            metrics.close()
+    log.info("stopped")
+
+
+async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, metrics_port: int) -> None:
+    rpc = grpc_face(router, settings)
+    background = router.telemetry.background
+    await rpc.start()
+    let_find(router, settings, rpc.port)
+    if settings.http:
+        await http.start()
+        background.supervise("http", http.live, STOP, finite=True)
+    log.info(
+        "serving", host=settings.host, grpc_port=rpc.port, http_port=http.port, http=settings.http, metrics_port=metrics_port
+    )
+    await rpc.set_started()
+    readiness = background.supervise("readiness", partial(_keep_readiness, router, rpc), STOP)
+    try:
+        await background.until(terminated())
+    finally:
+        readiness.cancel()
+        log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
+        await router.core.drain()
+        await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
 
 
 def _origins(settings: RouterSettings) -> list[str]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.metrics import MetricsServer
+from ryzanstein.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.service_process import read_settings, run_service
@@ -45,11 +48,12 @@ from ryzanstein.worker.agent.texts import TextServicer
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.devices import keep_freed_memory
 from ryzanstein.worker.ranks.shared_server import RankServers
+from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess
-from ryzanstein.worker.text.templates.process import TemplateProcess
-from ryzanstein.worker.text.templates.rendering import ChatRenderer
+from ryzanstein.worker.text.templates.process import TemplateBounds, TemplateProcess
+from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
 
 log = structlog.get_logger(__name__)
 
@@ -58,39 +62,71 @@ TEMPLATES_AGAIN = Backoff(0.05, 1.0, 5.0)
 GRAMMARS_AGAIN = Backoff(0.05, 1.0, 5.0)
 
 
-async def serve(settings: WorkerSettings) -> None:
+class RunningRenderer(ChatRenderer, Protocol):
+    """A renderer that has to be run; see `TemplateProcess`."""
+
+    async def run(self) -> None: ...
+
+
+class RankSource(Protocol):
+    """Where the ranks of all models come from; see `RankServers`."""
+
+    def of(self, model: str) -> NewRankServer:
+        """Returns where the ranks of a model come from. Empty: those of the first agent."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMachine:
+    """What a node takes from the machine that it runs on: ports and processes. The simulator has its own.
+
+    `on_agent` is called with each agent and the name of its model, empty for the first one.
+    """
+
+    new_metrics: NewMetricsPort = MetricsServer
+    new_templates: Callable[[TemplateBounds, Callable[[RenderLimit], None]], RunningRenderer] = TemplateProcess
+    new_ranks: Callable[[], RankSource] = RankServers
+    on_agent: Callable[[str, NodeAgent], None] = lambda model, agent: None
+
+
+async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Raises OSError or RyzansteinError when it cannot start.
     """
     if settings.kv_replication != "none":
         keep_freed_memory()
+    machine = machine or NodeMachine()
     telemetry = NodeTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
         stack.callback(tracing.close)
-        metrics = MetricsServer(telemetry.registry, settings.host, settings.metrics_port)
+        metrics = machine.new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
-        templates = TemplateProcess(settings.template_bounds(), telemetry.first.on_template_limit)
+        templates = machine.new_templates(settings.template_bounds(), telemetry.first.on_template_limit)
         grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
         lending = KvLending(settings.beat_busy_s)
         traffic = PageTraffic(settings, telemetry.first.pages)
         telemetry.first.background.supervise("kv_lending", lending.run)
-        servers = RankServers()
-        stack.push_async_callback(servers.close)
+        ranks = machine.new_ranks()
+        stack.push_async_callback(ranks.close)
 
         def new_agent(model: str, place: int) -> NodeAgent:
             own = (settings.of_model(model), telemetry.add(model)) if model else (settings, telemetry.first)
-            return NodeAgent(
+            agent = NodeAgent(
                 *own,
                 tracing,
                 templates,
                 ranks_before=place * settings.tp,
-                new_rank_server=servers.lease,
+                new_rank_server=ranks.of(model),
                 lending=lending,
                 traffic=traffic,
                 constraints=grammars,
             )
+            machine.on_agent(model, agent)
+            return agent
 
         models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
         stack.push_async_callback(models.unload)

@@ -80,6 +80,10 @@ class Said:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
+    @property
+    def only_content(self) -> bool:
+        return bool(self.content) and not self.reasoning and not self.calls
+
 
 NOTHING = Said()
 

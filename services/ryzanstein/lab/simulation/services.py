@@ -1,40 +1,39 @@
 """The real services as simulated processes: their own `serve`, without what cannot be simulated.
 
 Left out: the HTTP face, the metrics port and the exporter of traces (none is configured). Ranks are
-simulated, see `ranks`; chat templates have no separate process. How the models of a node are
-composed is the worker's own code; here, its agents are recognized by their names.
+simulated, see `ranks`; chat templates have no separate process. Each `serve` is passed what stands
+in for these, so mypy compares it with what it replaces. Only the standard library and gRPC (`rpc`)
+are replaced where they are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from structlog.contextvars import bind_contextvars
 
 from ryzanstein import awake
 from ryzanstein.lab.simulation.loop import OWNER
 from ryzanstein.lab.simulation.node_ranks import NodeRanks
+from ryzanstein.lab.simulation.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.process import Process
-from ryzanstein.lab.simulation.served import split
 from ryzanstein.orchestrator import __main__ as orchestrator
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router import __main__ as router
 from ryzanstein.router.assembly import Router, assembled
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.tracing import Tracing
 from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.ranks.source import RankServer
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.ranks.source import NewRankServer, RankServer
+from ryzanstein.worker.text.templates.process import TemplateBounds
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
-from ryzanstein.worker.text.templates.rendering import ChatRenderer
-from ryzanstein.worker.text.tokenizer import TextModel
+from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 MODEL_FIELD = "model_of_ranks"
 """The field of log lines about ranks that names their model."""
@@ -47,15 +46,15 @@ RANKS: dict[Process, NodeRanks] = {}
 
 
 async def serve_router(settings: RouterSettings) -> None:
-    await router.serve(settings)
+    await router.serve(settings, assemble=_assembled, new_web_face=_NoWebFace, new_metrics=_NoMetrics)
 
 
 async def serve_orchestrator(settings: OrchestratorSettings) -> None:
-    await orchestrator.serve(settings)
+    await orchestrator.serve(settings, new_metrics=_NoMetrics)
 
 
 async def serve_node(settings: WorkerSettings) -> None:
-    await worker.serve(settings)
+    await worker.serve(settings, worker.NodeMachine(_NoMetrics, _Templates, _Ranks, _know))
 
 
 LOST_TURNS: set[str] = set()
@@ -84,15 +83,24 @@ def forget(process: Process) -> None:
         known.pop(process, None)
 
 
-class _NoPort:
-    """Replaces a server that the simulation does not have."""
+class _NoMetrics:
+    """A `MetricsPort` that nobody reads."""
 
     port = 0
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         pass
 
     def close(self) -> None:
+        pass
+
+
+class _NoWebFace:
+    """A `WebFace` that nobody reaches."""
+
+    port = 0
+
+    def __init__(self, router: Router, settings: RouterSettings) -> None:
         pass
 
     async def start(self) -> None:
@@ -108,11 +116,37 @@ class _NoPort:
 class _Templates(LocalRenderer):
     """Chat templates rendered in the one existing process."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, bounds: TemplateBounds, on_limit: Callable[[RenderLimit], None]) -> None:
         super().__init__()
 
     async def run(self) -> None:
         await asyncio.Event().wait()
+
+
+class _Ranks:
+    """A `RankSource`: the simulated ranks of the calling process."""
+
+    def __init__(self) -> None:
+        self._ranks = RANKS[_process()]
+
+    def of(self, model: str) -> NewRankServer:
+        name = model or FIRST_MODEL
+        ranks = self._ranks.of(name)
+
+        def new_server(command: Sequence[str], env: Mapping[str, str], nice: int) -> RankServer:
+            # Called by the task that supervises the ranks, which then logs whose they are.
+            bind_contextvars(**{MODEL_FIELD: name})
+            return ranks.new_server(command, env, nice)
+
+        return new_server
+
+    async def close(self) -> None:
+        pass
+
+
+def _know(model: str, agent: NodeAgent) -> None:
+    """Lets the checks find an agent."""
+    NODES.setdefault(_process(), {})[model or FIRST_MODEL] = agent
 
 
 @contextlib.asynccontextmanager
@@ -120,24 +154,6 @@ async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     async with assembled(settings) as made:
         ROUTERS[_process()] = made
         yield made
-
-
-class _KnownNode(NodeAgent):
-    """An agent that the checks can find."""
-
-    def __init__(
-        self, settings: WorkerSettings, telemetry: WorkerTelemetry, tracing: Tracing, templates: ChatRenderer, **others: Any
-    ) -> None:
-        self._model = split(settings.node_id)[1]
-        self._ranks = RANKS[_process()].of(self._model)
-        others["new_rank_server"] = self._new_server
-        super().__init__(settings, telemetry, tracing, templates, **others)
-        NODES.setdefault(_process(), {})[self._model] = self
-
-    def _new_server(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> RankServer:
-        # Called by the task that supervises the ranks, which then logs whose they are.
-        bind_contextvars(**{MODEL_FIELD: self._model})
-        return self._ranks.new_server(command, env, nice)
 
 
 def _process() -> Process:
@@ -169,22 +185,5 @@ def look_seldom(seldom: bool) -> None:
 
 
 def install() -> None:
-    """Replaces parts of the services, permanently for this process."""
-    if sqlite3.connect is _connected:
-        return
-    load = functools.cache(TextModel.load)
-    changes: tuple[tuple[Any, str, Any], ...] = (
-        (router, "HttpServer", _NoPort),
-        (router, "MetricsServer", _NoPort),
-        (router, "create_app", lambda *_, **__: None),
-        (router, "assembled", _assembled),
-        (orchestrator, "MetricsServer", _NoPort),
-        (worker, "MetricsServer", _NoPort),
-        (worker, "NodeAgent", _KnownNode),
-        (worker, "TemplateProcess", _Templates),
-        (TextModel, "load", load),
-        (sqlite3, "connect", _connected),
-    )
-    for where, name, replacement in changes:
-        assert hasattr(where, name), f"{where} has no {name}"
-        setattr(where, name, replacement)
+    """Replaces the opening of databases, permanently for this process."""
+    sqlite3.connect = _connected

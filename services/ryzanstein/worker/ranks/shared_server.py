@@ -88,6 +88,10 @@ class RankServers:
         self._all: list[_Shared] = []
         self._endings: set[asyncio.Task[None]] = set()
 
+    def of(self, model: str) -> NewRankServer:
+        """Returns where the ranks of a model come from: `lease`, for every model."""
+        return self.lease
+
     def lease(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> RankServerLease:
         """Returns a lease of the newest server of this kind. This method is a `NewRankServer`.
 

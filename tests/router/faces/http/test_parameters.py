@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from ryzanstein.router.faces.http.app import create_app
+from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.telemetry import RouterTelemetry
 
 
@@ -166,6 +167,15 @@ async def test_only_named_origins_may_read_answers(make_core, origins):
             }
             preflight = await client.options("/v1/chat/completions", headers=asked)
             assert (preflight.status_code == 200) == allowed
+
+
+async def test_a_page_may_read_why_it_was_refused_before_its_request_was_read(make_core):
+    limits = HttpLimits(max_body_bytes=16)
+    transport = httpx.ASGITransport(create_app(make_core(), RouterTelemetry(), limits, origins=("https://a.example",)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
+        refused = await client.post("/v1/chat/completions", json={"model": "x" * 100}, headers={"Origin": "https://a.example"})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (413, "https://a.example")
+    assert "Retry-After-Ms" in refused.headers["access-control-expose-headers"]
 
 
 async def test_too_long_is_said_in_words_that_clients_know(http, chat, face):

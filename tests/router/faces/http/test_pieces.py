@@ -137,3 +137,25 @@ def test_a_call_comes_in_deltas_of_which_only_the_first_has_id_and_name() -> Non
     reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
     assert reasons[-1] == "tool_calls"
     assert set(reasons[:-1]) == {None}
+
+
+@given(
+    st.lists(st.text(st.characters(), min_size=1, max_size=8), min_size=1, max_size=5),
+    st.sampled_from([ChatDialect(), CompletionDialect()]),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
+    st.sampled_from(["demo", '"', "\0text\0", "\U0001f600"]),
+)
+def test_encoded_chunks_are_the_chunks_encoded(texts, dialect, usage, model) -> None:
+    """Also for surrogates, line ends, quotes, and a model whose name is the mark of the gap."""
+    started = Started("gen", model, "node-0", 5, created=17)
+    said = [Delta(i % 2, i // 2, [Token(1, text)], "node-0") for i, text in enumerate(texts)]
+    chunks, judge = (Chunks(started, dialect, Cursor(), usage[0], continuous=usage[1]) for _ in range(2))
+    for event in [*said, Finished(0, FinishReason.STOP, Usage(5, len(texts)))]:
+        assert list(chunks.json_of(event)) == [json.dumps(chunk, separators=(",", ":")) for chunk in judge.of(event)]
+
+
+def test_encoded_chunks_of_calls_and_log_probabilities_are_the_chunks_encoded() -> None:
+    for started, said in ((CALLING, events(ANSWER, [3] * 30)), (PLAIN, events("abcd", [2, 2], logprobs=True))):
+        chunks, judge = (Chunks(started, ChatDialect(), Cursor(), False) for _ in range(2))
+        for event in said:
+            assert list(chunks.json_of(event)) == [json.dumps(chunk, separators=(",", ":")) for chunk in judge.of(event)]

@@ -8,6 +8,7 @@ per direction that the reader has not yet read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -16,9 +17,21 @@ from ryzanstein.lab.simulation.network import SimulatedNetwork
 from ryzanstein.lab.simulation.rpc.client import Channel
 from ryzanstein.lab.simulation.rpc.server import Server
 
+Options = Sequence[tuple[str, Any]]
+
 
 def install(network: SimulatedNetwork) -> None:
-    """Makes `grpc.aio` create simulated channels and servers from now on."""
+    """Makes `grpc.aio` create simulated channels and servers from now on.
+
+    Called with a parameter that is not simulated, they raise TypeError.
+    """
+
+    def insecure_channel(target: str, options: Options | None = None) -> Channel:
+        return Channel(network, target, options or ())
+
+    def server(*, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Server:
+        # The options are bounds on messages and pings, which have no effect here.
+        return Server(network, interceptors)
+
     aio: Any = grpc.aio
-    aio.insecure_channel = lambda address, options=(), **_: Channel(network, address, options or ())
-    aio.server = lambda interceptors=(), options=(), **_: Server(network, interceptors or ())
+    aio.insecure_channel, aio.server = insecure_channel, server

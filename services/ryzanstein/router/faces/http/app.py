@@ -64,7 +64,7 @@ _MAX_SEEN = 1024
 _METHODS = ["GET", "HEAD", "POST", "DELETE"]
 _CORS: dict[str, Any] = {
     "allow_headers": ["*"],
-    "expose_headers": ["X-Request-Id", "X-Ryzanstein-Node", "Retry-After"],
+    "expose_headers": ["X-Request-Id", "X-Ryzanstein-Node", "Retry-After", "Retry-After-Ms"],
     "max_age": 3600,
 }
 
@@ -89,9 +89,9 @@ def create_app(
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(HeadAnswers)
-    if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=_METHODS, **_CORS)
     app.add_middleware(Gate, limits=limits, telemetry=telemetry)
+    if origins:  # around the gate: a page may read why it was refused
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=_METHODS, **_CORS)
     _handle_errors(app, telemetry)
     reader = BodyReader()
     _add_generation_routes(app, GenerationRoutes(core, limits), reader, limits)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ryzanstein.generation import GenerationEvent, Started, Usage
+from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import Dialect, omitted_body, usage_body
 from ryzanstein.router.faces.http.pieces import Ending, Opening, Piece, Pieces, Speech
+from ryzanstein.router.faces.http.plain import PlainText, encoded
 
 Chunk = dict[str, Any]
 
@@ -43,6 +45,7 @@ class Chunks:
         } | ({"usage": None} if include_usage else {})
         if started.omitted_prompt_tokens:  # also where the client asks for no usage
             self.envelope["prompt_tokens_details"] = omitted_body(started.omitted_prompt_tokens)
+        self._plain = PlainText(lambda choice, text: self.envelope | {"choices": [dialect.delta(choice, Said(text), ())]})
 
     @property
     def usage(self) -> Usage | None:
@@ -54,6 +57,14 @@ class Chunks:
         for piece in self._pieces.of(event):
             if (choice := self._said(piece)) is not None:
                 yield self.envelope | {"choices": [choice]} | self._usage_so_far()
+
+    def json_of(self, event: GenerationEvent) -> Iterator[str]:
+        """Yields the chunks that `of` yields, encoded."""
+        for piece in self._pieces.of(event):
+            if isinstance(piece, Speech) and not piece.rows and piece.said.only_content and not self._continuous:
+                yield self._plain.encoded(piece.choice, piece.said.content)
+            elif (choice := self._said(piece)) is not None:
+                yield encoded(self.envelope | {"choices": [choice]} | self._usage_so_far())
 
     def last(self) -> Iterator[Chunk]:
         """Yields what follows when all choices have ended: the usage, where the client asked for it."""

@@ -62,6 +62,5 @@ class Cursor:
         self._ended.add(choice)
 
     def __str__(self) -> str:
-        return ",".join(
-            f"{choice}:{index}{'.' if choice in self._ended else ''}" for choice, index in sorted(self._next_index.items())
-        )
+        ended = self._ended
+        return ",".join([f"{choice}:{at}{'.' if choice in ended else ''}" for choice, at in sorted(self._next_index.items())])

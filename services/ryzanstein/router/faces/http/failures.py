@@ -116,8 +116,8 @@ def failure_from_exception(error: Exception, request_id: str) -> HttpFailure:
 
 def _param(error: RyzansteinError) -> str | None:
     """Returns the field that is wrong, as the client spelled it."""
-    if error.reason == CONTEXT_TOO_LONG:
-        return "messages"
+    if error.reason == CONTEXT_TOO_LONG and not any(each.field.startswith("input[") for each in error.violations):
+        return "messages"  # as OpenAI says it; of texts for embeddings, the one that is too long
     if error.violations:
         name = error.violations[0].field.removeprefix("sampling.")
         return "response_format" if name.partition(".")[0] == "constraint" else name

@@ -7,7 +7,6 @@ again. When one prompt fails the stream ends with its error.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,6 +18,7 @@ from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import usage_body
 from ryzanstein.router.faces.http.failures import HttpFailure
+from ryzanstein.router.faces.http.plain import encoded
 from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import DONE, error_event
 
@@ -130,4 +130,4 @@ def _counts(usage: Usage) -> tuple[int, ...]:
 
 
 def _event(chunk: Chunk) -> bytes:
-    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
+    return f"data: {encoded(chunk)}\n\n".encode()

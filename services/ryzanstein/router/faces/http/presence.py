@@ -1,14 +1,34 @@
-"""Detects that a client disconnects while it is being served."""
+"""What the connection says of its client: whether it is still there, and whether it reads."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 _T = TypeVar("_T")
+
+
+_FLOW = "ryzanstein.flow"
+
+
+class Flow(Protocol):
+    """What is sent on a connection; see uvicorn's FlowControl."""
+
+    write_paused: bool
+
+
+def tell_flow(scope: Scope, flow: Flow) -> None:
+    """Lets the application see the flow of the connection of a request."""
+    scope[_FLOW] = flow
+
+
+def write_may_wait(scope: Scope) -> bool:
+    """Returns whether what is sent now may wait for the client to read. Unknown counts as yes."""
+    flow: Flow | None = scope.get(_FLOW)
+    return flow is None or flow.write_paused
 
 
 class ClientLeft(Exception):

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ryzanstein.router.faces.http.connections import Connections
 from ryzanstein.router.faces.http.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
+from ryzanstein.router.faces.http.presence import tell_flow
 from ryzanstein.router.faces.http.upgrade import UpgradeRequest, Upgrades
 
 _MAX_PIPELINED = 16
@@ -95,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # header fields are counted in `_count_head`.
         self._pending_bytes = -self._read_bytes
         super().on_message_begin()
+        tell_flow(self.scope, self.flow)
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))

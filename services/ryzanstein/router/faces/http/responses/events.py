@@ -6,7 +6,6 @@ generation that fails ends with failed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from ryzanstein.generation import FinishReason, GenerationEvent, Message, Role, Started, ToolCall, Usage
@@ -15,6 +14,7 @@ from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.failures import HttpFailure
 from ryzanstein.router.faces.http.pieces import Ending, Pieces, Speech
+from ryzanstein.router.faces.http.plain import encoded
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.items import CUT, DONE, RUNNING, CallItem, Item, Items, MessageItem, ReasoningItem
@@ -148,6 +148,4 @@ class ResponseWriter:
 
 def _framed(events: Iterator[Shape]) -> bytes:
     # One by one: an event shows the response as it stands, which the next one may change.
-    return b"".join(
-        f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode() for event in events
-    )
+    return b"".join(f"event: {event['type']}\ndata: {encoded(event)}\n\n".encode() for event in events)
