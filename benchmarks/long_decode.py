@@ -3,9 +3,12 @@
     .venv/bin/python benchmarks/long_decode.py --model DIR_OR_GGUF [--contexts 1000,30000] [--batch 1] [--steps 20]
         [--threads 2] [--quantization none] [--kv-compression none] [--sparse-attention RULE] [--json FILE]
 
-One rank decodes sequences whose contexts nobody computed: their keys and values are zeros. What a step reads and computes does
-not depend on what they are, so it takes the same time, and no prompt of 30,000 tokens is computed before. That is not so with
-`quest`, whose choice depends on them. The contexts take turns step by step: what the machine does meanwhile touches all alike.
+One rank decodes sequences whose contexts nobody computed: their keys and values are zeros, which are written once. Memory
+that was never written is one page of the system's, wherever it is read: that would measure a cache, not memory. What a step
+reads and computes does not depend on what the numbers are, so it takes the same time, and no prompt of 30,000 tokens is
+computed before. That is not so with `quest`, whose choice depends on them. The contexts take turns step by step: what the
+machine does meanwhile touches all alike. The figures hold for one rank with so many threads. With tensor parallelism each rank
+reads its own heads, and those of a model with one key-value head all read the same.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import statistics
 import time
 from pathlib import Path
 
+from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -42,7 +46,7 @@ def main() -> None:
         device="cpu",
         dtype="float32",
         block_size=BLOCK_SIZE,
-        num_blocks=pages * given.batch * MOST_GROUPS,
+        num_blocks=pages * given.batch * MOST_GROUPS + 1,
         max_sequences=given.batch,
         num_threads=given.threads,
         quantization=given.quantization,
@@ -50,6 +54,8 @@ def main() -> None:
         sparse_attention=given.sparse_attention,
     )
     runner = ModelRunner.load(given.model, TensorParallel(0, 1, LocalCollectives()), options)
+    used = pages * given.batch * len(runner.extents.windows)
+    runner.rearrange(Rearrangement([(used, block) for block in range(used)], runner.max_blocks))
     tables = [range(number * pages, (number + 1) * pages) for number in range(given.batch)]
 
     def step(context: int) -> float:

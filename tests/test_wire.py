@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein import clock
-from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.cluster import (
+    Beat,
+    Deployment,
+    Instruction,
+    Load,
+    ModelNeed,
+    ModelReport,
+    Node,
+    NodeReport,
+    NodeState,
+    Numerics,
+)
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import (
@@ -256,6 +267,7 @@ def test_the_answer_of_an_older_orchestrator_has_one_deployment() -> None:
 
 def test_a_beat_and_a_deployment_survive_the_wire() -> None:
     beat = Beat(3, NodeState.RECOVERING, "demo", 2048, Load(1, 2, 3, 4, 5), 99, "rank 1 died", profiling=True)
+    beat = replace(beat, numerics=Numerics("dtype=float32", b"d" * 32))
     deployment = Deployment("demo", "/models/demo", 2)
     assert beat_from_wire(beat_to_wire(beat)) == beat
     assert deployment_from_wire(deployment_to_wire(deployment)) == deployment

@@ -41,6 +41,27 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Numerics:
+    """What decides a model's tokens on a node, besides the request: how it computes, and with which weights.
+
+    Empty: not known. An older node says neither, and the digest of the weights is computed late or never.
+    """
+
+    computed: str = ""
+    weights: bytes = b""
+
+    @property
+    def known(self) -> bool:
+        return bool(self.computed or self.weights)
+
+    def differs(self, other: Numerics) -> bool:
+        """Returns whether the two are known to compute other tokens."""
+        other_way = "" not in (self.computed, other.computed) and self.computed != other.computed
+        other_weights = b"" not in (self.weights, other.weights) and self.weights != other.weights
+        return other_way or other_weights
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """A node's report of itself at one moment.
 
@@ -60,6 +81,7 @@ class Beat:
     time: float = 0.0
     profiling: bool = False
     other_models: tuple[str, ...] = ()
+    numerics: Numerics = field(default_factory=Numerics)
 
     @property
     def drained(self) -> bool:

@@ -356,13 +356,15 @@ class GenerationRequest:
     """A client's request, as faces pass it to the router's core and the router to a node.
 
     `deadline` is Unix time in seconds by `clock.unix_s`; None: the client waits forever. Tenants
-    share fairly among requests of one `priority`; "" is a tenant like any other. `traceparent` is
+    share fairly among requests of one `priority`; "" is a tenant like any other. `tenant_named`: the
+    caller's gateway named it, so it bounds what the request finds. `traceparent` is
     W3C trace context or empty. `last_node` answered the session's previous turn, according to the
     session store: a hint where its KV cache is. `request_id` traces one call. `key` stays the same
     when a client sends the request again. `detached`: the generation runs to its end even without a
     reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
     is how the face that took it shows the answer: the faces alone know what it means. `kept`: outside
-    of a session, but what is said here is kept, and a later request may go on from it.
+    of a session, but what is said here is kept, and a later request may go on from it. `never_cut`: its
+    face shows the prompt, so no default of the router's leaves out a part of it.
     """
 
     model: str
@@ -373,6 +375,7 @@ class GenerationRequest:
     deadline: float | None = None
     priority: int = 0
     tenant: str = ""
+    tenant_named: bool = False
     request_id: str = ""
     traceparent: str = ""
     last_node: str = ""
@@ -381,6 +384,7 @@ class GenerationRequest:
     created: int = 0
     shown_as: str = ""
     kept: bool = False
+    never_cut: bool = False
 
     @property
     def is_constrained(self) -> bool:

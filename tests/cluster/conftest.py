@@ -149,11 +149,17 @@ class Harness:
     def wait_at_least(self, count: int) -> None:
         """Returns when the router sees so many ready nodes."""
         deadline = time.monotonic() + 60
-        while self._ready_nodes() < count:
-            assert time.monotonic() < deadline, f"there are not {count} ready nodes"
+        while self.num_ready < count:
+            assert time.monotonic() < deadline, f"there are not {count} ready nodes: {self._last_words()}"
             time.sleep(0.05)
 
-    def _ready_nodes(self) -> int:
+    def _last_words(self) -> dict[str, str]:
+        """What each node logged last."""
+        return {name: self.cluster.services[name].log_path.read_text()[-600:] for name in self.cluster.node_ids}
+
+    @property
+    def num_ready(self) -> int:
+        """How many nodes the router sees ready."""
         models = self.client.inference.ListModels(inference.ListModelsRequest(), timeout=5).models
         return max((model.ready_nodes for model in models), default=0)
 

@@ -48,6 +48,24 @@ def test_pages_come_back_from_disk_and_damaged_ones_do_not(tmp_path: Path, clien
         client.close()
 
 
+def test_a_model_that_reads_everything_sparsely_gets_its_pages_back(tmp_path: Path, client_of: Any, holds: Any) -> None:
+    sparse = ("--sparse-attention", "window=64,sinks=16")
+    flags = (*sparse, "--kv-replication", "none", "--kv-disk-bytes", str(2**28), "--kv-disk-dir", str(tmp_path))
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=1, tp=1, worker_flags=flags)) as cluster:
+        client = client_of(cluster.router_address)
+
+        def ask(text: str) -> Any:
+            return client.chat(text, session_id="s", max_tokens=8, ignore_eos=True)
+
+        assert ask(LONG).usage.cached_prompt_tokens < 100
+        assert holds(lambda: len(list((tmp_path / "node-0").glob("*/*"))) >= 5, 10)
+        cluster.restart("node-0")
+        cluster.wait_nodes(1)
+        again = ask("And then?")
+        assert again.prompt_tokens - again.usage.cached_prompt_tokens < 100
+        client.close()
+
+
 def test_a_paused_answer_comes_back_from_memory_with_the_same_tokens(client_of: Any) -> None:
     flags = ("--kv-host-bytes", str(2**28), "--num-blocks", "72")
     with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=1, tp=2, worker_flags=flags)) as cluster:

@@ -27,6 +27,8 @@ from ryzanstein.wire.attempts import attempt_from_wire
 
 MODEL = "demo"
 CONTEXT_LENGTH = 4096
+PROMPT = 100
+"""Tokens of a prompt that is cut, as scripted nodes count."""
 
 
 def token_id(choice: int, index: int) -> int:
@@ -39,6 +41,7 @@ def token_text(choice: int, index: int) -> str:
 
 
 RANK_LOST = RyzansteinError("rank 0 died", Code.UNAVAILABLE, "RANK_LOST", {"rank": "0"})
+CONTEXT_TOO_LONG = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
 NOT_READY = RyzansteinError("recovers", Code.UNAVAILABLE, "NODE_NOT_READY")
 
 
@@ -86,6 +89,8 @@ class ScriptedNode(WorkerServiceServicer):
     die_at: int | None = None
     swallow: Callable[[worker.Submit], bool] = lambda submit: False
     """Which submits are never beats of again, while the node works for the others."""
+    prepares: set[int] | None = None
+    """If not None, attempts join it instead of being accepted, and beats say so; whoever leaves it goes on."""
     waiting: int = 0
     """Sequences that wait, as its beats say."""
     freeze_at: int | None = None
@@ -103,6 +108,14 @@ class ScriptedNode(WorkerServiceServicer):
     """As `ranks_lost`, of these further models alone."""
     features: tuple[str, ...] = (CONSTRAINTS,)
     """What it understands beyond the first version of the protocol."""
+    numerics: str = ""
+    """How it says that it computes."""
+    digest: bytes = b""
+    """Of its weights."""
+    room: int = 0
+    """Tokens of a prompt that may be cut, which it keeps; it says so in every token. 0: it keeps all 7."""
+    heeds_kept: bool = True
+    """False: it cuts anew, whatever an earlier node has kept."""
     knows_models: bool = True
     """False: an older node, which takes every stream for one of its model."""
     default_tokens: int = 16
@@ -177,6 +190,8 @@ class ScriptedNode(WorkerServiceServicer):
                 self.submits.append(frame.submit)
                 if self.swallow(frame.submit):
                     continue
+                if self.prepares is not None:
+                    self.prepares.add(frame.submit.handle)
                 running[frame.submit.handle] = self._accepted(frame.submit)
             elif frame.HasField("cancel"):
                 self.cancels.append(frame.cancel.handle)
@@ -205,6 +220,9 @@ class ScriptedNode(WorkerServiceServicer):
             load=worker.Load(running=self.num_running, waiting=self.waiting, capacity=256),
             step=self._step,
             reason=self.reason,
+            numerics=self.numerics,
+            weights_digest=self.digest,
+            preparing=self.prepares or (),
         )
 
     async def _speak(self, running: dict[int, Running], beats: list[int], model: str) -> AsyncIterator[worker.ConnectResponse]:
@@ -230,24 +248,33 @@ class ScriptedNode(WorkerServiceServicer):
             output.handle.append(1)
         if self.strangers:
             output.accepted.add(handle=9999, prompt_tokens=1)
-            self._row(output, 9999, 0, 0, None)
+            self._row(output, None, 0, 0)
             output.finished.add(handle=9999, reason=1)
             output.failed.add(handle=9999, code=13)
-        for run in list(running.values()):
+        for run in [each for each in running.values() if each.handle not in (self.prepares or ())]:
             if self._lost(model):
                 error = RANK_LOST if run.handle in known else NOT_READY
                 self._fail(output, running.pop(run.handle), error, error is RANK_LOST)
                 continue
             if run.handle not in known:
                 known.add(run.handle)
-                if self.refuse is not None:
-                    self._fail(output, running.pop(run.handle), self.refuse, self.refuse_node_fault)
+                refusal = CONTEXT_TOO_LONG if 0 < self.room < self._kept(run) else self.refuse
+                if refusal is not None:
+                    self._fail(output, running.pop(run.handle), refusal, self.refuse_node_fault)
                     continue
-                output.accepted.add(handle=run.handle, prompt_tokens=7)
+                self._accept(output, run)
             self._rows(output, run)
             if not run.left:
                 del running[run.handle]
         return output
+
+    def _accept(self, output: worker.StepOutput, run: Running) -> None:
+        kept = self._kept(run)
+        output.accepted.add(handle=run.handle, prompt_tokens=kept, omitted_prompt_tokens=PROMPT - kept if self.room else 0)
+
+    def _kept(self, run: Running) -> int:
+        told = run.attempt.request.sampling.truncate_prompt_tokens
+        return told if told is not None and self.heeds_kept else self.room or 7
 
     def _fail(self, output: worker.StepOutput, run: Running, error: RyzansteinError, node_fault: bool) -> None:
         failed = output.failed.add(
@@ -263,7 +290,6 @@ class ScriptedNode(WorkerServiceServicer):
 
     def _rows(self, output: worker.StepOutput, run: Running) -> None:
         end = run.attempt.request.sampling.max_tokens or self.default_tokens
-        sampling = run.attempt.request.sampling
         for choice in sorted(run.left):
             index = run.next_index[choice]
             if index == self.freeze_at:
@@ -277,20 +303,20 @@ class ScriptedNode(WorkerServiceServicer):
             if index < end:
                 shown = index + 1 if index == self.gap_at else index
                 for _ in range(2 if self.repeat_rows else 1):
-                    self._row(output, run.handle, choice, shown, sampling.logprobs)
+                    self._row(output, run, choice, shown)
                 run.next_index[choice] += 1
             if run.next_index[choice] >= end:
                 run.left.discard(choice)
                 output.finished.add(handle=run.handle, choice=choice, reason=2, cached_prompt_tokens=3)
 
-    def _row(self, output: worker.StepOutput, handle: int, choice: int, index: int, logprobs: int | None) -> None:
-        if logprobs is not None:
+    def _row(self, output: worker.StepOutput, run: Running | None, choice: int, index: int) -> None:
+        if run is not None and run.attempt.request.sampling.logprobs is not None:
             output.logprob_row.append(len(output.handle))
             output.logprobs.add(logprob=-0.5).top.add(token_id=index, text="t", logprob=-0.5)
-        output.handle.append(handle)
+        output.handle.append(9999 if run is None else run.handle)
         output.choice.append(choice)
         output.index.append(index)
-        output.token_id.append(token_id(choice, index))
+        output.token_id.append(token_id(choice, index) + (1_000_000 * self._kept(run) if run is not None and self.room else 0))
         output.text.append(token_text(choice, index))
 
 

@@ -83,8 +83,11 @@ class NodeProcess:
 
     def template_pids(self) -> list[int]:
         """The process that renders chat templates."""
-        commands = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _children(self.process.pid)}
-        return [pid for pid, name in commands.items() if name == "templates"]
+        return [pid for pid in _children(self.process.pid) if _name(pid) == "templates"]
+
+    def grammar_pids(self) -> list[int]:
+        """The process that compiles constraints to judge them."""
+        return [pid for pid in _children(self.process.pid) if _name(pid) == "grammars"]
 
     def close(self) -> None:
         if self.process.poll() is None:

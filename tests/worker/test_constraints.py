@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import urllib.request
 from typing import Any
 
@@ -148,3 +150,25 @@ async def test_an_attempt_that_is_cancelled_while_its_grammar_compiles_leaves_no
     stream = await link.run(attempt(constraint=schema({"const": "after"}), max_tokens=20))
     assert json.loads(stream.text()) == "after"
     assert not any(link.streams[handle].failed for handle in handles)
+
+
+async def test_a_grammar_that_compiles_delays_nobody_else_and_can_be_cancelled(
+    start_node: Any, connect: Any, attempt: Any
+) -> None:
+    node = start_node(tp=1)
+    node.wait_event("ranks ready")
+    async with connect(node.address) as link:
+        await link.run(attempt(constraint=Constraint.choice(("a",))))
+        (pid,) = node.grammar_pids()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            kept, dropped = [await link.submit(attempt(constraint=Constraint.choice((each,)))) for each in ("b", "c")]
+            assert (await link.run(attempt(max_tokens=3))).finished, "who has no constraint does not wait"
+            await link.until(lambda: {kept, dropped} <= set(link.beats[-1][1].preparing))
+            await link.cancel(dropped)
+            await link.until(lambda: set(link.beats[-1][1].preparing) == {kept})
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        stream = await link.wait(kept, lambda s: bool(s.finished))
+        assert stream.text() == "b"
+        assert not link.streams[dropped].rows

@@ -16,6 +16,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.inference_pb2 import Messages
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
+from ryzanstein.wire.membership import beat_from_wire
 
 pytestmark = pytest.mark.cluster
 
@@ -107,6 +108,16 @@ async def test_gloo_gives_the_same_tokens_as_shared_memory(start_node, connect, 
     asked = attempt(prompt=TokenPrompt((300, 7, 451)), temperature=2.0, max_tokens=30, ignore_eos=True)
     async with connect(node.address) as other:
         assert (await other.run(asked)).rows == (await link.run(asked)).rows
+
+
+async def test_a_node_says_how_it_computes(start_node, connect, link):
+    sparse = start_node("--sparse-attention", "window=64")
+    sparse.wait_event("ranks ready")
+    async with connect(sparse.address) as other:
+        here, there = (beat_from_wire(each.hello.beat).numerics for each in (link, other))
+    assert here.known
+    assert there.known
+    assert here.differs(there)
 
 
 async def test_prompt_tokens_are_counted_as_a_generation_counts_them(stub, link, attempt):

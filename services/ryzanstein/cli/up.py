@@ -35,6 +35,14 @@ ModelDirs = Annotated[
         help="Model directory in the Hugging Face layout, or GGUF file. Repeat it for several models on each node.",
     ),
 ]
+Templates = Annotated[
+    list[str],
+    typer.Option(
+        "--chat-template",
+        metavar="[NAME=]FILE",
+        help="File with a chat template for the first model, or for the one of this name, in place of its own. Repeatable.",
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
 
 
@@ -43,6 +51,7 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
     models: ModelDirs = [MODEL_DIR],  # noqa: B006 - typer copies it
+    chat_templates: Templates = [],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
     quantization: Annotated[Literal["none", "fp16", "int8", "auto"], typer.Option(help="Weight format, on CPUs.")] = "none",
@@ -65,7 +74,7 @@ def up(
         num_routers=routers,
         tp=tp,
         threads_per_rank=threads_per_rank,
-        worker_flags=("--quantization", quantization),
+        worker_flags=("--quantization", quantization, *_template_flags(chat_templates)),
         grpc_port=grpc_port,
         http_port=http_port,
         orchestrator_port=orchestrator_port,
@@ -84,6 +93,16 @@ def up(
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         display.people().print("stopped; no process is left")
+
+
+def _template_flags(entries: list[str]) -> tuple[str, ...]:
+    """Returns the flag of a node for files with chat templates. Raises BadParameter for what is no file."""
+    for path in [entry.rpartition("=")[2] for entry in entries]:
+        if not Path(path).is_file():
+            raise typer.BadParameter(f"{path} is not a file", param_hint="--chat-template")
+        if "," in path:
+            raise typer.BadParameter(f"{path}: a comma in the name of the file is not supported", param_hint="--chat-template")
+    return ("--chat-template", ",".join(entries)) if entries else ()
 
 
 def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:

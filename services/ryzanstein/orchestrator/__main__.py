@@ -9,11 +9,7 @@ from __future__ import annotations
 import sys
 
 import structlog
-import uvloop
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
-from ryzanstein import log as logs
 from ryzanstein.background import STOP
 from ryzanstein.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
@@ -23,7 +19,7 @@ from ryzanstein.orchestrator.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.timeslice import ask_for_short_slices
+from ryzanstein.service_process import read_settings, run_service
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 
@@ -79,23 +75,8 @@ async def _serve_rpc(
 
 def main() -> int:
     """Runs the process and returns its exit code."""
-    try:
-        settings = CliApp.run(OrchestratorSettings)
-    except ValidationError as error:
-        for problem in error.errors():
-            print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
-        return 2
-    logs.setup_service("orchestrator", settings.log_level)
-    ask_for_short_slices()
-    try:
-        uvloop.run(serve(settings))
-    except (OSError, StoreError) as error:
-        log.error("cannot serve", error=str(error))
-        return 1
-    except Exception:
-        log.exception("failed")
-        return 1
-    return 0
+    settings = read_settings(OrchestratorSettings)
+    return run_service("orchestrator", settings, serve, (OSError, StoreError))
 
 
 if __name__ == "__main__":

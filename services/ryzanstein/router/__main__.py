@@ -9,7 +9,6 @@ settings.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import sqlite3
 import sys
@@ -19,11 +18,7 @@ from functools import partial
 from typing import Protocol
 
 import structlog
-import uvloop
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
-from ryzanstein import log as logs
 from ryzanstein.background import STOP
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer, NewMetricsPort
@@ -37,7 +32,7 @@ from ryzanstein.router.faces.http.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.timeslice import ask_for_short_slices
+from ryzanstein.service_process import read_settings, run_service
 
 log = structlog.get_logger(__name__)
 
@@ -174,25 +169,9 @@ def _calm_collector() -> None:
 
 def main() -> int:
     """Runs the process and returns its exit code."""
-    try:
-        settings = CliApp.run(RouterSettings)
-    except ValidationError as error:
-        for problem in error.errors():
-            print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
-        return 2
-    logs.setup_service("router", settings.log_level)
-    ask_for_short_slices()
+    settings = read_settings(RouterSettings)
     _calm_collector()
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(serve(settings))
-    except (OSError, sqlite3.Error, RyzansteinError) as error:
-        log.error("cannot serve", error=str(error))
-        return 1
-    except Exception:
-        log.exception("failed")
-        return 1
-    return 0
+    return run_service("router", settings, serve, (OSError, sqlite3.Error, RyzansteinError))
 
 
 if __name__ == "__main__":

@@ -180,6 +180,7 @@ def _policy(settings: RouterSettings) -> CorePolicy:
             settings.failover_wait_s,
             settings.max_fruitless_attempts,
             Patience(settings.accept_s, settings.attempt_silence_s),
+            settings.failover_to_unlike,
         ),
         Limits(
             settings.max_running,

@@ -53,6 +53,7 @@ class RouterSettings(ServiceSettings):
     )
     redis_prefix: str = Field("ryzanstein:", max_length=64, description="prefix of every key; lets clusters share a server")
     max_sessions: int = Field(100_000, ge=1, description="maximum sessions; beyond it the least recently used is evicted")
+    max_responses: int = Field(100_000, ge=1, description="maximum kept responses; beyond it the oldest is forgotten")
     max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
     max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
     store_wait_s: float = Field(
@@ -111,6 +112,9 @@ class RouterSettings(ServiceSettings):
     max_retained_tokens: int = Field(1_000_000, ge=0, description="maximum tokens kept of ended generations")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without a usable node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token before ATTEMPTS_EXHAUSTED")
+    failover_to_unlike: bool = Field(
+        True, description="continue an answer on a node whose weights or numerics are others, where no like node could serve it"
+    )
     accept_s: float = Field(5.0, gt=0, description="time for a node to accept an attempt")
     attempt_silence_s: float = Field(
         20.0, gt=0, description="time for an attempt to produce a token on a node that serves others; longer with a queue"

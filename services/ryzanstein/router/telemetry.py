@@ -20,7 +20,16 @@ from ryzanstein.metrics import (
 # first value is 1.
 LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
-FAILOVER_CAUSES = (*LINK_LOSS_CAUSES, "stall", "node_state", "node_fault", "back_pressure", "no_progress", "refused")
+FAILOVER_CAUSES = (
+    *LINK_LOSS_CAUSES,
+    "stall",
+    "node_state",
+    "node_fault",
+    "back_pressure",
+    "no_progress",
+    "refused",
+    "other_prompt",
+)
 
 HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections", "memory", "origin")
 
@@ -50,6 +59,7 @@ class PromptMetrics:
         self._tokens = make.counter("prompt_tokens", "Prompt tokens", "model")
         self._cut = make.counter("cut_prompts", "Prompts that did not fit and of which a part was left out", "model")
         self._omitted = make.counter("omitted_prompt_tokens", "Prompt tokens that were left out", "model")
+        self._other = make.counter("other_prompts", "Attempts dropped because they kept another part of the prompt", "model")
 
     def started(self, model: str, started: Started) -> None:
         """Counts an accepted prompt."""
@@ -58,9 +68,31 @@ class PromptMetrics:
             self._cut.labels(model).inc()
             self._omitted.labels(model).inc(started.omitted_prompt_tokens)
 
+    def read_otherwise(self, model: str) -> None:
+        """Counts an attempt that was dropped because its node kept another part of a prompt than the first one."""
+        self._other.labels(model).inc()
+
     def read(self, model: str, num_tokens: int) -> None:
         """Counts tokens of inputs."""
         self._tokens.labels(model).inc(num_tokens)
+
+
+class LikenessMetrics:
+    """How alike the nodes of a model are, and what moved between nodes that are not."""
+
+    def __init__(self, make: _Maker) -> None:
+        self._kinds = make.gauge("model_kinds", "Kinds of ready nodes that compute other tokens; 1: all alike", "model")
+        self._contexts = make.gauge("model_contexts", "Different lengths of the ready nodes' contexts", "model")
+        self.moved = make.counter("unlike_failovers", "Answers continued by a node that computes other tokens", "model")
+
+    def show(self, model: str, kinds: int, contexts: int) -> None:
+        self._kinds.labels(model).set(kinds)
+        self._contexts.labels(model).set(contexts)
+
+    def forget(self, model: str) -> None:
+        """Shows nothing of a model that no node serves."""
+        self._kinds.remove(model)
+        self._contexts.remove(model)
 
 
 class UnreadMetrics:
@@ -112,7 +144,7 @@ class RouterTelemetry:
         self.reattached = counter("generations_reattached", "Readers that attached to a started generation")
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
-        self.prompts = PromptMetrics(make)
+        self.prompts, self.likeness = PromptMetrics(make), LikenessMetrics(make)
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")

@@ -14,18 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
-import uvloop
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
-from ryzanstein import log as logs
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.timeslice import ask_for_short_slices
+from ryzanstein.service_process import read_settings, run_service
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
@@ -50,6 +46,7 @@ from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.service import WorkerServicer
 from ryzanstein.worker.agent.texts import TextServicer
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.devices import keep_freed_memory
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
@@ -100,6 +97,8 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
     Raises OSError or RyzansteinError when it cannot start.
     """
     machine = machine or NodeMachine()
+    if settings.kv_replication != "none":
+        keep_freed_memory()
     telemetry = NodeTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
@@ -207,24 +206,9 @@ def _address(settings: WorkerSettings, port: int) -> str:
 
 
 def main() -> int:
-    """Runs the process; returns its exit code."""
-    try:
-        settings = CliApp.run(WorkerSettings)
-    except ValidationError as error:
-        for problem in error.errors():
-            print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
-        return 2
-    logs.setup_service("worker", settings.log_level, node_id=settings.node_id)
-    ask_for_short_slices()
-    try:
-        uvloop.run(serve(settings))
-    except (OSError, RyzansteinError) as error:
-        log.error("cannot serve", error=str(error))
-        return 1
-    except Exception:
-        log.exception("failed")
-        return 1
-    return 0
+    """Runs the process and returns its exit code."""
+    settings = read_settings(WorkerSettings)
+    return run_service("worker", settings, serve, (OSError, RyzansteinError), node_id=settings.node_id)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from ryzanstein.worker.text.grammars.process import GrammarBounds
 from ryzanstein.worker.text.templates.process import TemplateBounds
 
 MAX_FURTHER_MODELS = 31
+MAX_PATH_CHARS = 1024
 _BORROW_BYTES = 2**30
 
 
@@ -131,6 +132,11 @@ class WorkerSettings(ServiceSettings):
     grammar_cache_bytes: int = Field(
         64 * 2**20, ge=0, description="memory for the compiled constraints of each model, on its rank 0"
     )
+    chat_template: str = Field(
+        "",
+        description="file with a chat template that replaces that of `model`, or NAME=FILE for the model of this name; "
+        "several are comma-separated, see docs/chat-templates.md",
+    )
     call_format: Literal["auto", "llama3", "hermes", "mistral", "deepseek", "gemma", "generic"] = Field(
         "auto", description="how the models call functions; auto: as their chat templates show, see docs/tools.md"
     )
@@ -170,12 +176,24 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"more_models has {len(names)} models, more than {MAX_FURTHER_MODELS}")
         if names and not self.model:
             raise ValueError("more_models needs model: the first one has a setting of its own")
-        first = [self.model_name or model_name(Path(self.model).resolve())] if self.model else []
+        first = [self._first_name] if self.model else []
         for name in names:
             if len(name) > MAX_NAME_CHARS:
                 raise ValueError(f"a name in more_models has {len(name)} characters, more than {MAX_NAME_CHARS}")
             if (names + first).count(name) > 1:
                 raise ValueError(f"more_models: there is more than one model {name!r}: name it as NAME=DIR")
+        return self
+
+    @model_validator(mode="after")
+    def _one_template_each(self) -> WorkerSettings:
+        entries = self._template_files()
+        names = [name for name, _ in entries]
+        if "" in names:
+            raise ValueError("chat_template names no model, and there is no setting model: name it as NAME=FILE")
+        if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+            raise ValueError(f"chat_template has more than one file for model {twice!r}: name the others as NAME=FILE")
+        if (wrong := next((path for _, path in entries if not path or len(path) > MAX_PATH_CHARS), None)) is not None:
+            raise ValueError(f"chat_template: a file name must have 1 to {MAX_PATH_CHARS} characters, got {len(wrong)}")
         return self
 
     @field_validator("sparse_attention")
@@ -206,6 +224,21 @@ class WorkerSettings(ServiceSettings):
         """Returns the names and directories of the further models."""
         entries = [entry.strip().rpartition("=") for entry in self.more_models.split(",") if entry.strip()]
         return [(name or model_name(Path(directory).resolve()), directory) for name, _, directory in entries]
+
+    def template_file(self, name: str) -> Path | None:
+        """Returns the file with the chat template of a model; None: the model's own."""
+        path = dict(self._template_files()).get(name)
+        return None if path is None else Path(path).resolve()
+
+    def _template_files(self) -> list[tuple[str, str]]:
+        """Returns the names of models and the files of `chat_template`."""
+        entries = [entry.strip().rpartition("=") for entry in self.chat_template.split(",") if entry.strip()]
+        return [(name.strip() or self._first_name, path.strip()) for name, _, path in entries]
+
+    @property
+    def _first_name(self) -> str:
+        """Returns the name of the first model, empty if there is none."""
+        return (self.model_name or model_name(Path(self.model).resolve())) if self.model else ""
 
     def of_model(self, name: str) -> WorkerSettings:
         """Returns the settings of the agent of a further model."""

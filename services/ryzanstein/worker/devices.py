@@ -20,6 +20,8 @@ _MEMINFO = Path("/proc/meminfo")
 _GROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 _NVML = "libnvidia-ml.so.1"
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_KEPT_BYTES = 16 * 2**20
 
 
 class _DeviceMemory(ctypes.Structure):
@@ -33,6 +35,18 @@ def machine_memory_bytes() -> int:
     lines = _MEMINFO.read_text().splitlines()
     total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
     return int(min([total, *_limits()]) * SHARE)
+
+
+def keep_freed_memory() -> None:
+    """Lets the allocator of this process keep what messages free, up to some megabytes, for the next ones.
+
+    By default glibc returns each larger piece to the system when it is freed, and each message of a
+    megabyte pays for 256 pages of memory that are taken and zeroed again. Does nothing elsewhere.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 4)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def num_gpus() -> int:

@@ -42,8 +42,8 @@ class PageMetrics:
             self._restored.labels(source)
             self._restore_failures.labels(source)
 
-    def sent(self, num_bytes: int) -> None:
-        self._sent.inc()
+    def sent(self, num_bytes: int, num_pages: int) -> None:
+        self._sent.inc(num_pages)
         self._sent_bytes.inc(num_bytes)
 
     def received(self, num_pages: int, num_bytes: int) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.cluster import (
+    Beat,
+    Deployment,
+    Instruction,
+    Load,
+    ModelNeed,
+    ModelReport,
+    Node,
+    NodeReport,
+    NodeState,
+    Numerics,
+)
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.timestamps import duration, timestamp, unix_s
+
+_MAX_NUMERICS_CHARS, _MAX_DIGEST_BYTES = 1024, 64
 
 
 def load_to_wire(load: Load) -> worker.Load:
@@ -28,6 +41,8 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         time=timestamp(beat.time),
         profiling=beat.profiling,
         other_models=beat.other_models,
+        numerics=beat.numerics.computed,
+        weights_digest=beat.numerics.weights,
     )
 
 
@@ -43,6 +58,7 @@ def beat_from_wire(wire: worker.Beat) -> Beat:
         unix_s(wire.time),
         wire.profiling,
         tuple(wire.other_models),
+        Numerics(wire.numerics[:_MAX_NUMERICS_CHARS], wire.weights_digest[:_MAX_DIGEST_BYTES]),
     )
 
 

@@ -161,6 +161,24 @@ async def test_dynamo_13088_a_node_that_answers_no_submit_at_all_is_shut_out(pai
     assert client.value("breaker_state", node_id=primary.node_id) == 2
 
 
+@pytest.mark.parametrize("says", [True, False])
+async def test_an_attempt_that_its_node_prepares_is_not_forgotten(pair: Any, says: bool) -> None:
+    client, primary, _backup = pair
+    primary.prepares = held = set()
+    slow = asyncio.create_task(read(stream_of(client)))
+    while not held:  # noqa: ASYNC110 - a set of the scripted node
+        await asyncio.sleep(0.01)
+    if not says:
+        primary.prepares, primary.swallow = None, lambda submit: True
+        primary.connections[0].clear()
+    await asyncio.sleep(1.5)  # more than three times accept_s
+    held.clear()
+    tokens, nodes = await slow
+    assert tokens == WHOLE
+    assert (nodes == [primary.node_id]) is says
+    assert (client.value("failovers_total", cause="no_progress") == 0) is says
+
+
 @pytest.mark.parametrize("preempts", [True, False])
 async def test_a_preempted_attempt_waits_for_its_node_and_one_that_stands_still_does_not(pair: Any, preempts: bool) -> None:
     client, primary, _backup = pair

@@ -411,3 +411,46 @@ async def test_a_damaged_file_is_refused_by_name_and_kept(tmp_path: Path, damage
     assert (failure.value.code, failure.value.reason) == (Code.FAILED_PRECONDITION, "STATE_CORRUPT")
     assert str(path) in failure.value.message
     assert path.read_bytes() == content
+
+
+async def test_a_session_belongs_to_the_tenant_that_it_was_created_for(open_store: Opener) -> None:
+    store = await open_store()
+    for session_id, tenant in (("a", "acme"), ("b", "beta"), ("c", ""), ("d", "acme")):
+        await store.create(session_id, "m", HELLO, tenant=tenant)
+        await store.append(session_id, HELLO, model="m", node_id="n")
+    assert [(await store.get(each)).tenant for each in "abcd"] == ["acme", "beta", "", "acme"]
+
+    async def listed(tenant: str, size: int = 0) -> list[str]:
+        found, token = [], ""
+        for _ in range(9):
+            page = await store.list(size, token, tenant=tenant)
+            assert {each.tenant for each in page.sessions} <= ({tenant} if tenant else {"acme", "beta", ""})
+            found += [each.session_id for each in page.sessions]
+            token = page.next_page_token
+            if not token:
+                return found
+        raise AssertionError("no end")
+
+    for size in (0, 1, 3):
+        assert (await listed("acme", size), await listed("gamma", size)) == (["d", "a"], [])
+        assert await listed("", size) == ["d", "c", "b", "a"]
+
+
+async def test_what_is_kept_of_responses_is_not_listed_and_has_a_bound_of_its_own(open_store: Opener) -> None:
+    evicted: list[int] = []
+    store = await open_store(evicted, max_sessions=2, max_responses=3)
+    responses = [f"{number:016x}-resp_{number}" + end for number in range(2) for end in ("", ".object")]
+    for session_id in ("a", *responses[:2], "b", *responses[2:]):
+        await store.create(session_id, "m", HELLO)
+    assert evicted == [1]
+    with pytest.raises(RyzansteinError):
+        await store.get(responses[0])
+    assert (await store.get(responses[1])).messages == HELLO
+    assert [each.session_id for each in (await store.list(1)).sessions] == ["b"]
+    assert [each.session_id for each in (await store.list()).sessions] == ["b", "a"]
+    await store.create("c", "m")
+    assert [each.session_id for each in (await store.list()).sessions] == ["c", "b"]
+    assert (await store.get(responses[3])).messages == HELLO
+    await store.delete(responses[1])
+    await store.create(responses[0], "m", HELLO)
+    assert sum(evicted) == 2

@@ -43,19 +43,11 @@ def test_no_cost_is_ever_negative_whatever_was_measured(steps) -> None:
     for num_prefill, duration_s in steps:
         pace.step(num_prefill, duration_s)
     assert min(pace.step_s, pace.decode_step_s, pace.prefill_token_s, pace.prefill_s(100, 10)) >= 0
-    assert pace.chunk(0.1) >= 16
 
 
 def test_a_few_steps_are_not_enough() -> None:
     assert not measured([0] * 7).known
     assert measured([0] * 8).known
-    assert measured([0] * 5).chunk(0.001) > 10_000
-
-
-def test_a_chunk_keeps_a_step_within_its_objective_and_prompts_never_starve() -> None:
-    pace = measured([0, 50, 100] * 20)
-    assert pace.chunk(0.02) == pytest.approx(50, abs=2)
-    assert pace.chunk(0.001) == 16
 
 
 def test_lengths_that_always_use_what_they_may_are_regular() -> None:

@@ -76,6 +76,22 @@ def test_without_an_answer_it_is_computed_after_a_second(run, group, answer) -> 
     assert tiered.it.tokens == {(m.group, 0): answer(m, 0)[0] for m in tiered.messages}
 
 
+def test_others_begin_while_it_waits_but_not_in_its_room(run, group, answer) -> None:
+    tiered = Tiered(run, group)
+    group_id, choice, keys = tiered.until_asked()
+    short, long = group(7, [5] * SIZE, max_tokens=3), group(8, [6] * (80 * SIZE), max_tokens=3)
+    tiered.it.engine.submit(short)
+    tiered.it.engine.submit(long)
+    for _ in range(6):
+        tiered.step()
+    assert tiered.it.tokens[7, 0] == answer(short, 0)[0]
+    assert not tiered.it.tokens.get((8, 0)), "it would take the blocks that the other one needs"
+    tiered.bring_back(keys)
+    tiered.it.engine.returned(group_id, choice)
+    tiered.it.drain()
+    assert tiered.it.tokens == {(m.group, 0): answer(m, 0)[0] for m in (*tiered.messages, short, long)}
+
+
 def test_one_that_is_cancelled_while_it_waits_leaves_nothing(run, group) -> None:
     tiered = Tiered(run, group)
     group_id, choice, _ = tiered.until_asked()

@@ -193,6 +193,18 @@ def test_released_blocks_return_their_memory_and_can_be_written_again() -> None:
     assert (cache.plane(1)[: cache.num_slots] == 2.0).all()
 
 
+def test_released_blocks_return_the_memory_of_their_bounds_too() -> None:
+    num_blocks, width = 65_536, 128
+    cache = KVCache(1, num_blocks, 1, width, dtype=torch.float32, device=torch.device("cpu"), bounded=True)
+    bounds_B2Y = cache.pages(0, 0).bounds_B2Y
+    assert bounds_B2Y is not None
+    bounds_B2Y.fill_(1.0)
+    full = resident_bytes()
+    cache.release(num_blocks // 4)
+    assert abs(full - resident_bytes() - 0.75 * bounds_B2Y.nbytes) < LARGE_PAGE
+    assert (bounds_B2Y[: num_blocks // 4] == 1.0).all()
+
+
 def test_bounds_of_keys_move_with_their_blocks_and_are_found_for_what_arrives() -> None:
     cache = KVCache(2, 5, BLOCK_SIZE, 12, dtype=torch.float16, device=torch.device("cpu"), bounded=True)
     for index in range(2):

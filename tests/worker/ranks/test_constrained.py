@@ -50,3 +50,27 @@ def test_each_choice_follows_the_tokens_of_earlier_attempts(text_model: TextMode
     assert [bool(state.failure) for state in states] == [False, False, True]
     assert isinstance(error, RyzansteinError)
     assert "could not compile" in error.message
+
+
+def test_what_is_cancelled_before_its_turn_is_not_compiled(text_model: TextModel) -> None:
+    table = token_table(text_model)
+    groups = ConstrainedGroups(Grammars(2**20), StepMasks(len(table.tokens), 1))
+    groups.know(table.encode())
+    for number in range(50):
+        groups.take(group(number, Constraint.regex(f"(a{number}|b)" + "{20,40}"), []))
+    for number in range(49):
+        groups.cancel(number)
+    ((last, states),) = prepared(groups)
+    assert last.group == 49
+    assert isinstance(states, list)
+    assert groups.stats().grammar_misses < 25
+
+
+def test_a_grammar_is_compiled_once_for_all_who_wait(text_model: TextModel) -> None:
+    table = token_table(text_model)
+    groups = ConstrainedGroups(Grammars(2**20), StepMasks(len(table.tokens), 1))
+    groups.know(table.encode())
+    for number in range(5):
+        groups.take(group(number, Constraint.regex("aab?"), []))
+    assert len(prepared(groups)) == 5
+    assert (groups.stats().grammar_hits, groups.stats().grammar_misses) == (4, 1)

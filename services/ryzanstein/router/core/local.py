@@ -21,7 +21,6 @@ from ryzanstein.generation import (
     GenerationRequest,
     Message,
     Prompt,
-    SamplingParams,
     TextPrompt,
     TokenPrompt,
 )
@@ -240,7 +239,7 @@ class LocalCore:
             request = self._completed(request, given)
             place.wait_for(request.model, self._generations.waiting(request.model))
             if turn is not None:
-                await turn.ensure(request.model)
+                await turn.ensure(request.model, request.tenant)
             return self._launch(generation_id, request, turn, place, resumable)
         except BaseException:
             if turn is not None:
@@ -285,19 +284,20 @@ class LocalCore:
         return replace(
             request,
             model=self.model_of(request.model),
-            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(sampling, given)),
+            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(request, given)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )
 
-    def _kept_head(self, sampling: SamplingParams, given: Prompt) -> int | None:
+    def _kept_head(self, request: GenerationRequest, given: Prompt) -> int | None:
         """Returns the head of its prompt that is kept if that does not fit; None: it is refused.
 
         A prompt to fill in the middle is never cut: what is in its own middle says where that is.
         """
+        sampling = request.sampling
         if isinstance(given, TextPrompt) and given.suffix is not None:
             return None
-        if sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None:
+        if request.never_cut or sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None:
             return sampling.keep_prompt_head
         return self._policy.keep_prompt_head
 

@@ -30,6 +30,8 @@ REQUEST_FAULT = "request_fault"
 NO_PROGRESS = "no_progress"
 # The node cannot run such a request; another node has accepted it or may be able to run it.
 REFUSED = "refused"
+# The node kept another part of a prompt that does not fit than the attempt that was accepted first.
+OTHER_PROMPT = "other_prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class AttemptRun:
         self.node_id = node_id
         self.placement: AttemptPlacement | None = None
         self.on_submitted: Callable[[float], None] | None = None
+        self.told_prompt = generation.started is not None
+        """Its node was told how much of the prompt to keep: an attempt had been accepted before."""
         self._generation = generation
         self._log = generation.log
         self._telemetry = telemetry
@@ -116,11 +120,25 @@ class AttemptRun:
         if self.on_submitted is not None:
             self.on_submitted(at)
 
+    def preparing(self) -> None:
+        if self._prompt_tokens is None:
+            self._quiet_since = time.monotonic()
+
     def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         if self._submitted_at is not None:
             self._telemetry.accept.labels(self.node_id).observe(time.monotonic() - self._submitted_at)
+        if not self._generation.reads(prompt_tokens, omitted):
+            self._read_another_prompt(prompt_tokens)
+            return
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
         self._generation.start(self.node_id, prompt_tokens, reply, omitted)
+
+    def _read_another_prompt(self, prompt_tokens: int) -> None:
+        """Drops the attempt before its first row: its tokens would continue another prompt."""
+        log.warning("node kept another part of the prompt", node_id=self.node_id, attempt=self.attempt, kept=prompt_tokens)
+        self._telemetry.prompts.read_otherwise(self._generation.request.model)
+        self.abandon()
+        self._tell(Lost(self, OTHER_PROMPT, time.monotonic()))
 
     def scored(self, scores: PromptScores) -> None:
         try:

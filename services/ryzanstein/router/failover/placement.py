@@ -8,19 +8,24 @@ the request itself may have caused.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
+
+import structlog
 
 from ryzanstein import errors
 from ryzanstein.errors import Code
 from ryzanstein.generation import CONSTRAINTS, ChatPrompt, GenerationRequest, NodePlace, Role
 from ryzanstein.router.choose import Ranking, beginning
-from ryzanstein.router.failover.attempt import BACK_PRESSURE, REFUSED, REQUEST_FAULT, Lost
+from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.link import UNLOADED
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
+
+log = structlog.get_logger(__name__)
 
 # While no node can take a generation it looks again this often, besides at every change of a node:
 # a breaker that becomes half-open is not an event. A node that failed or refused the generation is
@@ -29,7 +34,7 @@ _LOOK_AGAIN_S = 0.25
 # A node that is full is not tried again for as long as it says, but not longer than this.
 _LONGEST_PAUSE_S = 2.0
 # The node was healthy, or its model was unloaded: that says nothing about the request.
-_BLAMELESS = frozenset({BACK_PRESSURE, REFUSED, REQUEST_FAULT, UNLOADED})
+_BLAMELESS = frozenset({BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, UNLOADED})
 # A node that had not accepted the attempt may have been gone before it arrived: two such losses
 # count as one.
 _STRIKE, _HALF_STRIKE = 1.0, 0.5
@@ -43,12 +48,14 @@ class RunnerPolicy:
     with NO_NODES, whatever its age. `max_fruitless_attempts` is how many attempts in a row may end,
     without a new token, by a fault that the request may have caused, so that a request which kills
     nodes kills few. `patience` is how long an attempt may produce nothing on a node that works for
-    others.
+    others. `failover_to_unlike`: an answer goes on at a node that computes other tokens where no
+    other could serve it.
     """
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
     patience: Patience = field(default_factory=Patience)
+    failover_to_unlike: bool = True
 
 
 class NodePlacement:
@@ -64,6 +71,7 @@ class NodePlacement:
         self._affinity = links.affinity_of(generation.request)
         # Until when, in monotonic seconds; longer while other nodes remain.
         self._excluded: dict[str, float] = {}
+        self._full: set[str] = set()  # of the excluded ones, those that only had no room
         self._barred: set[str] = set()
         self._refused_by: set[str] = set()
         self._strikes: list[float] = []
@@ -74,13 +82,24 @@ class NodePlacement:
 
     def placed(self, node_id: str) -> None:
         """Records that an attempt starts on a node of the last ranking."""
+        if node_id in self._unlike():
+            self._telemetry.likeness.moved.labels(self._model).inc()
+            log.warning(
+                "answer continued by a node that computes other tokens",
+                generation_id=self._generation.generation_id,
+                to_node=node_id,
+                tokens=self._generation.log.num_tokens,
+            )
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
 
     def backup(self, node_id: str) -> NodePlace | None:
-        """Returns where the generation would go from this node, by the last ranking."""
-        others = () if self._ranking is None else self._ranking.node_ids
-        return next((self._links.place_of(other) for other in others if other != node_id), None)
+        """Returns where the generation would go from this node, by the last ranking: if possible to one like it."""
+        others = [] if self._ranking is None else [other for other in self._ranking.node_ids if other != node_id]
+        if not others:
+            return None
+        like = (other for other in others if self._links.alike(node_id, other))
+        return self._links.place_of(next(like, others[0]))
 
     def previous(self, node_id: str) -> NodePlace | None:
         """Returns another node that may have computed the conversation's earlier turns.
@@ -128,9 +147,10 @@ class NodePlacement:
         """Records that an attempt has ended. Another one may still run."""
         node_id = lost.run.node_id
         self._excluded[node_id] = time.monotonic() + _pause_s(lost)
+        (self._full.add if lost.cause == BACK_PRESSURE else self._full.discard)(node_id)
         if strike := self._strike(lost):
             self._strikes.append(strike)
-        if lost.cause == REFUSED:
+        if lost.cause == REFUSED or (lost.cause == OTHER_PROMPT and lost.run.told_prompt):
             self._barred.add(node_id)
         elif lost.cause == REQUEST_FAULT:
             self._refused_by.add(node_id)
@@ -155,9 +175,26 @@ class NodePlacement:
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
-        unable = self._unable()
-        self._ranking = self._links.rank(self._model, self._affinity, {*excluded, *self._excluded, *self._barred, *unable})
+        """Returns the nodes for the next attempt, best first; for a hedge, which has `excluded` nodes, only like ones."""
+        barred, unlike = {*excluded, *self._excluded, *self._barred, *self._unable()}, self._unlike()
+        nodes = self._ranked(barred | unlike)
+        if nodes or not unlike or excluded or self._waits_for_like(unlike):
+            return nodes
+        return self._ranked(barred)
+
+    def _ranked(self, excluded: Collection[str]) -> tuple[str, ...]:
+        self._ranking = self._links.rank(self._model, self._affinity, excluded)
         return self._ranking.node_ids
+
+    def _unlike(self) -> frozenset[str]:
+        """Returns the nodes that would continue the answer with other tokens than those before; none before the first one."""
+        return self._links.unlike(self._generation.numerics)
+
+    def _waits_for_like(self, unlike: Collection[str]) -> bool:
+        """Returns whether a node that computes alike could go on sooner or later, and has not just failed it, or must."""
+        failed = self._excluded.keys() - self._full
+        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *failed, *unlike})
+        return like or not self._policy.failover_to_unlike
 
     async def _wait(self, lost: Lost | None) -> str:
         while not (nodes := self._candidates()):
@@ -192,7 +229,7 @@ class NodePlacement:
         The time does not run while some node could serve the generation later.
         """
         now = self._links.awake.now()
-        if self._links.could_serve(self._model, {*self._barred, *self._unable()}):
+        if self._links.could_serve(self._model, self._never()):
             self._nobody_since = None
         elif self._nobody_since is None:
             self._nobody_since = now
@@ -201,6 +238,11 @@ class NodePlacement:
     def _unable(self) -> frozenset[str]:
         """Returns the nodes that cannot do what the request asks for."""
         return self._links.lacking(self._features)
+
+    def _never(self) -> frozenset[str]:
+        """Returns the nodes that this generation will not go to."""
+        unlike = frozenset[str]() if self._policy.failover_to_unlike else self._unlike()
+        return self._unable() | unlike | self._barred
 
     def _never_able(self, features: frozenset[str]) -> bool:
         """Returns whether no node that has the model knows these features, also none that is away at the moment."""
@@ -227,7 +269,7 @@ class NodePlacement:
         They agree, so the cause is the request.
         """
         if lost.cause == REQUEST_FAULT and lost.error is not None:
-            others = self._links.could_serve(self._model, {*self._barred, *self._refused_by, *self._unable()})
+            others = self._links.could_serve(self._model, self._never() | self._refused_by)
             if len(self._refused_by) > 1 or not others:
                 raise lost.error
 

@@ -19,6 +19,7 @@ from ryzanstein.router.failover.attempt import (
     BACK_PRESSURE,
     NO_PROGRESS,
     NODE_FAULT,
+    OTHER_PROMPT,
     REFUSED,
     REQUEST_FAULT,
     AttemptEvent,
@@ -71,6 +72,8 @@ class Runner:
         self._telemetry = telemetry
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
+        if generation.log.num_tokens and not generation.numerics.known:  # an earlier router's, of the journal
+            generation.numerics = links.numerics_of(generation.log.last_node)
         # Higher than every attempt of earlier routers and of earlier runs here.
         generation.next_attempt = max(generation.next_attempt, generation.epoch << _EPOCH_SHIFT)
         self._looking: asyncio.TimerHandle | None = None
@@ -139,6 +142,7 @@ class Runner:
 
     def _on_worked(self, run: AttemptRun) -> None:
         self._breaker_worked(run.node_id)
+        self._generation.numerics = self._links.numerics_of(run.node_id)
         self._placing.worked()
         for other in [other for other in self._runs if other is not run]:
             self._abandon(other)
@@ -190,7 +194,7 @@ class Runner:
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
-        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED):
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED, OTHER_PROMPT):
             breaker.worked()
 
     def _breaker_worked(self, node_id: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ryzanstein import errors
+from ryzanstein.cluster import Numerics
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import (
     Finished,
@@ -72,6 +73,8 @@ class Generation:
         """Its re-attach window is over: it can be read until it has ended."""
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
+        self.numerics = Numerics()
+        """How the node computes that generated the last tokens."""
         self.prompt: list[PromptToken] = []
         """The prompt's tokens with their log probabilities, if the client asked for them."""
         self.ended: list[Finished] = []
@@ -114,6 +117,16 @@ class Generation:
             )
             self._observer.generation_started(self)
             self.wake()
+
+    def reads(self, prompt_tokens: int, omitted: int) -> bool:
+        """Returns whether an attempt reads what the first accepted one reads of a prompt of which either omits a part.
+
+        Nodes with other contexts may leave out another part. The number of tokens decides which part that is.
+        """
+        first = self.started
+        if first is None or not (omitted or first.omitted_prompt_tokens):
+            return True
+        return first.prompt_tokens == prompt_tokens
 
     def score(self, scores: PromptScores) -> None:
         """Records a part of the prompt's log probabilities. What is known already is skipped.

@@ -80,6 +80,11 @@ class TokenLog:
         return self._unfinished == 0
 
     @property
+    def last_node(self) -> str:
+        """The node that generated the last token of a choice; empty while there is none."""
+        return next((choice.nodes[-1][1] for choice in reversed(self.choices) if choice.nodes), "")
+
+    @property
     def progress(self) -> tuple[ChoiceProgress, ...]:
         """What the next attempt continues from."""
         return tuple(

@@ -23,6 +23,10 @@ class AttemptSink(Protocol):
         """Called when the submit frame was handed to the connection."""
         ...
 
+    def preparing(self) -> None:
+        """Called now and then while the node has it and cannot accept it yet."""
+        ...
+
     def accepted(self, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         """Called when the node has accepted it. `reply` None: its answers are content alone."""
         ...

@@ -17,7 +17,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import NO_MODEL, Beat, NodeState
+from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
 from ryzanstein.generation import Attempt
 from ryzanstein.router.nodes.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.nodes.frames import AttemptSink, deliver
@@ -89,6 +89,8 @@ class NodeLink:
         self.beat = Beat()
         self.features: frozenset[str] = frozenset()
         """What the node understands beyond the first version of the protocol."""
+        self.numerics = Numerics()
+        """How it computes, or did when it was last ready."""
         self.clock_skew_s = 0.0
         self.departed = False
         self.newest_begun: dict[tuple[str, int], int] = {}
@@ -107,6 +109,10 @@ class NodeLink:
     @property
     def connected(self) -> bool:
         return self._connection is not None
+
+    @property
+    def serves(self) -> bool:
+        return self.beat.state is NodeState.READY and bool(self.beat.model)
 
     @property
     def inflight(self) -> int:
@@ -219,7 +225,7 @@ class NodeLink:
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()
         self.beat = beat_from_wire(hello.beat)
-        self._remember_context()
+        self._remember_ranks()
         self._watch.beat(self.beat)
         log.info("link up", node_id=self.node_id, address=self.address, restarted=restarted)
         self._observer.link_up(self, restarted)
@@ -247,23 +253,27 @@ class NodeLink:
                 self._watch.frame()
             self._observer.link_progressed(self, deliver(frame.output, self._sinks))
         elif frame.HasField("beat"):
+            for handle in frame.beat.preparing:
+                if (sink := self._sinks.get(handle)) is not None:
+                    sink.preparing()
             self._on_beat(beat_from_wire(frame.beat))
         elif frame.HasField("ack") and self._watch is not None:
             self._watch.answered(frame.ack.sequence)
 
-    def _remember_context(self) -> None:
-        """Remembers the context of a ready node: a node without ranks does not know its own."""
+    def _remember_ranks(self) -> None:
+        """Remembers context and numerics of a ready node: a node without ranks does not know its own."""
         if self.beat.state is NodeState.READY:
             self._held = (self.beat.model, self.beat.context_length)
+            self.numerics = self.beat.numerics
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
-        self._remember_context()
+        self._remember_ranks()
         self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
         self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)
-        if beat.other_models != before.other_models:
+        if (beat.other_models, beat.numerics) != (before.other_models, before.numerics):
             self._observer.link_changed(self)
         if beat.state is before.state and beat.model == before.model:
             return

@@ -16,12 +16,13 @@ from types import MappingProxyType
 import structlog
 
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import NO_MODEL, Beat, NodeState
+from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
 from ryzanstein.generation import MAX_NAME_CHARS, Attempt, GenerationRequest, NodePlace
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.departed import DepartedModels
 from ryzanstein.router.nodes.frames import AttemptSink
+from ryzanstein.router.nodes.likeness import Likeness
 from ryzanstein.router.nodes.link import CLOSED, NodeLink
 from ryzanstein.router.nodes.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport, RecentLosses
@@ -88,6 +89,7 @@ class Roster:
         self._listed_models: frozenset[str] = frozenset()
         self._departed_models = DepartedModels(time.monotonic)
         self._losses = RecentLosses()
+        self._likeness = Likeness(telemetry.likeness)
         self._changed = asyncio.Event()
 
     def follow(self, addresses: Collection[str], draining: Collection[str] = (), models: Collection[str] = ()) -> None:
@@ -250,6 +252,21 @@ class Roster:
             return frozenset()
         return frozenset(node_id for node_id, link in self._nodes.items() if not features <= link.features)
 
+    def numerics_of(self, node_id: str) -> Numerics:
+        """Returns how the node computes, or did when it was last ready."""
+        link = self._nodes.get(node_id)
+        return Numerics() if link is None else link.numerics
+
+    def alike(self, node_id: str, other: str) -> bool:
+        """Returns whether nothing is known by which two nodes compute other tokens."""
+        return not self.numerics_of(node_id).differs(self.numerics_of(other))
+
+    def unlike(self, numerics: Numerics) -> frozenset[str]:
+        """Returns the nodes that are known to compute other tokens."""
+        if not numerics.known:
+            return frozenset()
+        return frozenset(node_id for node_id, link in self._nodes.items() if link.numerics.differs(numerics))
+
     def drained(self, model: str) -> tuple[str, ...]:
         """Returns the nodes of the model when all of them drain until an operator takes that back.
 
@@ -359,6 +376,7 @@ class Roster:
             return
 
     def _notify(self) -> None:
+        self._likeness.judge(self._nodes.values())
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -22,7 +22,9 @@ log = structlog.get_logger(__name__)
 
 
 def session_bounds(settings: RouterSettings) -> SessionBounds:
-    return SessionBounds(settings.max_sessions, settings.max_session_messages, settings.max_session_chars)
+    # A kept response is its conversation and itself.
+    most = (settings.max_sessions, settings.max_session_messages, settings.max_session_chars, 2 * settings.max_responses)
+    return SessionBounds(*most)
 
 
 @contextlib.asynccontextmanager

@@ -25,7 +25,8 @@ DEFAULT_PAGE_SIZE = 100
 class Session:
     """A conversation.
 
-    Times are Unix seconds; `node_id` answered last, empty before the first answer.
+    Times are Unix seconds; `node_id` answered last, empty before the first answer. `tenant` is whose
+    it is, empty if nobody was named when it began or it is from an earlier version.
     """
 
     session_id: str
@@ -34,6 +35,11 @@ class Session:
     update_time: float
     messages: tuple[Message, ...] = ()
     node_id: str = ""
+    tenant: str = ""
+
+    def found_by(self, tenant: str) -> bool:
+        """Returns whether a caller who names this tenant, or none, finds the session by its id."""
+        return not (tenant and self.tenant) or tenant == self.tenant
 
 
 def extended(session: Session, messages: Sequence[Message], model: str, node_id: str) -> Session:
@@ -59,12 +65,18 @@ class SessionPage:
 class SessionBounds:
     """How much a store keeps.
 
-    Above `max_sessions` the least recently used session is evicted, and that is counted.
+    Above `max_sessions` the least recently used session is evicted, and that is counted. What is kept
+    of responses, see `is_response`, counts against `max_responses` instead.
     """
 
     max_sessions: int = 100_000
     max_messages: int = 2_048
     max_chars: int = 1_000_000
+    max_responses: int = 200_000
+
+    def most_like(self, session_id: str) -> int:
+        """Returns how many sessions of the same kind are kept."""
+        return self.max_responses if is_response(session_id) else self.max_sessions
 
     def check(self, messages: Sequence[Message]) -> None:
         """Raises FAILED_PRECONDITION SESSION_FULL if a session of these messages is too long."""
@@ -101,7 +113,9 @@ class SessionStore(Protocol):
     Each may raise a `RyzansteinError`, and `StoreUnavailableError` when the store itself fails.
     """
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+    async def create(
+        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+    ) -> Session:
         """Creates a session.
 
         Raises ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when there are too many
@@ -113,10 +127,10 @@ class SessionStore(Protocol):
         """Returns the session with its messages. Raises NOT_FOUND when there is none."""
         ...
 
-    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
-        """Returns a page of at most 1000 sessions (0: 100).
+    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
+        """Returns a page of at most 1000 sessions (0: 100), without those that are kept of responses.
 
-        Raises INVALID_ARGUMENT for an invalid size or token.
+        `tenant`: only that one's. Raises INVALID_ARGUMENT for an invalid size or token.
         """
         ...
 
@@ -166,6 +180,18 @@ class ServingStore(SessionStore, Protocol):
     def unwritten(self, session_id: str) -> bool:
         """Returns whether a change of the session is not in the store yet."""
         ...
+
+
+RESPONSE_MARK = "-resp_"
+_DIGEST_CHARS = 16
+RESPONSE_GLOB = "[0-9a-f]" * _DIGEST_CHARS + RESPONSE_MARK + "*"
+"""The ids of `is_response`, as SQLite matches them."""
+
+
+def is_response(session_id: str) -> bool:
+    """Returns whether a session is what the HTTP face keeps of a response: its id begins with a digest of the tenant."""
+    digest, mark, _ = session_id.partition(RESPONSE_MARK)
+    return bool(mark) and len(digest) == _DIGEST_CHARS and set(digest) <= set("0123456789abcdef")
 
 
 def checked_id(session_id: str) -> str:

@@ -50,10 +50,10 @@ class Turn:
         earlier = () if self._session is None else self._session.messages
         return (*earlier, *self.said)
 
-    async def ensure(self, model: str) -> None:
-        """Creates a session that did not exist."""
+    async def ensure(self, model: str, tenant: str = "") -> None:
+        """Creates a session that did not exist. It is this tenant's."""
         if self._session is None:
-            self._session = await self._turns.store.create(self.session_id, model)
+            self._session = await self._turns.store.create(self.session_id, model, tenant=tenant)
 
     async def commit(self, answer: Message, model: str, node_id: str) -> None:
         """Adds what the client said and the answer, once per generation, which also ends the claim.
@@ -115,7 +115,8 @@ class Turns:
         """Returns the request with its session's history and model, and the turn to `release`.
 
         Without a session the turn is None. Raises ABORTED while another generation speaks there,
-        INVALID_ARGUMENT for a model other than the session's, FAILED_PRECONDITION SESSION_FULL when
+        NOT_FOUND for another tenant's session where the gateway names the tenant, INVALID_ARGUMENT for
+        a model other than the session's, FAILED_PRECONDITION SESSION_FULL when
         the conversation has become too long, UNAVAILABLE when its history cannot be read. If it
         raises or is cancelled, it releases the claim.
         """
@@ -126,6 +127,9 @@ class Turns:
         await self.claimed.claim(request.session_id, generation_id)
         try:
             session = await self._find(request.session_id)
+            if session is not None and request.tenant_named and not session.found_by(request.tenant):
+                self.telemetry.refused.labels("foreign_tenant").inc()
+                raise errors.not_found("session", request.session_id)
             turn = Turn(self, request.session_id, generation_id, session, request.prompt.messages)
             return self._continued(request, turn), turn
         except BaseException:

@@ -135,6 +135,8 @@ class RunningGenerations:
         self._groups[submit.group] = generation
         self.idle.clear()
         link.handles[handle] = submit.group
+        if submit.sampling.constraint is not None:
+            link.prepare(handle)
         for number, choice in enumerate(choices):
             if choice.stopped and not choice.ended:
                 self._end_choice(generation, ChoiceEnd(submit.group, number, FinishReason.STOP, 0))
@@ -281,6 +283,7 @@ class RunningGenerations:
     def _close(self, generation: RunningGeneration, outcome: str) -> None:
         del self._groups[generation.group]
         del generation.link.handles[generation.handle]
+        generation.link.prepared(generation.handle)
         if not self._groups:
             self.idle.set()
         self._telemetry.generations.labels(outcome).inc()

@@ -106,6 +106,12 @@ async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: i
     return await asyncio.to_thread(encode, text) if num_chars > LONG_CHARS else encode(text)
 
 
+def has_grammar(attempt: Attempt) -> bool:
+    """Returns whether the answer follows a constraint, or has to be a call."""
+    prompt = attempt.request.prompt
+    return attempt.request.sampling.constraint is not None or (isinstance(prompt, ChatPrompt) and prompt.tools.must)
+
+
 def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt:
     """Returns the attempt with the grammar of its calls, if its answer has to be a call.
 

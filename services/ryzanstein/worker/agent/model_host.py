@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -20,7 +20,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.model_paths import model_name
-from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
 from ryzanstein.worker.engines.group import EngineFactory, EngineGroup, RankLoss
 from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Recovery, Rung
@@ -34,7 +34,6 @@ log = structlog.get_logger(__name__)
 MODEL_REPLACED = "MODEL_REPLACED"
 UNSPAWNED = Backoff(1.0, 30.0, 60.0)
 MAX_LOSSES = 16
-MAX_PATH_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,16 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Ranks that are ready. `context_length` is how much of the model's context they can hold."""
+    """Ranks that are ready. `context_length` is how much of the model's context they can hold.
+
+    `numerics` says how they compute, see `Numerics`.
+    """
 
     group: EngineGroup
     context_length: int
     num_blocks: int
     max_sequences: int
+    numerics: str = ""
 
 
 NewEngines = Callable[[ModelChoice], EngineFactory]
@@ -80,6 +83,7 @@ class ModelHost:
     `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
     ranks, but its state is READY. Call `wake` before sending work to it.
 
+    `on_text` is called with the text side of a model that is being loaded.
     `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
     have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
     called with the reason why everything that ran is gone, and whether that is the node's fault.
@@ -93,6 +97,7 @@ class ModelHost:
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
+        on_text: Callable[[TextModel], None],
         on_ready: Callable[[EngineGroup, Sequence[RankReady]], None],
         on_freed: Callable[[], None],
         on_ended: Callable[[], None],
@@ -101,7 +106,7 @@ class ModelHost:
     ) -> None:
         self._settings, self._new_engines, self._telemetry = settings, new_engines, telemetry
         self._log = log.bind(node_id=settings.node_id)
-        self._on_change, self._on_gone = on_change, on_gone
+        self._on_change, self._on_text, self._on_gone = on_change, on_text, on_gone
         self._on_ready, self._on_freed, self._on_ended = on_ready, on_freed, on_ended
         self._templates = templates
         self._supervisor: Supervisor | None = None
@@ -133,12 +138,13 @@ class ModelHost:
         self.expect(choice)
         try:
             calling = (self._settings.call_format, self._settings.reasoning)
-            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling)
+            template_file = self._settings.template_file(choice.name)
+            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling, template_file)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
+            self._on_text(self.text)
             self._supervise(choice)
-            if self.text.template is not None:
-                await self._templates.check(self.text.template)
+            await self._check_template(self.text)
         except asyncio.CancelledError:
             await self.unload()
             raise
@@ -147,6 +153,16 @@ class ModelHost:
             self.choice = choice
             self._become(NodeState.FAILED, str(error) if isinstance(error, RyzansteinError) else repr(error))
             raise
+
+    async def _check_template(self, text: TextModel) -> None:
+        """Compiles the chat template, if there is one. Raises FAILED_PRECONDITION that names the file of an operator's."""
+        if text.template is None:
+            return
+        try:
+            await self._templates.check(text.template)
+        except RyzansteinError as error:
+            where = "" if text.template_file is None else f"{text.template_file}: "
+            raise replace(error, message=f"{where}{error.message}") from None
 
     def _supervise(self, choice: ModelChoice) -> None:
         self._supervisor = Supervisor(self._new_engines(choice), self._settings.recovery(), self, self._log)
@@ -239,7 +255,7 @@ class ModelHost:
         self._on_ready(group, ranks)
         self._slept = None
         lead = ranks[0]
-        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences)
+        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.page_format)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
         kernels = lead.kernels or "torch's operators"

@@ -19,7 +19,7 @@ import structlog
 
 from ryzanstein import clock, errors
 from ryzanstein.awake import AwakeClock
-from ryzanstein.cluster import Beat, Load, NodeState
+from ryzanstein.cluster import Beat, Load, NodeState, Numerics
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import Attempt, Prompt
 from ryzanstein.tracing import Tracing
@@ -143,6 +143,7 @@ class NodeAgent:
             new_rank_server=self._new_rank_server,
             lending=self.lending,
             traffic=self._traffic,
+            constraints=self.constraints,
             on_change=self.changed,
         )
 
@@ -218,8 +219,8 @@ class NodeAgent:
             self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
 
     def may_take_long(self, attempt: Attempt) -> bool:
-        """Returns whether the attempt may wait before it is submitted: for ranks that sleep, or for pages."""
-        return self.host.asleep or self.version.pages.may_restore(attempt)
+        """Returns whether the attempt may wait before it is submitted: for ranks that sleep, for pages, or for a grammar."""
+        return self.host.asleep or intake.has_grammar(attempt) or self.version.pages.may_restore(attempt)
 
     async def hand_over(self) -> None:
         """Sends the pages of recent conversations to the nodes that would go on with them."""
@@ -290,6 +291,7 @@ class NodeAgent:
             time=time.time(),
             profiling=any(version.profiled for version in self._versions()),
             other_models=self.other_models,
+            numerics=Numerics("" if shown is None else shown.numerics, self.version.pages.weights_digest),
         )
 
     async def run(self, health: Health) -> None:

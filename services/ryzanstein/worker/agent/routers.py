@@ -9,6 +9,7 @@ Beyond a bound the link is closed; the engine is not affected.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ _OVERFLOW = "LINK_OVERFLOW"
 _ROW_BYTES = 16  # approximate size of a row without its text
 _TOP_BYTES = 24
 _MESSAGE_BYTES = 64
+_TELL_PREPARING_S = 0.5
+_MOST_PREPARING_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class RouterLink:
     def __init__(self, router_id: str, bounds: LinkBounds) -> None:
         self.router_id = router_id
         self.handles: dict[int, int] = {}  # handle to group number
+        self._preparing: dict[int, float] = {}  # handle to monotonic seconds
+        self._told_preparing_s = 0.0
         self._bounds = bounds
         self._output = worker.StepOutput()
         self._rows = 0
@@ -63,7 +68,15 @@ class RouterLink:
         """Returns whether the link closed itself because it was over its bounds."""
         return self._error is not None and self._error.reason == _OVERFLOW
 
+    def prepare(self, handle: int) -> None:
+        """Tells the router with its beats, for a bounded time, that this attempt is not forgotten, until it is `prepared`."""
+        self._preparing.setdefault(handle, time.monotonic())
+
+    def prepared(self, handle: int) -> None:
+        self._preparing.pop(handle, None)
+
     def accept(self, handle: int, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
+        self.prepared(handle)
         accepted = self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens, omitted_prompt_tokens=omitted)
         if reply is not None:
             accepted.reply.CopyFrom(worker.ReplyStyle(calls=reply.calls, thinking=reply.thinking, opened=reply.opened))
@@ -98,6 +111,7 @@ class RouterLink:
         self._added(_ROW_BYTES)
 
     def fail(self, handle: int, error: RyzansteinError, *, node_fault: bool) -> None:
+        self.prepared(handle)
         metadata = dict(error.metadata)
         if error.resource is not None:
             metadata.setdefault(*error.resource)
@@ -152,11 +166,18 @@ class RouterLink:
                 yield worker.ConnectResponse(output=self._take())
             if self._beat is not None:
                 beat, self._beat = self._beat, None
-                yield worker.ConnectResponse(beat=beat_to_wire(beat))
+                yield worker.ConnectResponse(beat=self._with_preparing(beat_to_wire(beat)))
             if ending:
                 self.close()
         if self._error is not None:
             raise self._error
+
+    def _with_preparing(self, beat: worker.Beat) -> worker.Beat:
+        now = time.monotonic()
+        if self._preparing and now >= self._told_preparing_s + _TELL_PREPARING_S:
+            self._told_preparing_s = now
+            beat.preparing.extend(handle for handle, since in self._preparing.items() if now < since + _MOST_PREPARING_S)
+        return beat
 
     def _take(self) -> worker.StepOutput:
         output, self._output = self._output, worker.StepOutput()

@@ -22,8 +22,8 @@ class RouterStream:
     """The reading side of a link.
 
     `read` and `take_all` run as tasks until the link ends; then call `close`. Attempts for a model
-    that sleeps, or whose pages may be fetched, wait beside the stream, so that what follows them,
-    above all their cancels, is handled meanwhile.
+    that sleeps, whose pages may be fetched, or whose constraint must be compiled, wait beside the
+    stream, so that what follows them, above all their cancels, is handled meanwhile.
     """
 
     def __init__(self, node: NodeAgent, link: RouterLink) -> None:
@@ -100,6 +100,7 @@ class RouterStream:
         return self._waiting_bytes < MAX_BYTES and len(self._waiting) < settings.max_waiting + settings.max_sequences
 
     def _wait(self, handle: int, attempt: Attempt, size: int) -> None:
+        self._link.prepare(handle)
         task = self._node.background.once("waking_attempt", self._waited(handle, attempt))
         self._waiting[handle] = task
         self._waiting_bytes += size
@@ -111,6 +112,8 @@ class RouterStream:
 
     def _over(self, handle: int, size: int) -> None:
         del self._waiting[handle]
+        if handle not in self._link.handles:
+            self._link.prepared(handle)
         self._waiting_bytes -= size
 
     def _cancel(self, handle: int) -> None:

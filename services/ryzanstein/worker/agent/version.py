@@ -17,6 +17,7 @@ from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import Attempt
 from ryzanstein.tracing import Tracing
+from ryzanstein.worker.agent.early_tokens import EarlyTokens
 from ryzanstein.worker.agent.generations import RunningGenerations
 from ryzanstein.worker.agent.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
@@ -32,6 +33,7 @@ from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
+from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -58,6 +60,7 @@ class ModelVersion:
         new_rank_server: NewRankServer,
         lending: KvLending,
         traffic: PageTraffic,
+        constraints: ConstraintJudge,
         on_change: Callable[[], None],
     ) -> None:
         self._settings, self._telemetry, self._lending = settings, telemetry, lending
@@ -70,11 +73,13 @@ class ModelVersion:
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: self.num_running > 0, self.pages.on_answer)
+        self._tokens = EarlyTokens(constraints, telemetry.background, self.idle, self._tell_early)
         self.host = ModelHost(
             settings,
             self._engines,
             telemetry,
             on_change=on_change,
+            on_text=self._tokens.expect,
             on_ready=self._on_ready,
             on_gone=self._on_gone,
             on_freed=partial(lending.free, self),
@@ -147,10 +152,17 @@ class ModelVersion:
 
     def tell_tokens(self, table: bytes) -> None:
         """Sends new ranks the model's table of tokens, once."""
-        group = self.serving().group
+        self._tell(self.serving().group, table)
+
+    def _tell(self, group: EngineGroup, table: bytes) -> None:
         if self._told is not group:
             group.send(SetTokens(table))
             self._told = group
+
+    def _tell_early(self, text: TextModel, table: bytes) -> None:
+        """Sends the table if ranks of this model serve; what serves later gets it when it is ready."""
+        if self.host.serving is not None and self.host.text is text:
+            self._tell(self.host.serving.group, table)
 
     def count(self) -> None:
         """Adds to the metrics what the engine counted since the last call."""
@@ -176,6 +188,8 @@ class ModelVersion:
 
     def _on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
         """Takes ranks to which nothing was sent yet."""
+        if (table := self._tokens.known(self.host.text)) is not None:
+            self._tell(group, table)
         self._lending.join(self, group, ranks)
         if self.host.choice is not None:
             self.pages.on_ready(group, ranks, Path(self.host.choice.path))

@@ -1,4 +1,4 @@
-"""Compiled grammars of one model on rank 0: compiled in a thread, kept up to a number of bytes."""
+"""Compiled grammars of one model on rank 0: compiled and used in a thread, kept up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Used = TypeVar("_Used")
 class Grammars:
     """A least-recently-used cache of matchers at the beginning of an answer, to be copied for each choice.
 
-    The table of tokens is set once, before the first constraint. What is being compiled stays until
-    it is done.
+    The table of tokens is set once, before the first constraint. Only the thread touches what is
+    kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._bytes = max_bytes, 0
         self._pool = ThreadPoolExecutor(1, "grammars")
-        self._kept: OrderedDict[Constraint, tuple[Future[LLMatcher], int]] = OrderedDict()
+        self._kept: OrderedDict[Constraint, tuple[LLMatcher, int]] = OrderedDict()
         self._table: TokenTable | None = None
         self._tokenizer: LLTokenizer | None = None
         self._bits: Bits | None = None
@@ -39,26 +39,13 @@ class Grammars:
         self._table = TokenTable.decode(table)
         self._tokenizer, self._bits = self._table.tokenizer(), Bits(self._table)
 
-    def get(self, constraint: Constraint, num_bytes: int) -> Future[LLMatcher]:
-        """Returns the compiled grammar. `num_bytes` is what it takes, as measured elsewhere."""
-        kept = self._kept.get(constraint)
-        if kept is not None and kept[0].done() and kept[0].exception() is not None:
-            self._bytes -= self._kept.pop(constraint)[1]
-            kept = None
-        if kept is not None:
-            self._kept.move_to_end(constraint)
-            self.hits += 1
-            return kept[0]
-        self.misses += 1
-        future = self._pool.submit(self._compile, constraint)
-        self._kept[constraint] = future, num_bytes
-        self._bytes += num_bytes
-        self._evict()
-        return future
+    def use(self, constraint: Constraint, num_bytes: int, use: Callable[[LLMatcher], _Used]) -> Future[_Used]:
+        """Uses a grammar in the thread, once it is compiled there if it is not kept.
 
-    def after(self, compiled: Future[LLMatcher], use: Callable[[LLMatcher], _Used]) -> Future[_Used]:
-        """Uses a grammar in the thread once it is compiled."""
-        return self._pool.submit(lambda: use(compiled.result()))
+        `num_bytes` is what it takes, as measured elsewhere. Cancelled before its turn, it costs
+        nothing.
+        """
+        return self._pool.submit(lambda: use(self._compiled(constraint, num_bytes)))
 
     @property
     def bits(self) -> Bits:
@@ -67,16 +54,22 @@ class Grammars:
             raise ValueError("the tokens are not known")
         return self._bits
 
-    def _evict(self) -> None:
-        while self._bytes > self._max_bytes and len(self._kept) > 1:
-            oldest, (future, num_bytes) = next(iter(self._kept.items()))
-            if not future.done():
-                return
-            del self._kept[oldest]
-            self._bytes -= num_bytes
-            self.evictions += 1
-
-    def _compile(self, constraint: Constraint) -> LLMatcher:
+    def _compiled(self, constraint: Constraint, num_bytes: int) -> LLMatcher:
+        if (kept := self._kept.get(constraint)) is not None:
+            self._kept.move_to_end(constraint)
+            self.hits += 1
+            return kept[0]
+        self.misses += 1
         if self._table is None or self._tokenizer is None:
             raise ValueError("the tokens are not known")
-        return compiled(constraint, self._table, self._tokenizer)
+        matcher = compiled(constraint, self._table, self._tokenizer)
+        self._kept[constraint] = matcher, num_bytes
+        self._bytes += num_bytes
+        self._evict()
+        return matcher
+
+    def _evict(self) -> None:
+        while self._bytes > self._max_bytes and len(self._kept) > 1:
+            _, (_, num_bytes) = self._kept.popitem(last=False)
+            self._bytes -= num_bytes
+            self.evictions += 1

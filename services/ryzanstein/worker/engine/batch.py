@@ -6,6 +6,7 @@ from itertools import chain
 
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
 from ryzanstein.worker.engine.pooling import Pool
+from ryzanstein.worker.engine.prompt_cost import num_pairs
 from ryzanstein.worker.engine.sequence import Sequence
 
 Members = list[tuple[Sequence, int]]
@@ -16,7 +17,8 @@ class Batch:
 
     `sampled` are the members that get a new token, parallel to `rows`. `scored` are the parts of
     prompts whose tokens are scored: whose, from which token, and how many. `pooled` are those whose
-    hidden states are wanted: whose, and how many.
+    hidden states are wanted: whose, and how many. `num_pairs` are those of prompt tokens and of what
+    they read.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -28,6 +30,7 @@ class Batch:
         self.pooled: list[tuple[Sequence, int]] = []
         self.num_tokens = 0
         self.num_decodes = 0
+        self.num_pairs = 0.0
         self._token_ids: list[int] = []
         self._num_new: list[int] = []
         self._num_context: list[int] = []
@@ -48,6 +51,7 @@ class Batch:
     def prefill(self, sequence: Sequence, num: int) -> None:
         """Feeds the next `num` tokens."""
         start = sequence.num_computed
+        self.num_pairs += num_pairs(num, start)
         self._token_ids += sequence.tokens(start, start + num)
         self._add(sequence, num)
 

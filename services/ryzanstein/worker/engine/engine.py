@@ -29,6 +29,7 @@ from ryzanstein.worker.engine.plan import (
     TokenConstraint,
 )
 from ryzanstein.worker.engine.probe import Probe
+from ryzanstein.worker.engine.prompt_cost import PromptCost
 from ryzanstein.worker.engine.scheduler import Scheduler
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.thrift import Thrift
@@ -54,8 +55,8 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._timer = timer
-        self._pace = StepPace()
-        self._scheduler = Scheduler(settings, self._pace, clock)
+        self._pace, self._cost = StepPace(), PromptCost()
+        self._scheduler = Scheduler(settings, self._cost, clock)
         self._pages = self._scheduler.pages.traveling()
         self._extents = settings.extents
         self._outcome = StepOutcome()
@@ -144,7 +145,7 @@ class Engine:
         if batch:
             num_before = self._prefill_tokens
             self._run(batch)
-            self._pace.step(self._prefill_tokens - num_before, self._timer() - began)
+            self._measure(batch, self._prefill_tokens - num_before, self._timer() - began)
         return self._outcome.take(self._step, self.stats(), self._timer() - began)
 
     def stats(self) -> EngineStats:
@@ -174,6 +175,11 @@ class Engine:
             blocks_evicted=scheduler.pool.num_evicted,
             hot=scheduler.pages.hot_stats,
         )
+
+    def _measure(self, batch: Batch, num_prefill: int, duration_s: float) -> None:
+        self._pace.step(num_prefill, duration_s)
+        if num_prefill == batch.num_tokens - batch.num_decodes:  # not those of which only a part ran
+            self._cost.step(num_prefill, batch.num_pairs, duration_s)
 
     def _run(self, batch: Batch) -> None:
         """Executes a batch: at once, or in parts if there is not enough memory for all of it.

@@ -1,8 +1,7 @@
 """The measured pace of this engine: what steps and prompt tokens cost, how long sequences run.
 
-These are decayed sums over the last steps, without a model of the hardware. The scheduler uses them
-to decide how much prefill a step may carry, the outlook to predict how long a wait will be.
-Durations are in seconds.
+These are decayed sums over the last steps, without a model of the hardware. The outlook
+predicts by them how long a wait will be. Durations are in seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 _KEEP_STEP = 0.99  # weight of a step one step later: half after 69
 _KEEP_LENGTH = 0.97  # ... and of an ended sequence one end later
 _LEAST_STEPS = 8  # fewer say little: caches and allocators are cold
-_LEAST_CHUNK = 16
 
 
 class StepPace:
@@ -89,13 +87,3 @@ class StepPace:
     def release_s(self, num_places: int) -> float:
         """Returns the mean time between two ends among so many sequences (Little's law)."""
         return self.step_s * self.mean_length / max(1, num_places)
-
-    def chunk(self, objective_s: float) -> int:
-        """Returns the prompt tokens with which a step takes no longer than the objective.
-
-        Never so few that prompts starve.
-        """
-        per_token_s = self.prefill_token_s
-        if not self.known or per_token_s <= 0:
-            return 1 << 30
-        return max(_LEAST_CHUNK, int((objective_s - self.decode_step_s) / per_token_s))

@@ -16,10 +16,10 @@ from ryzanstein.worker.engine.batch import Batch
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.kv_pages import KVPages
 from ryzanstein.worker.engine.ordered import OrderedSequences
-from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.parking import Parking
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.prefix import Match
+from ryzanstein.worker.engine.prompt_cost import Allowance, PromptCost
 from ryzanstein.worker.engine.queue import WaitingLine
 from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
@@ -36,9 +36,10 @@ class Scheduler:
     computed again later, mostly from the prefix cache, or its pages come back from a tier.
     """
 
-    def __init__(self, settings: EngineSettings, pace: StepPace, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: EngineSettings, cost: PromptCost, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._pace = pace
+        self._cost = cost
+        self._allowance: Allowance | None = None
         self._pages = KVPages(settings)
         self.parking = Parking(settings.block_size, clock)
         """The paused sequences that may come back from a tier."""
@@ -53,6 +54,7 @@ class Scheduler:
         self._paused: list[Sequence] = []
         self._returning = False
         self._lacks_blocks = False
+        self._aside: dict[Sequence, int] = {}  # that wait for pages in this step, and how many blocks they need
         self.num_takebacks = 0
         """How often the limit was set below the blocks in use."""
         self.num_resumed = 0
@@ -178,20 +180,25 @@ class Scheduler:
         the time per token.
         """
         budget, objective_s = self._settings.token_budget, self._settings.tpot_objective_s
+        self._allowance = None
         if not objective_s and max_prefill >= budget:
             return budget
         num_decodes = sum(sequence.num_pending == 1 for sequence in self.running)
         if objective_s and num_decodes:
-            max_prefill = min(max_prefill, self._pace.chunk(objective_s))
+            self._allowance = self._cost.allowance(objective_s)
+            first = next((sequence for sequence in self.running if sequence.num_pending > 1), None)
+            max_prefill = min(max_prefill, self._allowance.room(first.num_computed if first else 0))
         return min(budget, num_decodes + max_prefill)
 
     def _admit(self) -> None:
         self.num_places = self._settings.max_sequences
         self._lacks_blocks = False
-        while (sequence := self.waiting.first) is not None and self._has_budget(sequence):
+        self._aside.clear()
+        while (sequence := self._next()) is not None and self._has_budget(sequence):
             match = self._pages.match(sequence)
             if self._fits(sequence, match, 0, len(self.running)) and self.parking.awaits(sequence, match):
-                return
+                self._aside[sequence] = self._pages.num_needed(sequence, match) + self._pages.num_groups
+                continue
             if not self._make_way(sequence, match):
                 self.num_places = max(1, len(self.running))
                 self._lacks_blocks = len(self.running) < self._settings.max_sequences
@@ -199,6 +206,12 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._start(sequence, match)
             self.running.insert(sequence)
+
+    def _next(self) -> Sequence | None:
+        """Returns the next sequence of the queue, without those for whose pages this step waits."""
+        if not self._aside:
+            return self.waiting.first
+        return next((sequence for sequence in self.waiting.in_turn(0.0) if sequence not in self._aside), None)
 
     def _has_budget(self, sequence: Sequence) -> bool:
         """Returns whether this step could feed a token of the sequence.
@@ -227,10 +240,11 @@ class Scheduler:
         """Returns whether the sequence can join so many running ones.
 
         One block in each group is reserved for each of them, so that an admitted sequence is not
-        paused in the same step.
+        paused in the same step. Those that wait for their pages keep their places and their room.
         """
-        needed = self._pages.num_needed(sequence, match) + num_running * self._pages.num_groups
-        return self.pool.num_available + reclaimable >= needed and num_running < self._settings.max_sequences
+        needed = self._pages.num_needed(sequence, match) + num_running * self._pages.num_groups + sum(self._aside.values())
+        num_places = self._settings.max_sequences - len(self._aside)
+        return self.pool.num_available + reclaimable >= needed and num_running < num_places
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._pages.start(sequence, match)
@@ -282,13 +296,22 @@ class Scheduler:
         """Adds prefills, in order, up to the budget that the decodes left."""
         budget = self._limit - batch.num_tokens
         for sequence in self.running:
-            if budget == 0:
-                return
             if sequence.num_pending > 1:
-                num = self._pages.reach(sequence, min(sequence.num_pending, budget, sequence.most_at_once))
+                room = self._room(sequence, budget)
+                if room == 0:
+                    return
+                num = self._pages.reach(sequence, min(sequence.num_pending, room, sequence.most_at_once))
                 if num > 0:
-                    batch.prefill(sequence, num)
+                    self._take(batch, sequence, num)
                     budget -= num
+
+    def _room(self, sequence: Sequence, budget: int) -> int:
+        return min(budget, self._allowance.room(sequence.num_computed)) if self._allowance else budget
+
+    def _take(self, batch: Batch, sequence: Sequence, num: int) -> None:
+        if self._allowance:
+            self._allowance.take(num, sequence.num_computed)
+        batch.prefill(sequence, num)
 
     def _pause(self, victim: Sequence, cause: str) -> None:
         self.running.remove(victim)

@@ -65,7 +65,9 @@ class KVCache:
         stages = staged and device.type == "cpu"
         self.num_staging = staging_slots(num_planes, width * dtype.itemsize, self.num_slots) if stages else 0
         self._pages_PNC, self._memory = zeros((num_planes, self.num_slots + 1 + self.num_staging, width), dtype, device)
-        self._bounds_PB2Y = zeros((num_planes, num_blocks, 2, width // 2), torch.float32, device)[0] if bounded else None
+        self._bounds_PB2Y, self._bounds_memory = None, None
+        if bounded:
+            self._bounds_PB2Y, self._bounds_memory = zeros((num_planes, num_blocks, 2, width // 2), torch.float32, device)
 
     def plane(self, index: int) -> Tensor:
         """Returns the slots of one layer of each group, [N, C]."""
@@ -105,6 +107,8 @@ class KVCache:
         """
         if self._memory is not None:
             release_memory(self._memory, self._pages_PNC, num_blocks * self.block_size, self.num_slots)
+        if self._bounds_memory is not None and self._bounds_PB2Y is not None:
+            release_memory(self._bounds_memory, self._bounds_PB2Y, num_blocks, self.num_blocks)
 
     @property
     def slot_bytes(self) -> int:

@@ -36,7 +36,7 @@ class TensorParallel:
         """Returns an equal share of `total`. Raises UnevenSplit with both numbers."""
         share, rest = divmod(total, self.size)
         if rest:
-            raise UnevenSplit(f"{total} {what} do not divide over {self.size} ranks")
+            raise UnevenSplit(f"{total} {what} do not divide over {self.size} ranks: tp must be a divisor of {total}")
         return share
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadShare:

@@ -47,11 +47,13 @@ class ConstrainedGroups:
         """Starts to prepare a group with a constraint."""
         if message.sampling.constraint is None:
             raise ValueError("the group has no constraint")
-        compiled = self._grammars.get(message.sampling.constraint, message.grammar_bytes)
-        self._waiting[message.group] = message, self._grammars.after(compiled, partial(self._states, message))
+        use = partial(self._states, message)
+        self._waiting[message.group] = message, self._grammars.use(message.sampling.constraint, message.grammar_bytes, use)
 
     def cancel(self, group: int) -> None:
-        self._waiting.pop(group, None)
+        """Forgets a group. Its grammar is not compiled if that has not begun."""
+        if (waiting := self._waiting.pop(group, None)) is not None:
+            waiting[1].cancel()
 
     def ready(self) -> Iterator[Prepared]:
         """Yields the groups that are prepared, in their order: with a constraint for each choice, or an error."""

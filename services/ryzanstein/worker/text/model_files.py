@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
 from ryzanstein.worker.text.embedding import EmbeddingModel
 
+MAX_TEMPLATE_BYTES = 4 * 2**20
+"""The size limit of a file with a chat template: what its characters may take in UTF-8."""
 MAX_TOKENIZER_BYTES = 256 * 2**20
 """The size limit of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
 
@@ -31,7 +33,8 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 class ModelFiles:
     """The content of the files; `special_tokens` by name (bos_token, eos_token, ...).
 
-    `embedding` says how the model makes vectors; None: it generates text.
+    `embedding` says how the model makes vectors; None: it generates text. `template_file` is a file
+    that an operator named instead of the model's own chat template.
     """
 
     directory: Path
@@ -43,16 +46,22 @@ class ModelFiles:
     extra_special_tokens: tuple[str, ...]
     chat_template: str | None
     embedding: EmbeddingModel | None = None
+    template_file: Path | None = None
 
     @classmethod
-    def read(cls, directory: Path) -> ModelFiles:
-        """Reads the files of a directory, or a GGUF file.
+    def read(cls, directory: Path, template_file: Path | None = None) -> ModelFiles:
+        """Reads the files of a directory, or a GGUF file; the chat template from `template_file` if there is one.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is missing or
         wrong.
         """
-        if is_gguf(directory):
-            return cls._of_gguf(directory)
+        files = cls._of_gguf(directory) if is_gguf(directory) else cls._of_directory(directory)
+        if template_file is None:
+            return files
+        return replace(files, chat_template=_read_text(template_file, MAX_TEMPLATE_BYTES), template_file=template_file)
+
+    @classmethod
+    def _of_directory(cls, directory: Path) -> ModelFiles:
         config = _read_json(directory / "config.json")
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
@@ -181,7 +190,7 @@ def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
     """
     path = directory / "chat_template.jinja"
     if path.exists():
-        return _read_text(path)
+        return _read_text(path, MAX_TEMPLATE_BYTES)
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]

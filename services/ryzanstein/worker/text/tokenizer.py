@@ -38,7 +38,8 @@ _TEMPLATE_OVERHEAD = 2
 class TextModel:
     """The text side of one model on a node.
 
-    `path` is where its files are. `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
+    `path` is where its files are, `template_file` that of a chat template other than its own.
+    `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
     `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
     `template` is the chat template, which is not run here; None: it has none.
     """
@@ -46,6 +47,7 @@ class TextModel:
     def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
         self.name = name
         self.path = str(files.directory)
+        self.template_file = files.template_file
         self.context_length = files.context_length
         self.embedding = files.embedding
         self.vocab_size = files.vocab_size
@@ -60,15 +62,22 @@ class TextModel:
         self._renderer = LocalRenderer()
 
     @classmethod
-    def load(cls, model_dir: Path | str, name: str = "", calling: tuple[str, str] = ("auto", "auto")) -> TextModel:
+    def load(
+        cls,
+        model_dir: Path | str,
+        name: str = "",
+        calling: tuple[str, str] = ("auto", "auto"),
+        template_file: Path | None = None,
+    ) -> TextModel:
         """Reads a directory in the Hugging Face layout, or a GGUF file.
 
-        `name` defaults to `model_name` of it. `calling` are the settings of `Calling.of`.
+        `name` defaults to `model_name` of it. `calling` are the settings of `Calling.of`. A chat
+        template in `template_file` replaces the model's own.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
         directory = Path(model_dir).resolve()
-        files = ModelFiles.read(directory)
+        files = ModelFiles.read(directory, template_file)
         try:
             return cls(files, name or model_name(directory), calling)
         except BaseException as error:
@@ -250,14 +259,15 @@ class TextModel:
         source = files.chat_template
         if source is None:
             return None
+        where = files.template_file or files.directory
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise model_invalid(files.directory, f"chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}")
+            raise model_invalid(where, f"chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}")
         try:
             parse(source)
         except TemplateSyntaxError as error:
-            raise model_invalid(files.directory, f"chat template: line {error.lineno}: {error}") from error
+            raise model_invalid(where, f"chat template: line {error.lineno}: {error}") from error
         except RecursionError:
-            raise model_invalid(files.directory, "chat template: nested too deeply") from None
+            raise model_invalid(where, "chat template: nested too deeply") from None
         control, max_chars = self._control, _TEMPLATE_OVERHEAD * self.max_prompt_chars + MAX_TEMPLATE_CHARS
         return TemplateSource(source, dict(files.special_tokens), control.texts, control.num_special, max_chars)
 

@@ -223,6 +223,8 @@ COMPLETIONS = [
     ({"prompt": [1], "suffix": "z"}, "suffix"),
     ({"prompt": "a", "suffix": "z", "echo": True}, "echo"),
     ({"prompt": "a", "suffix": "z", "keep_prompt_head": 1}, "keep_prompt_head"),
+    ({"prompt": "a", "echo": True, "keep_prompt_head": 1}, "echo"),
+    ({"prompt": "a", "echo": True, "truncate_prompt_tokens": 4}, "echo"),
     ({"prompt": ["a", ""]}, "prompt"),
     ({"prompt": ["a", [1]]}, "prompt"),
     ({"prompt": ["a"] * 257}, "prompt"),

@@ -131,6 +131,12 @@ async def test_whole_numbers_are_token_ids_and_fractions_are_not(http, face):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"{field}[0]")
 
 
+async def test_a_prompt_that_is_echoed_is_never_cut_by_a_default(http, face):
+    for echo in (True, False):
+        await http.post("/v1/completions", json={"model": "echo", "prompt": "a", "max_tokens": 1, "echo": echo})
+        assert face.core.requests[-1].never_cut == echo
+
+
 async def test_a_suffix_goes_to_the_core_with_its_prompt(http, face):
     asked = {"model": "echo", "prompt": ["a", ""], "suffix": "z", "max_tokens": 1}
     assert (await http.post("/v1/completions", json=asked)).status_code == 200

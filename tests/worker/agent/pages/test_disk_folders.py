@@ -19,8 +19,7 @@ async def filled(tmp_path, chain, scope):
     """Two folders of nodes with a page each, used nine days ago, and the own one."""
 
     async def pages():
-        for page in chain(1):
-            yield page
+        yield chain(1)
 
     for name in ("dead", "alive"):
         tier = DiskTier(tmp_path / name, 2**20, lambda size: None, lambda: None)
@@ -67,3 +66,16 @@ async def test_a_tier_removes_what_others_left_when_it_is_first_used(filled, sco
     assert await tier.missing(scope, []) == []
     assert sorted(path.name for path in filled.iterdir()) == ["own"]
     os.close(tier._owner)
+
+
+async def test_a_folder_that_was_only_read_lately_counts_as_used(filled, scope, monkeypatch) -> None:
+    tier = DiskTier(filled / "own", 2**20, lambda size: None, lambda: None)
+    await tier.missing(scope, [])
+    old = time.time() - DAYS_S
+    os.utime(filled / "own" / "owner", (old, old))
+    await tier.missing(scope, [])
+    assert (filled / "own" / "owner").stat().st_mtime == pytest.approx(old), "at most once a minute"
+    tier._marked_s -= 60
+    await tier.missing(scope, [])
+    os.close(tier._owner)
+    assert remove_abandoned(filled / "other", HOUR_S) == ["alive", "dead"]

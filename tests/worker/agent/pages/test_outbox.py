@@ -24,13 +24,13 @@ class Store(HostTier):
             raise StoreFailed(self.fails, 60)
         return await super().missing(scope, keys)
 
-    async def send(self, scope, parent, pages):
-        pages = [page async for page in pages]
-        self.pieces.append((parent, [page.key for page in pages]))
+    async def send(self, scope, parent, batches):
+        batches = [pages async for pages in batches]
+        self.pieces.append((parent, [page.key for pages in batches for page in pages]))
 
         async def again():
-            for page in pages:
-                yield page
+            for pages in batches:
+                yield pages
 
         return await super().send(scope, parent, again())
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.worker.agent.pages.page import Page, PageSizes, root_of
-from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, checked_keys, checked_root, pieces_of
+from ryzanstein.worker.agent.pages.pieces import (
+    Assembly,
+    CorruptPage,
+    checked_keys,
+    checked_root,
+    frames_of,
+    pieces_of,
+    whole_pages,
+)
 
 
 def assembled(pages, root, sizes, piece_bytes=1000, other_root=None):
@@ -80,3 +91,28 @@ def test_keys_and_roots_of_other_lengths_are_refused() -> None:
             checked_keys(wrong)
     with pytest.raises(RyzansteinError):
         checked_root(b"")
+
+
+@given(st.lists(st.integers(1, 900), max_size=12), st.integers(0, 2000))
+def test_pages_of_any_sizes_arrive_as_they_left_whatever_fits_into_a_message(sizes: list[int], whole_bytes: int) -> None:
+    root, of_groups = b"r" * 16, Groups(sizes)
+    pages = [Page(bytes(16) + bytes([group]), bytes([group]) * size) for group, size in enumerate(sizes)]
+    assembly, arrived = Assembly(root, of_groups), []
+    for frame in frames_of(pb.SendPagesRequest, pages, root, of_groups, whole_bytes):
+        if frame.HasField("pages"):
+            assert len(frame.pages.contents) <= whole_bytes
+            arrived += whole_pages(frame.pages, root, of_groups)
+        elif (page := assembly.add(frame.piece)) is not None:
+            arrived.append(page)
+    assert arrived == pages
+
+
+class Groups(PageSizes):
+    """Sizes by the number of a group."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(0)
+        object.__setattr__(self, "sizes", sizes)
+
+    def of(self, key: bytes) -> int:
+        return self.sizes[key[-1]]

@@ -8,12 +8,17 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
 from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS
 from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
+from ryzanstein.worker.agent.pages.resumable import last_resumable
 from ryzanstein.worker.agent.pages.store import StoreFailed
-from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.extents import Extents, Lasting
+from ryzanstein.worker.engine.travel import name_of
 
 BLOCK = 16
 
@@ -24,6 +29,10 @@ class Store:
     def __init__(self, pages, *, page_s=0.0, fails_after=None) -> None:
         self.pages = {page.key: page for page in pages}
         self.page_s, self.fails_after, self.asked = page_s, fails_after, []
+
+    async def missing(self, scope, keys):
+        assert len(keys) <= MAX_KEYS
+        return [place for place, key in enumerate(keys) if key not in self.pages]
 
     async def fetch(self, scope, keys):
         self.asked.append(list(keys))
@@ -142,3 +151,66 @@ def test_the_pace_is_learned_from_steps_that_computed_prompts() -> None:
     assert pace.token_s == pytest.approx(0.01)
     step(108, 208, 2.0)
     assert 0.01 < pace.token_s < 0.02
+
+
+def page_of(page: Page, group: int) -> Page:
+    return Page(page.key[:-1] + bytes([group]), page.content)
+
+
+def resumes_after(extents: Extents, num: int, there: set[tuple[int, int]]) -> bool:
+    """By the definition: what the next token reads of each group is there."""
+    return all(
+        (group, page) in there
+        for group, (window, lasting) in enumerate(extents.traveling)
+        for page in range(num)
+        if window is None or page >= extents.first_seen(window, num * extents.block_size) or extents.lasts(lasting, page)
+    )
+
+
+@given(st.data())
+def test_a_prompt_resumes_after_the_last_page_for_which_all_is_there(data) -> None:
+    windows = tuple(data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=3)))
+    lasting = tuple(data.draw(st.none() | st.builds(Lasting, st.integers(0, 40), st.integers(0, 4))) for _ in windows)
+    extents = Extents(windows, BLOCK, lasting=lasting, hot_tokens=data.draw(st.none() | st.integers(0, 40)))
+    num = data.draw(st.integers(0, 12))
+    every = [(group, page) for group in range(len(extents.traveling)) for page in range(num)]
+    there = set(every) - set(data.draw(st.lists(st.sampled_from(every), max_size=4))) if every else set()
+    expected = max((m for m in range(1, num + 1) if resumes_after(extents, m, there)), default=0)
+    assert last_resumable(extents, num, lambda group, page: (group, page) in there) == expected
+
+
+async def test_a_model_of_windows_alone_resumes_where_an_earlier_turn_ended(chain, scope, new_mover, counted) -> None:
+    pages, extents = chain(40), Extents((48, 32), BLOCK, lasting=(Lasting(16, 0), None))
+    keys = [page.key[:-1] for page in pages]
+    # A turn ended after 30 pages: its windows were sent, and the first page, which lasts.
+    sent = [page_of(pages[page], 0) for page in (0, 27, 28, 29)] + [page_of(pages[page], 1) for page in (28, 29)]
+    empty, node = Source("disk", Store([])), Source("node", Store(sent))
+    mover = new_mover()
+    await Restoring(mover, scope, extents, PrefillPace(), counted.metrics).run(keys, [empty, node], soon())
+    assert last_resumable(extents, 40, lambda group, page: name_of(keys[page], group) in mover.pages) == 30
+    assert empty.store.asked == []
+    assert counted("pages_restored_total", source="node") == len(mover.pages) <= len(sent)
+
+
+async def test_a_model_of_windows_alone_that_resumes_here_as_late_fetches_nothing(chain, scope, new_mover, counted) -> None:
+    pages, extents = chain(40), Extents((48,), BLOCK)
+    here = [page_of(page, 0) for page in pages[20:26]]
+    node = Source("node", Store([page_of(page, 0) for page in pages[22:30]]))
+    mover = new_mover(here)
+    await Restoring(mover, scope, extents, PrefillPace(), counted.metrics).run([p.key[:-1] for p in pages], [node], soon())
+    assert node.store.asked == []
+    node.store.pages |= {page_of(page, 0).key: page_of(page, 0) for page in pages[30:36]}
+    await Restoring(mover, scope, extents, PrefillPace(), counted.metrics).run([p.key[:-1] for p in pages], [node], soon())
+    assert [key[-1] for key in node.store.asked[0]] == [0] * 3
+
+
+async def test_a_source_that_does_not_say_what_it_lacks_rests(chain, scope, new_mover, counted) -> None:
+    class Silent(Store):
+        async def missing(self, scope, keys):
+            raise StoreFailed("draining", 2)
+
+    source = Source("node", Silent([]))
+    run = Restoring(new_mover(), scope, Extents((48,), BLOCK), PrefillPace(), counted.metrics)
+    await run.run([page.key[:-1] for page in chain(40)], [source], soon())
+    assert source.rests_until > time.monotonic()
+    assert counted("page_restore_failures_total", source="node") == 1

@@ -15,8 +15,8 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.pages.node_store import NodeStore
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, pieces_of
-from ryzanstein.worker.agent.pages.service import MAX_OFFERS, MAX_TRANSFERS, PageServicer
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, WHOLE_BYTES, frames_of, pieces_of
+from ryzanstein.worker.agent.pages.service import MAX_OFFERS, MAX_TRANSFERS, PageServicer, _Arriving
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
 
@@ -55,8 +55,9 @@ class Node:
 
 
 async def several(pages: Any) -> AsyncIterator[Any]:
-    for page in pages:
-        yield page
+    """Yields batches of pages."""
+    for start in range(0, len(pages), 4):
+        yield pages[start : start + 4]
 
 
 @pytest.fixture
@@ -79,6 +80,105 @@ async def test_what_is_missing_is_offered_sent_and_fetched(node, chain, scope, c
     assert [page async for page in node.store.fetch(scope, [*keys[:5], b"x" * 17, *keys[5:]])] == pages[:5]
     assert counted("pages_received_total") == 10
     assert counted("page_bytes_received_total") == 10 * scope.sizes.block_bytes
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How many pages each message brought that nodes were sent, or that it was a piece."""
+    seen: list[str] = []
+    real = _Arriving.add
+
+    async def add(self: _Arriving, request: pb.SendPagesRequest) -> None:
+        seen.append(str(len(request.pages.keys)) if request.HasField("pages") else "piece")
+        await real(self, request)
+
+    monkeypatch.setattr(_Arriving, "add", add)
+    return seen
+
+
+@pytest.fixture
+async def older(new_mover: Any, scope: Any, counted: Any) -> AsyncIterator[Node]:
+    """A node whose version takes pieces alone."""
+    node = Node(new_mover(), scope, counted)
+    real = node.servicer.OfferPages
+
+    async def offered(request: Any, context: Any) -> Any:
+        return pb.OfferPagesResponse(missing=(await real(request, context)).missing)
+
+    node.servicer.OfferPages = offered  # type: ignore[method-assign]
+    await node.start()
+    yield node
+    await node.close()
+
+
+async def test_small_pages_go_together_and_to_an_older_node_one_by_one(node, older, chain, scope, arrived) -> None:
+    pages = chain(10)
+    await node.store.missing(scope, [])
+    assert await node.store.send(scope, b"", several(pages)) == 10
+    assert arrived == ["4", "4", "2"]
+    arrived.clear()
+    await older.store.missing(scope, [])
+    assert await older.store.send(scope, b"", several(pages)) == 10
+    assert arrived == ["piece"] * 10
+    assert list(older.mover.pages.values()) == list(node.mover.pages.values()) == pages
+
+
+async def test_an_older_node_that_fetches_gets_pieces(node, chain, scope) -> None:
+    pages = chain(5)
+    await node.mover.put(pages, b"")
+    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    request = pb.FetchPagesRequest(scope=wire, keys=[page.key for page in pages])
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        kinds = [response.HasField("piece") async for response in PageServiceStub(channel).FetchPages(request)]
+        request.whole_pages_bytes = 2**32 - 1
+        sizes = [len(response.pages.keys) async for response in PageServiceStub(channel).FetchPages(request)]
+    assert (kinds, sizes) == ([True] * 5, [3, 2])
+
+
+async def test_a_page_that_is_damaged_among_several_ends_the_chain_there(node, chain, scope, counted) -> None:
+    pages = chain(6)
+    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    (whole,) = frames_of(pb.SendPagesRequest, pages[:5], scope.root, scope.sizes, WHOLE_BYTES)
+    (last,) = frames_of(pb.SendPagesRequest, pages[5:], scope.root, scope.sizes, WHOLE_BYTES)
+    whole.pages.checksums[3] ^= 1
+    begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        response = await PageServiceStub(channel).SendPages(iter([begin, whole, last]))
+    assert (response.stored, response.corrupt) == (3, 3)
+    assert list(node.mover.pages.values()) == pages[:3]
+    assert counted("pages_refused_total", cause="corrupt") == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (lambda whole: whole.keys.append(b"k" * 17), "as many as checksums"),
+        (lambda whole: whole.checksums.append(1), "as many as checksums"),
+        (lambda whole: whole.keys.__setitem__(0, b"short"), "must have 17 bytes"),
+        (lambda whole: setattr(whole, "contents", whole.contents[:-1]), "must have 12288 bytes"),
+        (lambda whole: setattr(whole, "contents", bytes(WHOLE_BYTES + 1)), "at most 1048576 bytes"),
+        (lambda whole: whole.Clear() or whole.SetInParent(), "at least one"),
+    ],
+)
+async def test_what_are_no_pages_is_refused_by_name(node, chain, scope, broken, named) -> None:
+    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    (frame,) = frames_of(pb.SendPagesRequest, chain(3), scope.root, scope.sizes, WHOLE_BYTES)
+    broken(frame.pages)
+    begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=named):
+            await PageServiceStub(channel).SendPages(iter([begin, frame]))
+    assert node.mover.pages == {}
+
+
+async def test_whole_pages_in_the_middle_of_a_page_are_refused(node, chain, scope) -> None:
+    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    (frame,) = frames_of(pb.SendPagesRequest, chain(3), scope.root, scope.sizes, WHOLE_BYTES)
+    first = pb.SendPagesRequest(piece=next(pieces_of(chain(1)[0], scope.root, 1000)))
+    begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="the next piece"):
+            await PageServiceStub(channel).SendPages(iter([begin, first, frame]))
 
 
 async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain, scope) -> None:
@@ -197,4 +297,4 @@ async def test_a_parent_that_is_no_page_is_refused(node, scope, num_bytes) -> No
         wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
         begin = pb.SendPagesBegin(scope=wire, parent=bytes(num_bytes))
         with pytest.raises(grpc.aio.AioRpcError, match=r"begin\.parent"):
-            await PageServiceStub(channel).SendPages(several([pb.SendPagesRequest(begin=begin)]))
+            await PageServiceStub(channel).SendPages(iter([pb.SendPagesRequest(begin=begin)]))

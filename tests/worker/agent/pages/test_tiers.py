@@ -9,14 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from ryzanstein.worker.agent.pages import disk_tier
 from ryzanstein.worker.agent.pages.disk_tier import DiskTier
 from ryzanstein.worker.agent.pages.host_tier import HostTier
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
 
 async def several(pages):
-    for page in pages:
-        yield page
+    """Yields batches of pages."""
+    for start in range(0, len(pages), 4):
+        yield pages[start : start + 4]
 
 
 class Tier:
@@ -188,3 +190,20 @@ async def test_a_tier_whose_disk_is_full_makes_way_for_others(tmp_path, chain, s
     assert len(await tier.store.missing(scope, [page.key for page in pages[:20]])) == 2
     assert len(list(tmp_path.glob("*/*"))) == 18
     assert await tier.store.send(scope, b"", several(pages[20:])) == 10
+
+
+async def test_a_full_disk_from_which_nothing_can_be_removed_rests_too(tmp_path, chain, scope, monkeypatch) -> None:
+    tier, pages = Tier("disk", tmp_path, 2**20), chain(20)
+    await tier.store.send(scope, b"", several(pages))
+    oldest = tmp_path / scope.root.hex() / pages[0].key.hex()
+    oldest.unlink()
+    oldest.mkdir()  # cannot be unlinked
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(disk_tier, "_write", full)
+    with pytest.raises(StoreFailed) as failure:
+        await tier.store.send(scope, b"", several(chain(1, 2)))
+    assert (failure.value.cause, failure.value.rest_s) == ("failed", 30)
+    assert await tier.fetched(scope, pages[5:]) == pages[5:]

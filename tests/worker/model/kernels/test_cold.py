@@ -197,14 +197,24 @@ def test_a_token_gets_the_same_bits_alone_and_however_its_prompt_is_cut(kernels:
                     assert torch.equal(part.solve(kernels)[part.rows(0)], whole_TKGD[part.rows(0)])
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_number_of_threads_changes_no_bit(
-    kernels: NativeKernels, threads: Callable[[int], AbstractContextManager[None]]
+    kernels: NativeKernels, threads: Callable[[int], AbstractContextManager[None]], kind: ColdKind
 ) -> None:
-    problem = make(kernels, (2, 3, 48))
-    with threads(1):
-        alone_TKGD = problem.solve(kernels)
-    with threads(3):
-        assert torch.equal(problem.solve(kernels), alone_TKGD)
+    """Several threads read one sequence, each some parts of it."""
+    for problem in (
+        make(kernels, (2, 3, 48), kind=kind),
+        make(kernels, (1, 4, 64), (1,), (1700,), kind=kind),
+        make(kernels, (1, 2, 40), (20, 1, 1), (900, 1030, 3), kind=kind, window=600, hot_tokens=300),
+    ):
+        alone_TKG, together_TKG = (torch.zeros(problem.q_TKGD.shape[:3]) for _ in range(2))
+        with threads(1):
+            alone_TKGD = problem.solve(kernels, alone_TKG)
+        check(kernels, problem)
+        for count in (2, 3):
+            with threads(count):
+                assert torch.equal(problem.solve(kernels, together_TKG), alone_TKGD)
+                assert torch.equal(together_TKG, alone_TKG)
 
 
 @settings(max_examples=20, deadline=None)

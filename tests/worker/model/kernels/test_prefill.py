@@ -1,6 +1,7 @@
 """Attention of several new tokens against float64: windows, caps, groups, scattered blocks, steps cut anywhere."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -158,15 +159,56 @@ def test_narrower_registers_keep_bits_as_well(
                 assert torch.equal(part.solve(narrow)[part.rows(0)], whole_TKGD[part.rows(0)])
 
 
-def test_the_number_of_threads_changes_no_bit(kernels: NativeKernels, problem: Callable[..., Problem]) -> None:
-    given, before = problem((2, 3, 48)), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+LONG = (
+    ((1, 4, 64), (1,), (2000,), {}),
+    ((1, 3, 20), (1, 1, 20, 1), (3000, 10, 700, 255), {"cap": 3.0}),
+    ((2, 2, 48), (1, 2), (1500, 1023), {"window": 600}),
+    ((1, 16, 576), (1,), (1300,), {"latent": True}),
+    ((2, 1, 32), (40,), (1216,), {"block_size": 24}),
+)
+
+
+@pytest.mark.parametrize("case", [((2, 3, 48), NEW, CONTEXT, {}), *LONG], ids=str)
+def test_the_number_of_threads_changes_no_bit(
+    kernels: NativeKernels,
+    problem: Callable[..., Problem],
+    threads: Callable[[int], AbstractContextManager[None]],
+    case: tuple[tuple[int, int, int], Sequence[int], Sequence[int], dict[str, object]],
+) -> None:
+    """Several threads read one sequence, each some parts of it."""
+    heads, num_new, context, options = case
+    given = problem(heads, num_new, context, **options)
+    with threads(1):
         alone = given.solve(kernels)
-        torch.set_num_threads(3)
-        assert torch.equal(given.solve(kernels), alone)
-    finally:
-        torch.set_num_threads(before)
+    check(kernels, given)
+    for count in (2, 3, 7):
+        with threads(count):
+            assert torch.equal(given.solve(kernels), alone)
+
+
+def test_a_long_sequence_has_the_same_bits_in_company_of_any_size(
+    kernels: NativeKernels, problem: Callable[..., Problem], threads: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    """Alone several threads share it; beside seven like it each has one thread; of a prompt many rows are read at once."""
+    given = problem((1, 2, 32), (150, *[1] * 7), (900, *[1000] * 7))
+    with threads(2):
+        whole_TKGD = given.solve(kernels)
+        for s, num_new in enumerate(given.keys.num_new_S.tolist()):
+            for token in {0, num_new // 2, num_new - 1}:
+                part = given.part(s, token, 1)
+                assert torch.equal(part.solve(kernels)[part.rows(0)], whole_TKGD[part.rows(0)])
+
+
+def test_a_broken_key_of_one_part_spoils_the_answer(
+    kernels: NativeKernels, problem: Callable[..., Problem], threads: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    for position in (0, 700, 1999, 2000):
+        for broken in (torch.nan, torch.inf):
+            given = problem((1, 4, 64), (1,), (2000,))
+            size = given.keys.block_size
+            given.pages_NC[given.keys.tables_SB[0][position // size] * size + position % size] = broken
+            with threads(2):
+                assert given.solve(kernels).isnan().all()
 
 
 def test_a_broken_key_spoils_those_who_see_it_and_no_other_sequence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,14 +41,19 @@ class Case:
 
 @pytest.fixture(scope="module")
 def case(normal: Callable[..., Tensor]) -> Callable[..., Case]:
-    def make(heads: tuple[int, int, int], size: int = 16, dtype: torch.dtype = torch.float32) -> Case:
+    def make(
+        heads: tuple[int, int, int],
+        size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        lengths: tuple[int, ...] = LENGTHS,
+    ) -> Case:
         num_kv_heads, group, head_dim = heads
-        pages = [-(-length // size) for length in LENGTHS]
+        pages = [-(-length // size) for length in lengths]
         order = torch.randperm(sum(pages), generator=torch.Generator().manual_seed(1)).tolist()
         tables = [order[sum(pages[:i]) : sum(pages[: i + 1])] for i in range(len(pages))]
         slots_NC = torch.full((sum(pages) * size + 1, 2 * num_kv_heads * head_dim), torch.nan, dtype=dtype)
         q, keys_values = [], []
-        for s, length in enumerate(LENGTHS):
+        for s, length in enumerate(lengths):
             q.append(normal(s, length, num_kv_heads, group, head_dim))
             kv_LC = normal(20 + s, length, slots_NC.shape[1]).to(dtype)
             keys_values.append(kv_LC.view(length, 2, num_kv_heads, head_dim))
@@ -92,7 +98,7 @@ def solve(kernels: NativeKernels, case: Case, rule: SparseRule, fed: list[tuple[
 
 def seen(case: Case, rule: SparseRule, s: int, q_KGD: Tensor, position: int) -> Tensor:
     """Which keys a query sees, [K, G, L], by the definitions and nothing else."""
-    size, length = case.size, LENGTHS[s]
+    size, length = case.size, len(case.q[s])
     positions_L = torch.arange(length)
     sinks = -(-rule.sinks // size)
     begin = max(0, position - rule.window + 1)
@@ -170,6 +176,26 @@ def test_while_nothing_is_left_out_the_bits_are_those_of_dense_attention(
     sparse = solve(kernels, made, rule, [(3, 0, LENGTHS[3])])
     assert torch.equal(dense[:end], sparse[:end])
     assert not torch.equal(dense[end + 16 :], sparse[end + 16 :])
+
+
+@pytest.mark.parametrize(
+    "rule", [SparseRule(300, stride=2), SparseRule(300, sinks=300), SparseRule(300, sinks=16, quest=30)], ids=str
+)
+def test_the_number_of_threads_changes_no_bit(
+    kernels: NativeKernels,
+    case: Callable[..., Case],
+    threads: Callable[[int], AbstractContextManager[None]],
+    rule: SparseRule,
+) -> None:
+    """Several threads read one sequence, each some parts of what the rule leaves of it."""
+    made = case((1, 3, 20), lengths=(1500, 40))
+    for fed in ([(0, 1499, 1500)], [(0, 1480, 1500), (1, 0, 40)]):
+        with threads(1):
+            alone = solve(kernels, made, rule, fed)
+        torch.testing.assert_close(alone[0].double(), exact(made, rule, 0, fed[0][1]), rtol=1e-5, atol=2e-6)
+        for count in (2, 3):
+            with threads(count):
+                assert torch.equal(solve(kernels, made, rule, fed), alone)
 
 
 def test_equal_bounds_are_taken_in_the_order_of_pages_and_what_is_no_number_shows(

@@ -89,17 +89,22 @@ async def test_a_verdict_is_remembered(text_model: TextModel) -> None:
         assert counted(telemetry, "grammar_compile_seconds_count") == 1
 
 
-async def test_an_end_that_may_not_come_again_is_not_remembered(text_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as (process, _):
+@pytest.mark.parametrize(("number", "why"), [(signal.SIGALRM, "too busy"), (signal.SIGKILL, "short of memory")])
+async def test_an_end_that_the_machine_caused_is_nobodys_mistake_and_not_remembered(
+    text_model: TextModel, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, why: str
+) -> None:
+    async with running() as (process, telemetry):
         await process.judge(Constraint.regex("a"), text_model)
 
         async def killed(*_: object) -> tuple[Ended, int]:
-            return Ended(0, -signal.SIGKILL), -1
+            return Ended(0, -number), -1
 
         with monkeypatch.context() as patched:
             patched.setattr(process, "_ask", killed)
-            with pytest.raises(RyzansteinError, match="too much memory"):
+            with pytest.raises(RyzansteinError, match=why) as refused:
                 await process.judge(SOUND, text_model)
+        assert refused.value.code is Code.UNAVAILABLE
+        assert counted(telemetry, "grammar_refusals_total", cause="process") == 1
         assert (await process.judge(SOUND, text_model)).grammar_bytes > 0
 
 

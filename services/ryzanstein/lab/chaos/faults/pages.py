@@ -42,17 +42,20 @@ async def _cut_then_killed(stage: Stage, victim: Victim) -> AsyncIterator[frozen
 @asynccontextmanager
 async def _damaged(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     """Kills a node, flips a bit in each of its pages on disk, and starts it again: its next turns read them."""
-    service = stage.cluster.services[victim.node_id]
-    stage.cluster.kill(victim.node_id)
-    files = [path for path in (stage.plan.pages / victim.node_id).glob("*/*") if path.is_file()]
-    if not files:
+    service, folder = stage.cluster.services[victim.node_id], stage.plan.pages / victim.node_id
+    if not _pages_in(folder):
         raise LaboratoryError(f"{victim.node_id} has no pages on disk")
-    for path in files:
+    stage.cluster.kill(victim.node_id)
+    for path in _pages_in(folder):
         _flip(path)
     await asyncio.to_thread(service.wait_ended, _CUT_S)
     service.kill()
     service.start()
     yield frozenset({victim.node_id})
+
+
+def _pages_in(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*/*") if path.is_file()]
 
 
 def _flip(path: Path) -> None:

@@ -59,6 +59,7 @@ class RpcCall:
             traceparent=self.traceparent,
             deadline=self.deadline,
             tenant=valid_tenant(self.tenant, request.user),
+            tenant_named=bool(self.tenant),
             detached=self.on_disconnect is OnDisconnect.DETACH,
         )
         return keyed(completed, key, "request_id")

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from ryzanstein import errors
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.sessions.store import Session, SessionStore
 from ryzanstein.v1 import inference_pb2 as inference
@@ -28,22 +29,23 @@ class SessionServicer(SessionServiceServicer):
     async def CreateSession(
         self, request: inference.CreateSessionRequest, context: _Context
     ) -> inference.CreateSessionResponse:
-        with self._calls.call("CreateSession", context):
+        with self._calls.call("CreateSession", context) as call:
             session_id = name_from_wire(request.session_id, "session_id")
             model = name_from_wire(request.model, "model")
             messages = messages_from_wire(request.messages, self._most)
             fresh = not session_id
-            session = await self._sessions.create(session_id or uuid.uuid4().hex, model, messages, fresh=fresh)
+            tenant = call.named_tenant
+            session = await self._sessions.create(session_id or uuid.uuid4().hex, model, messages, tenant=tenant, fresh=fresh)
             return inference.CreateSessionResponse(session=session_to_wire(session))
 
     async def GetSession(self, request: inference.GetSessionRequest, context: _Context) -> inference.GetSessionResponse:
-        with self._calls.call("GetSession", context):
-            session = await self._sessions.get(name_from_wire(request.session_id, "session_id"))
+        with self._calls.call("GetSession", context) as call:
+            session = await self._found(name_from_wire(request.session_id, "session_id"), call.named_tenant)
             return inference.GetSessionResponse(session=session_to_wire(session))
 
     async def ListSessions(self, request: inference.ListSessionsRequest, context: _Context) -> inference.ListSessionsResponse:
-        with self._calls.call("ListSessions", context):
-            page = await self._sessions.list(request.page_size, request.page_token)
+        with self._calls.call("ListSessions", context) as call:
+            page = await self._sessions.list(request.page_size, request.page_token, tenant=call.named_tenant)
             return inference.ListSessionsResponse(
                 sessions=[session_to_wire(session) for session in page.sessions], next_page_token=page.next_page_token
             )
@@ -51,9 +53,19 @@ class SessionServicer(SessionServiceServicer):
     async def DeleteSession(
         self, request: inference.DeleteSessionRequest, context: _Context
     ) -> inference.DeleteSessionResponse:
-        with self._calls.call("DeleteSession", context):
-            await self._sessions.delete(name_from_wire(request.session_id, "session_id"))
+        with self._calls.call("DeleteSession", context) as call:
+            session_id = name_from_wire(request.session_id, "session_id")
+            if tenant := call.named_tenant:
+                await self._found(session_id, tenant)
+            await self._sessions.delete(session_id)
             return inference.DeleteSessionResponse()
+
+    async def _found(self, session_id: str, tenant: str) -> Session:
+        """Returns a session of the tenant. Another tenant's is as unknown as one that never was."""
+        session = await self._sessions.get(session_id)
+        if not session.found_by(tenant):
+            raise errors.not_found("session", session_id)
+        return session
 
 
 def session_to_wire(session: Session) -> inference.Session:

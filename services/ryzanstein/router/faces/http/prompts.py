@@ -131,18 +131,21 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
         sampling = replace(sampling, prompt_logprobs=max(logprobs, sampling.prompt_logprobs or 0))
     sampling.validate()
     _refuse_streamed_scores(body, sampling)
+    if body.echo and (body.keep_prompt_head is not None or body.truncate_prompt_tokens is not None):
+        raise errors.invalid("echo", "shows the whole prompt: it is not supported with a prompt that may be cut")
     prompts = _completion_prompts(body)
     if len(prompts) * sampling.n > MAX_ANSWERS:
         raise errors.invalid("prompt", f"prompts times choices must be at most {MAX_ANSWERS}", len(prompts) * sampling.n)
     if body.suffix is not None:
         prompts = [_with_suffix(prompt, body) for prompt in prompts]
     key = key_of_header(headers.get(HEADER))
-    requests = [base_request(body, prompt, sampling, headers, request_id) for prompt in prompts]
+    echo = bool(body.echo)
+    requests = [replace(base_request(body, prompt, sampling, headers, request_id), never_cut=echo) for prompt in prompts]
     if len(requests) > 1:
         requests = [keyed(each, f"{key}/{i}" if key else "", HEADER) for i, each in enumerate(requests)]
     else:
         requests = [keyed(requests[0], key, HEADER)]
-    return Completions(tuple(requests), num_shown, logprobs, bool(body.echo), silent, body.prompt_logprobs is not None)
+    return Completions(tuple(requests), num_shown, logprobs, echo, silent, body.prompt_logprobs is not None)
 
 
 def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
@@ -193,6 +196,7 @@ def base_request(
         user=user,
         priority=valid_priority(_priority(body)),
         tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
+        tenant_named=bool(headers.get(TENANT_ID)),
         deadline=deadline_of(headers),
         request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",

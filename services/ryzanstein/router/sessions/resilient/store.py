@@ -74,14 +74,20 @@ class ResilientSessions:
         self._outage = StoreOutage(store, self._backlog, telemetry)
         self.recent = RecentSessions(policy.recent_sessions, policy.recent_chars, self._backlog.touches, changes)
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+    async def create(
+        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+    ) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
         kept = tuple(messages)
         self._forget_changed(session_id)
+
+        def create(store: SessionStore) -> Awaitable[Session]:
+            return store.create(session_id, model, kept, tenant=tenant, fresh=fresh)
+
         if not self._outage.active:
             try:
-                session = await self._bounded(self._store.create(session_id, model, kept, fresh=fresh))
+                session = await self._bounded(create(self._store))
                 self.recent.put(session_id, session)
                 return session
             except StoreUnavailableError as error:
@@ -90,8 +96,8 @@ class ResilientSessions:
             raise errors.already_exists("session", session_id)
         self._check_room(session_id)
         now = time.time()
-        session = Session(session_id, model, now, now, kept)
-        self._queue(session_id, kept, Code.ALREADY_EXISTS, lambda store: store.create(session_id, model, kept, fresh=fresh))
+        session = Session(session_id, model, now, now, kept, tenant=tenant)
+        self._queue(session_id, kept, Code.ALREADY_EXISTS, create)
         self.recent.put(session_id, session)
         return session
 
@@ -122,7 +128,7 @@ class ResilientSessions:
         self.recent.put(session_id, session, mark)
         return session
 
-    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
+    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         """Returns what is in the store.
 
         The sessions in memory are not a full list, so this fails while the store cannot be read.
@@ -130,7 +136,7 @@ class ResilientSessions:
         if self._outage.reads_fail:
             raise store_unavailable("sessions cannot be listed while the session store is unavailable")
         try:
-            return await self._bounded(self._store.list(page_size, page_token), max(self._wait_s, _LIST_WAIT_S))
+            return await self._bounded(self._store.list(page_size, page_token, tenant=tenant), max(self._wait_s, _LIST_WAIT_S))
         except StoreUnavailableError as error:
             self._outage.begin(error, reading=True)
             raise

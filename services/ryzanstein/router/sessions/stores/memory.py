@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import islice
 
 from ryzanstein import errors
 from ryzanstein.generation import Message
@@ -16,6 +17,7 @@ from ryzanstein.router.sessions.store import (
     checked_id,
     checked_page_size,
     extended,
+    is_response,
     page_token,
     read_page_token,
 )
@@ -28,25 +30,36 @@ class MemorySessions:
         self._bounds = bounds
         self._on_evicted = on_evicted
         self._sessions: dict[str, Session] = {}
+        self._num = {False: 0, True: 0}  # conversations, and what is kept of responses
         self._stored: dict[str, set[str]] = {}
         self._claims = LocalClaims()
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+    async def create(
+        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+    ) -> Session:
         if checked_id(session_id) in self._sessions:
             raise errors.already_exists("session", session_id)
         self._bounds.check(messages)
         now = time.time()
-        session = self._sessions[session_id] = Session(session_id, model, now, now, tuple(messages))
-        self._evict()
+        session = self._sessions[session_id] = Session(session_id, model, now, now, tuple(messages), tenant=tenant)
+        self._num[is_response(session_id)] += 1
+        self._evict(session_id)
         return session
 
-    def _evict(self) -> None:
-        surplus = len(self._sessions) - self._bounds.max_sessions
-        for session_id in list(self._sessions)[: max(0, surplus)]:
-            del self._sessions[session_id]
-            self._stored.pop(session_id, None)
-        if surplus > 0:
-            self._on_evicted(surplus)
+    def _evict(self, session_id: str) -> None:
+        """Drops the least recently used ones of the kind that this session has, if there are too many."""
+        kind = is_response(session_id)
+        surplus = self._num[kind] - self._bounds.most_like(session_id)
+        if surplus <= 0:
+            return
+        for oldest in list(islice((each for each in self._sessions if is_response(each) is kind), surplus)):
+            self._remove(oldest)
+        self._on_evicted(surplus)
+
+    def _remove(self, session_id: str) -> None:
+        del self._sessions[session_id]
+        self._stored.pop(session_id, None)
+        self._num[is_response(session_id)] -= 1
 
     async def get(self, session_id: str) -> Session:
         session = self._sessions.get(session_id)
@@ -54,17 +67,18 @@ class MemorySessions:
             raise errors.not_found("session", session_id)
         return session
 
-    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
+    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, start = checked_page_size(page_size), read_page_token(page_token)
-        newest_first = sorted(self._sessions.values(), key=_order, reverse=True)
+        shown = [s for s in self._sessions.values() if not is_response(s.session_id) and tenant in ("", s.tenant)]
+        newest_first = sorted(shown, key=_order, reverse=True)
         after = [s for s in newest_first if not page_token or _order(s) < start]
         page = tuple(replace(session, messages=()) for session in after[:size])
         return SessionPage(page, _next_token(page, len(after) > size))
 
     async def delete(self, session_id: str) -> None:
-        if self._sessions.pop(session_id, None) is None:
+        if session_id not in self._sessions:
             raise errors.not_found("session", session_id)
-        self._stored.pop(session_id, None)
+        self._remove(session_id)
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
@@ -95,6 +109,7 @@ class MemorySessions:
 
     async def close(self) -> None:
         self._sessions.clear()
+        self._num = {False: 0, True: 0}
 
 
 def _order(session: Session) -> tuple[float, str]:

@@ -26,6 +26,7 @@ from ryzanstein.router.sessions.store import (
     SessionPage,
     checked_id,
     checked_page_size,
+    is_response,
     page_token,
     read_page_token,
     store_unavailable,
@@ -38,7 +39,8 @@ log = structlog.get_logger(__name__)
 
 _SCRIPTS = ("CREATE", "APPEND", "DELETE", "LIST", "CLAIM", "RENEW", "RELEASE")
 _ADDED = 2
-_OF_ALL = ("sessions", "changed")
+_OF_ALL = ("sessions", "responses", "changed")
+_MOST_AT_ONCE = 1000
 
 
 class RedisSessions:
@@ -75,18 +77,21 @@ class RedisSessions:
                 log.warning("Redis may evict sessions", policy=policy, want="noeviction")
         return cls(client, prefix, bounds, on_evicted)
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+    async def create(
+        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+    ) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
         # The nonce distinguishes a command that was sent twice from an id that is taken.
-        values = (session_id, model, uuid.uuid4().hex, self._bounds.max_sessions, self._prefix, self.origin)
+        most = self._bounds.most_like(session_id)
+        values = (session_id, model, uuid.uuid4().hex, most, self._prefix, self.origin, tenant)
         keys = self._keys(session_id, "session", "messages", "sessions", "changed")
         made = await self._run("CREATE", keys, (*values, *map(_packed, messages)), session_id)
         if not made:
             raise errors.already_exists("session", session_id)
         if evicted := int(made[1]):
             self._on_evicted(evicted)
-        return Session(session_id, model, float(made[0]), float(made[0]), tuple(messages))
+        return Session(session_id, model, float(made[0]), float(made[0]), tuple(messages), tenant=tenant)
 
     async def get(self, session_id: str) -> Session:
         with _as_unavailable(session_id):
@@ -106,14 +111,23 @@ class RedisSessions:
             float(fields["update_time"]),
             tuple(map(_unpacked, packed)),
             fields["node_id"],
+            fields.get("tenant", ""),
         )
 
-    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
-        size, (update_time, session_id) = checked_page_size(page_size), read_page_token(page_token)
-        values = (repr(update_time), session_id, size + 1, self._prefix)
-        rows = await self._run("LIST", (f"{self._prefix}sessions",), values)
-        page = tuple(_listed(*row) for row in rows[:size])
-        return SessionPage(page, _next_token(page) if len(rows) > size else "")
+    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
+        size, position = checked_page_size(page_size), read_page_token(page_token)
+        found: list[Session] = []
+        at_once = _MOST_AT_ONCE if tenant else size + 1
+        while len(found) <= size:
+            values = (repr(position[0]), position[1], at_once, self._prefix)
+            num_ids, rows = await self._run("LIST", (f"{self._prefix}sessions",), values)
+            listed = [_listed(row) for row in rows]
+            found += [each for each in listed if tenant in ("", each.tenant) and not is_response(each.session_id)]
+            if num_ids < at_once or not listed:
+                break
+            position = listed[-1].update_time, listed[-1].session_id
+        page = tuple(found[:size])
+        return SessionPage(page, _next_token(page) if len(found) > size else "")
 
     async def delete(self, session_id: str) -> None:
         keys = self._keys(session_id, "session", "messages", "turns", "sessions", "changed")
@@ -155,7 +169,10 @@ class RedisSessions:
             return await self._scripts[script](keys=keys, args=values)
 
     def _keys(self, session_id: str, *kinds: str) -> tuple[str, ...]:
-        return tuple(self._prefix + (kind if kind in _OF_ALL else f"{kind}:{session_id}") for kind in kinds)
+        """Returns the keys of a session. The ids of what is kept of responses are in a set of their own."""
+        by_use = "responses" if is_response(session_id) else "sessions"
+        named = (by_use if kind == "sessions" else kind for kind in kinds)
+        return tuple(self._prefix + (kind if kind in _OF_ALL else f"{kind}:{session_id}") for kind in named)
 
 
 @contextlib.contextmanager
@@ -181,8 +198,9 @@ def _unpacked(packed: str) -> Message:
     return message_of(kind, content)
 
 
-def _listed(session_id: str, model: str, create_time: str, update_time: str, node_id: str) -> Session:
-    return Session(session_id, model, float(create_time), float(update_time), (), node_id)
+def _listed(row: Sequence[str]) -> Session:
+    session_id, model, create_time, update_time, node_id, tenant = row
+    return Session(session_id, model, float(create_time), float(update_time), (), node_id, tenant)
 
 
 def _next_token(page: Sequence[Session]) -> str:

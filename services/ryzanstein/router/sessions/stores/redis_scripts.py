@@ -4,8 +4,9 @@ The times of sessions and claims come from the server's clock.
 
 Keys, under the prefix: `session:ID` a hash, `messages:ID` a list of JSON, `turns:ID` the set of
 generations that are in it, `claim:ID` a hash that expires with the claim, `claimed:ID` the same hash
-kept for longer, `sessions` the ids by time of use. Each change is published on `changed`, with
-origin and id. Routers of an earlier version do not know `claimed`.
+kept for longer, `sessions` the ids by time of use, `responses` those of what is kept of responses.
+Each change is published on `changed`, with origin and id. Routers of an earlier version do not know
+`claimed`, `responses` and the field `tenant` of a session.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ local now = time[1] .. '.' .. string.format('%06d', time[2])
 """
 
 # KEYS session messages sessions changed
-# ARGV id model nonce max_sessions prefix origin, then the messages
+# ARGV id model nonce max_sessions prefix origin tenant, then the messages
 # Returns {time, evicted}, or {} when the id is taken.
 CREATE = (
     _NOW
@@ -28,8 +29,9 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
     return {}
 end
 redis.call('HSET', KEYS[1], 'model', ARGV[2], 'create_time', now, 'update_time', now, 'node_id', '',
-    'nonce', ARGV[3], 'num_messages', #ARGV - 6)
-for i = 7, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+    'nonce', ARGV[3], 'num_messages', #ARGV - 7)
+if ARGV[7] ~= '' then redis.call('HSET', KEYS[1], 'tenant', ARGV[7]) end
+for i = 8, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
 local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[4])
 if surplus > 0 then
@@ -79,18 +81,18 @@ return deleted
 
 # KEYS sessions
 # ARGV update_time id count prefix
-# Returns the sessions after that position in the descending order of (update_time, id).
+# Returns how many ids follow that position in the descending order of (update_time, id), at most `count`, and their sessions.
 LIST = """
 local first = redis.call('ZCOUNT', KEYS[1], '(' .. ARGV[1], '+inf')
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], ARGV[1])) do
     if id >= ARGV[2] then first = first + 1 end
 end
-local found = {}
-for _, id in ipairs(redis.call('ZREVRANGE', KEYS[1], first, first + tonumber(ARGV[3]) - 1)) do
-    local fields = redis.call('HMGET', ARGV[4] .. 'session:' .. id, 'model', 'create_time', 'update_time', 'node_id')
-    if fields[1] then table.insert(found, {id, fields[1], fields[2], fields[3], fields[4]}) end
+local found, ids = {}, redis.call('ZREVRANGE', KEYS[1], first, first + tonumber(ARGV[3]) - 1)
+for _, id in ipairs(ids) do
+    local fields = redis.call('HMGET', ARGV[4] .. 'session:' .. id, 'model', 'create_time', 'update_time', 'node_id', 'tenant')
+    if fields[1] then table.insert(found, {id, fields[1], fields[2], fields[3], fields[4], fields[5] or ''}) end
 end
-return found
+return {#ids, found}
 """
 
 # KEYS claim claimed

@@ -23,15 +23,17 @@ from ryzanstein.router.sessions.store import (
     SessionPage,
     checked_id,
     checked_page_size,
+    is_response,
     page_token,
     read_page_token,
 )
 from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
-from ryzanstein.router.sessions.stores.sqlite_file import as_unavailable, connect, transaction
+from ryzanstein.router.sessions.stores.sqlite_file import CONVERSATIONS, RESPONSES, as_unavailable, connect, transaction
 
-_COLUMNS = "session_id, model, create_time, update_time, node_id"
+_COLUMNS = "session_id, model, create_time, update_time, node_id, coalesce(tenant, '')"
+_SESSIONS = "sessions LEFT JOIN tenants USING (session_id)"
 _Result = TypeVar("_Result")
 
 
@@ -66,10 +68,12 @@ class SqliteSessions:
             raise
         return cls(connection, thread, bounds, on_evicted, changes)
 
-    async def create(self, session_id: str, model: str, messages: Sequence[Message] = (), *, fresh: bool = False) -> Session:
+    async def create(
+        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+    ) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
-        session, evicted = await self._run(lambda: self._create(session_id, model, tuple(messages)))
+        session, evicted = await self._run(lambda: self._create(session_id, model, tuple(messages), tenant))
         if evicted:
             self._on_evicted(evicted)
         return session
@@ -77,9 +81,9 @@ class SqliteSessions:
     async def get(self, session_id: str) -> Session:
         return await self._run(lambda: self._get(session_id))
 
-    async def list(self, page_size: int = 0, page_token: str = "") -> SessionPage:
+    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, start = checked_page_size(page_size), read_page_token(page_token)
-        return await self._run(lambda: self._list(size, start))
+        return await self._run(lambda: self._list(size, start, tenant))
 
     async def delete(self, session_id: str) -> None:
         await self._run(lambda: self._delete(session_id))
@@ -109,41 +113,45 @@ class SqliteSessions:
         with as_unavailable():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _create(self, session_id: str, model: str, messages: tuple[Message, ...]) -> tuple[Session, int]:
+    def _create(self, session_id: str, model: str, messages: tuple[Message, ...], tenant: str) -> tuple[Session, int]:
         now = time.time()
         with self.changes.changing(session_id), transaction(db := self._connection):
             try:
                 db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, '')", (session_id, model, now, now))
             except sqlite3.IntegrityError:
                 raise errors.already_exists("session", session_id) from None
+            if tenant:
+                db.execute("INSERT INTO tenants VALUES (?, ?)", (session_id, tenant))
             self._insert(session_id, 0, messages)
-            evicted = self._evict()
-        return Session(session_id, model, now, now, messages), evicted
+            evicted = self._evict(session_id)
+        return Session(session_id, model, now, now, messages, tenant=tenant), evicted
 
-    def _evict(self) -> int:
-        (count,) = self._connection.execute("SELECT count(*) FROM sessions").fetchone()
-        surplus = int(count) - self._bounds.max_sessions
+    def _evict(self, session_id: str) -> int:
+        """Deletes the least recently used ones of the kind that this session has, if there are too many."""
+        kind = RESPONSES if is_response(session_id) else CONVERSATIONS
+        (count,) = self._connection.execute(f"SELECT count(*) FROM sessions WHERE {kind}").fetchone()
+        surplus = int(count) - self._bounds.most_like(session_id)
         if surplus <= 0:
             return 0
-        oldest = "SELECT session_id FROM sessions ORDER BY update_time, session_id LIMIT ?"
+        oldest = f"SELECT session_id FROM sessions WHERE {kind} ORDER BY update_time, session_id LIMIT ?"
         self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({oldest})", (surplus,))
         return surplus
 
     def _get(self, session_id: str) -> Session:
         with transaction(db := self._connection, "DEFERRED"):
-            row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+            row = db.execute(f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE session_id = ?", (session_id,)).fetchone()
             if row is None:
                 raise errors.not_found("session", session_id)
             query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
             messages = tuple(message_of(role, content) for role, content in db.execute(query, (session_id,)))
         return _session(row, messages)
 
-    def _list(self, size: int, start: tuple[float, str]) -> SessionPage:
+    def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:
         query = (
-            f"SELECT {_COLUMNS} FROM sessions WHERE (update_time, session_id) < (?, ?)"
-            " ORDER BY update_time DESC, session_id DESC LIMIT ?"
+            f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE {CONVERSATIONS} AND (update_time, session_id) < (?, ?)"
+            " AND ? IN ('', tenant) ORDER BY update_time DESC, session_id DESC LIMIT ?"
         )
-        rows = self._connection.execute(query, (*start, size + 1)).fetchall()
+        rows = self._connection.execute(query, (*start, tenant, size + 1)).fetchall()
         page = tuple(_session(row, ()) for row in rows[:size])
         return SessionPage(page, page_token(page[-1]) if len(rows) > size else "")
 
@@ -175,6 +183,6 @@ class SqliteSessions:
         self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
 
 
-def _session(row: tuple[str, str, float, float, str], messages: tuple[Message, ...]) -> Session:
-    session_id, model, create_time, update_time, node_id = row
-    return Session(session_id, model, create_time, update_time, messages, node_id)
+def _session(row: tuple[str, str, float, float, str, str], messages: tuple[Message, ...]) -> Session:
+    session_id, model, create_time, update_time, node_id, tenant = row
+    return Session(session_id, model, create_time, update_time, messages, node_id, tenant)

@@ -13,16 +13,20 @@ from pathlib import Path
 
 from ryzanstein import errors
 from ryzanstein.private_files import private_file
-from ryzanstein.router.sessions.store import store_unavailable
+from ryzanstein.router.sessions.store import RESPONSE_GLOB, store_unavailable
 from ryzanstein.router.storage import sqlite_wal as write_ahead
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # Several routers on one host take turns within a millisecond. A lock that is held for longer than
 # this is held for long.
 BUSY_TIMEOUT_S = 0.15
 _OPEN_TIMEOUT_S = 5.0
 _CHECK_TIMEOUT_S = 1.0
 _INSTRUCTIONS_BETWEEN_LOOKS = 10_000
+
+# The two kinds of sessions are listed and evicted apart, each by an index of its own.
+CONVERSATIONS = f"session_id NOT GLOB '{RESPONSE_GLOB}'"
+RESPONSES = f"session_id GLOB '{RESPONSE_GLOB}'"
 
 _STEPS = (
     """
@@ -44,6 +48,13 @@ CREATE TABLE turns (
 CREATE TABLE claims (
     session_id TEXT PRIMARY KEY, generation_id TEXT NOT NULL, owner TEXT NOT NULL, taken_at REAL NOT NULL, ttl_s REAL NOT NULL
 ) WITHOUT ROWID;
+""",
+    f"""
+CREATE TABLE tenants (
+    session_id TEXT PRIMARY KEY REFERENCES sessions ON DELETE CASCADE, tenant TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX conversations_by_use ON sessions (update_time, session_id) WHERE {CONVERSATIONS};
+CREATE INDEX responses_by_use ON sessions (update_time, session_id) WHERE {RESPONSES};
 """,
 )
 

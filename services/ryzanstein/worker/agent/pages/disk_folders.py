@@ -55,6 +55,12 @@ def claim(folder: Path) -> int:
     return owner
 
 
+def mark_used(owner: int) -> None:
+    """Notes that the node of a claimed folder uses it now."""
+    with suppress(OSError):  # the time only decides when a folder that was left behind is removed
+        os.utime(owner)
+
+
 def remove_abandoned(own: Path, keep_s: float) -> list[str]:
     """Removes folders beside `own` that no living node has and none has used for `keep_s`; returns their names."""
     removed = []

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from stat import S_ISREG
 import structlog
 
 from ryzanstein.private_files import opener, private_folder
-from ryzanstein.worker.agent.pages.disk_folders import claim, page_files, remove_abandoned, remove_empty
+from ryzanstein.worker.agent.pages.disk_folders import claim, mark_used, page_files, remove_abandoned, remove_empty
 from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
 
@@ -29,6 +30,7 @@ _HEAD = struct.Struct("<8sI")
 _MAGIC = b"RYZPAGE1"
 _READ_AT_ONCE = 8
 _REST_S = 30.0
+_MARK_S = 60.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SHRUNK = 0.9  # of its size is left of a tier whose disk is full
 
@@ -49,7 +51,7 @@ class DiskTier:
         keep_s: float = 0.0,
     ) -> None:
         self._folder, self._max_bytes, self._keep_s = folder, max_bytes, keep_s
-        self._owner = -1
+        self._owner, self._marked_s = -1, time.monotonic()
         self._on_size, self._on_corrupt = on_size, on_corrupt
         self._sizes: OrderedDict[Path, int] = OrderedDict()
         self._num_bytes = 0
@@ -59,6 +61,7 @@ class DiskTier:
     async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`. The beginning of the chain is kept longest."""
         await self._open()
+        self._mark_used()
         paths = [self._path(scope, key) for key in keys]
         missing = [place for place, path in enumerate(paths) if path not in self._sizes]
         for path in reversed(paths):
@@ -66,15 +69,17 @@ class DiskTier:
                 self._sizes.move_to_end(path)
         return missing
 
-    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
+    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`. Raises StoreFailed when the disk is full; a tenth of the pages makes way then."""
         await self._open()
+        self._mark_used()
         stored = 0
         try:
-            async for page in pages:
-                async with self._writing:  # the models of a node may have the same pages
-                    await self._write(self._path(scope, page.key), page, scope.root)
-                stored += 1
+            async for pages in batches:
+                for page in pages:
+                    async with self._writing:  # the models of a node may have the same pages
+                        await self._write(self._path(scope, page.key), page, scope.root)
+                    stored += 1
         except OSError as error:
             removed = await self._shrink() if error.errno in _FULL else 0
             log.warning("pages cannot be written", folder=str(self._folder), error=str(error), removed=removed)
@@ -87,7 +92,11 @@ class DiskTier:
         """Removes the oldest pages, because others need the disk; returns how many."""
         async with self._writing:
             oldest = self._take_oldest(self._max_bytes - int(self._num_bytes * _SHRUNK))
-            await asyncio.to_thread(_remove, oldest)
+            try:
+                await asyncio.to_thread(_remove, oldest)
+            except OSError as error:  # a file system that has become read-only, say: those files are found at the next start
+                log.warning("pages cannot be removed", folder=str(self._folder), error=str(error))
+                return 0
             return len(oldest)
 
     async def _write(self, path: Path, page: Page, root: bytes) -> None:
@@ -100,6 +109,7 @@ class DiskTier:
     async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """See `PageStore.fetch`."""
         await self._open()
+        self._mark_used()
         for start in range(0, len(keys), _READ_AT_ONCE):
             some = [key for key in keys[start : start + _READ_AT_ONCE] if self._path(scope, key) in self._sizes]
             files = [(self._path(scope, key), key) for key in some]
@@ -123,6 +133,13 @@ class DiskTier:
             self._on_corrupt()
             self._forget(self._path(scope, key))
         self._on_size(self._num_bytes)
+
+    def _mark_used(self) -> None:
+        """Sets the time by which other nodes judge whether the folder was left behind, at most once a minute."""
+        now = time.monotonic()
+        if now - self._marked_s >= _MARK_S:
+            self._marked_s = now
+            mark_used(self._owner)
 
     async def _open(self) -> None:
         """Finds what is there already, the first time. Raises StoreFailed."""

@@ -30,14 +30,15 @@ class HostTier:
                 self._pages.move_to_end((scope.root, key))
         return missing
 
-    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
+    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`."""
         stored = 0
-        async for page in pages:
-            self._drop((scope.root, page.key))
-            self._pages[scope.root, page.key] = (page.content, page.checksum(scope.root))
-            self._num_bytes += len(page.content)
-            stored += 1
+        async for pages in batches:
+            for page in pages:
+                self._drop((scope.root, page.key))
+                self._pages[scope.root, page.key] = (bytes(page.content), page.checksum(scope.root))
+                self._num_bytes += len(page.content)
+            stored += len(pages)
             while self._num_bytes > self._max_bytes:
                 self._drop(next(iter(self._pages)))
         self._on_size(self._num_bytes)

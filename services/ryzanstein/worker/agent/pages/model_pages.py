@@ -132,6 +132,11 @@ class ModelPages:
             return None
         return Scope(model, tenant, root_of(self._weights.digest, self._format, tenant), self.mover.sizes)
 
+    @property
+    def weights_digest(self) -> bytes:
+        """The digest of the weights that the ranks have loaded; empty while it is not known."""
+        return b"" if self._weights is None else self._weights.digest or b""
+
     async def known(self, timeout_s: float) -> None:
         """Returns when the digest of the weights is known, or after the time. The ranks may be others, or gone, then."""
         if self._weights is not None:

@@ -13,7 +13,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, Assembly, CorruptPage, pieces_of
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, WHOLE_BYTES, Assembly, CorruptPage, frames_of, whole_pages
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
 
 _ASK_S = 5.0
@@ -28,22 +28,24 @@ class NodeStore:
         self._channel = open_channel(address, retries=False)
         self._stub = PageServiceStub(self._channel)
         self._on_corrupt = on_corrupt
+        self._whole_bytes = 0  # that the node takes in one message, as it last said
 
     async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`."""
         with _failures():
             request = pb.OfferPagesRequest(scope=_wire(scope), keys=keys)
             response = await self._stub.OfferPages(request, timeout=_ASK_S)
+            self._whole_bytes = min(response.whole_pages_bytes, WHOLE_BYTES)
             return list(response.missing)
 
-    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
-        """See `PageStore.send`."""
+    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+        """See `PageStore.send`. Several pages go in one message if the node has said that it takes that."""
 
         async def frames() -> AsyncIterator[pb.SendPagesRequest]:
             yield pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=_wire(scope), parent=parent))
-            async for page in pages:
-                for piece in pieces_of(page, scope.root):
-                    yield pb.SendPagesRequest(piece=piece)
+            async for pages in batches:
+                for frame in frames_of(pb.SendPagesRequest, pages, scope.root, scope.sizes, self._whole_bytes):
+                    yield frame
 
         with _failures():
             response = await self._stub.SendPages(frames(), timeout=_SEND_S)
@@ -63,15 +65,14 @@ class NodeStore:
         assembly = Assembly(scope.root, scope.sizes)
         wanted = iter(keys)
         with _failures():
-            call = self._stub.FetchPages(pb.FetchPagesRequest(scope=_wire(scope), keys=keys), timeout=_SEND_S)
+            request = pb.FetchPagesRequest(scope=_wire(scope), keys=keys, whole_pages_bytes=WHOLE_BYTES)
+            call = self._stub.FetchPages(request, timeout=_SEND_S)
             try:
                 async for response in call:
-                    page = assembly.add(response.piece)
-                    if page is None:
-                        continue
-                    if page.key != next(wanted, None):
-                        return
-                    yield page
+                    for page in _pages(response, assembly, scope):
+                        if page.key != next(wanted, None):
+                            return
+                        yield page
             except CorruptPage:
                 self._on_corrupt()
             finally:
@@ -79,6 +80,14 @@ class NodeStore:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: Scope) -> Iterator[Page]:
+    """Yields the pages that a message has or completes."""
+    if response.HasField("pages"):
+        yield from whole_pages(response.pages, scope.root, scope.sizes)
+    elif (page := assembly.add(response.piece)) is not None:
+        yield page
 
 
 @contextmanager

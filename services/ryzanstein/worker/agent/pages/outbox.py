@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 MAX_QUEUED = 16_384
 _OFFER_KEYS = 512
+_BATCH_BYTES = 2**20  # about as many leave at once, and count for the rate
 _CALL_BYTES = 32 * 2**20  # about, in one call: it must end in time also over a slow network or at a low rate
 
 
@@ -106,7 +107,7 @@ class Outbox:
         mover, scope = some[0].mover, some[0].scope
         missing = await self.store.missing(scope, [each.key for each in some])
         for piece in _pieces(some, missing, max(1, _CALL_BYTES // scope.sizes.largest)):
-            await self.store.send(scope, piece[0].parent, self._pages(mover, [each.key for each in piece]))
+            await self.store.send(scope, piece[0].parent, self._batches(mover, scope, [each.key for each in piece]))
         self._num_taken = 0
 
     def _take_some(self) -> Iterator[Queued]:
@@ -120,21 +121,24 @@ class Outbox:
                 known.add(queued.key)
                 yield queued
 
-    async def _pages(self, mover: PageMover, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def _batches(self, mover: PageMover, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Sequence[Page]]:
         left = keys
         while left:
             size = mover.fits(left)
             try:
-                pages = await mover.take(left[:size])
+                pages: Sequence[Page] = await mover.take(left[:size])
             except PagesLost:
                 self._metrics.drop("gone", len(left))
                 return
             self._metrics.drop("gone", size - len(pages))
             left = left[size:]
-            for page in pages:
-                await self._rate.spend(len(page.content))
-                yield page
-                self._metrics.sent(len(page.content))
+            while pages:
+                num = scope.sizes.fit((page.key for page in pages), _BATCH_BYTES)
+                batch, pages = pages[:num], pages[num:]
+                num_bytes = sum(len(page.content) for page in batch)
+                await self._rate.spend(num_bytes)
+                yield batch
+                self._metrics.sent(num_bytes, len(batch))
 
 
 def _pieces(queued: Sequence[Queued], places: Sequence[int], most: int) -> Iterator[list[Queued]]:

@@ -54,7 +54,7 @@ class Page:
     """
 
     key: bytes
-    content: bytes
+    content: bytes | memoryview
 
     def checksum(self, root: bytes) -> int:
         """Returns the checksum of the page under a root (CRC-32: 3 GB a second here, BLAKE2b 0.6)."""

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import structlog
 
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
+from ryzanstein.worker.agent.pages.pieces import MAX_KEYS
+from ryzanstein.worker.agent.pages.resumable import last_resumable, seen_pages
 from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.messages import EngineStats, StepEvents
@@ -77,7 +78,8 @@ class Restoring:
         """Restores what is worth it of the pages with these keys, a whole chain, until `ends_s` (monotonic seconds).
 
         First the pages of groups of layers that read all tokens, then, where those end, the last
-        ones of groups with a window and the hot ones: without them the others are of no use.
+        ones of groups with a window and the hot ones: without them the others are of no use. If all
+        groups have a window, those where the latest turn can be resumed.
         """
         whole = [group for group, window in enumerate(self._extents.windows) if window is None]
         if len(keys) * self._extents.block_size < LEAST_TOKENS:
@@ -90,15 +92,62 @@ class Restoring:
             return
 
     async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
-        extents, size = self._extents, self._extents.block_size
-        if not whole or (num_pages := await self._all(keys, whole, sources)) * size < LEAST_TOKENS:
+        if not whole:
+            await self._windows_alone(keys, sources)
             return
-        for group, (window, lasting) in enumerate(extents.traveling):
+        num_pages = await self._all(keys, whole, sources)
+        if num_pages * self._extents.block_size >= LEAST_TOKENS:
+            await self._windows(keys[:num_pages], num_pages * self._extents.block_size, sources)
+
+    async def _windows(self, keys: Sequence[bytes], num_tokens: int, sources: Sequence[Source]) -> None:
+        """Restores what groups with a window need to go on after these pages, which would save so many tokens."""
+        for group, (window, _) in enumerate(self._extents.traveling):
             if window is not None:
-                first = extents.first_seen(window, num_pages * size)
-                pages = chain(extents.lasting_pages(lasting, first), range(first, num_pages))
-                names = [name_of(keys[page], group) for page in pages]
-                await self._names(names, num_pages * size, sources)
+                names = [name_of(keys[page], group) for page in seen_pages(self._extents, group, len(keys))]
+                await self._names(names, num_tokens, sources)
+
+    async def _windows_alone(self, keys: Sequence[bytes], sources: Sequence[Source]) -> None:
+        """Restores what a model needs whose layers all have windows, from the first source with which it resumes later.
+
+        Nothing says where earlier turns ended, so the sources are asked which pages they lack.
+        """
+        size, num = self._extents.block_size, len(keys)
+        names = [name_of(key, group) for group in range(len(self._extents.traveling)) for key in keys]
+        lacking = frozenset(await self._mover.missing(names))
+        here = self._last_resumable(num, lacking)
+        for source in sources:
+            if (num - here) * size < LEAST_TOKENS:
+                return
+            lacking_there = await self._lacking(source, names)
+            last = self._last_resumable(num, lacking & lacking_there)
+            if (last - here) * size >= LEAST_TOKENS:
+                await self._windows(keys[:last], (last - here) * size, [source])
+                return
+
+    def _last_resumable(self, num_pages: int, lacking: frozenset[int]) -> int:
+        return last_resumable(self._extents, num_pages, lambda group, page: group * num_pages + page not in lacking)
+
+    async def _lacking(self, source: Source, names: Sequence[bytes]) -> frozenset[int]:
+        """Returns the places in `names` of what a source lacks: all, if it cannot be asked."""
+        everything, began = frozenset(range(len(names))), time.monotonic()
+        if not source.rests_until <= began < self._ends_s:
+            return everything
+        found: set[int] = set()
+        try:
+            async with asyncio.timeout(min(_LEAST_S, self._ends_s - began)):
+                for start in range(0, len(names), MAX_KEYS):
+                    missing = await source.store.missing(self._scope, names[start : start + MAX_KEYS])
+                    found.update(start + place for place in missing)
+        except (StoreFailed, TimeoutError) as error:
+            self._failed(source, error)
+            return everything
+        return frozenset(found)
+
+    def _failed(self, source: Source, error: Exception, *, rests: bool = True) -> None:
+        self._metrics.restore_failed(source.name)
+        if rests:
+            source.rests_until = time.monotonic() + getattr(error, "rest_s", _SLOW_REST_S)
+        log.warning("pages not restored", source=source.name, cause=getattr(error, "cause", "slow"))
 
     async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:
         """Restores pages of these groups; returns how many there are now, from the first one on."""
@@ -135,10 +184,7 @@ class Restoring:
                         parent, batch, num_bytes = batch[-1].key, [], 0
                 num += await self._mover.put(batch, parent)
         except (StoreFailed, TimeoutError) as error:
-            self._metrics.restore_failed(source.name)
-            if not (num or batch):
-                source.rests_until = time.monotonic() + getattr(error, "rest_s", _SLOW_REST_S)
-            log.warning("pages not restored", source=source.name, cause=getattr(error, "cause", "slow"))
+            self._failed(source, error, rests=not (num or batch))
         took_s = time.monotonic() - began
         if num:
             source.page_s = _mean(source.page_s, took_s / num)

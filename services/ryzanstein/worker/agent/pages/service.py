@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import takewhile
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -17,7 +18,15 @@ from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import Assembly, CorruptPage, checked_keys, checked_root, pieces_of
+from ryzanstein.worker.agent.pages.pieces import (
+    WHOLE_BYTES,
+    Assembly,
+    CorruptPage,
+    checked_keys,
+    checked_root,
+    frames_of,
+    whole_pages,
+)
 from ryzanstein.worker.agent.pages.store import Scope
 from ryzanstein.worker.engine.travel import NAME_BYTES
 
@@ -42,7 +51,7 @@ class PageServicer(PageServiceServicer):
         with self._offers:
             _, mover, _ = await self._scope(request.scope)
             try:
-                return pb.OfferPagesResponse(missing=await mover.missing(keys))
+                return pb.OfferPagesResponse(missing=await mover.missing(keys), whole_pages_bytes=WHOLE_BYTES)
             except PagesLost as error:
                 raise _lost(error) from None
 
@@ -59,16 +68,14 @@ class PageServicer(PageServiceServicer):
             arriving = _Arriving(pages, mover, scope, first.begin.parent)
             try:
                 async for request in requests:
-                    if not request.HasField("piece"):
-                        raise errors.invalid("frame", "must be a piece after the first frame")
-                    await arriving.add(request.piece)
+                    await arriving.add(request)
                 await arriving.flush()
             except PagesLost as error:
                 raise _lost(error) from None
         return pb.SendPagesResponse(stored=arriving.stored, corrupt=arriving.corrupt)
 
     async def FetchPages(self, request: pb.FetchPagesRequest, context: Context) -> AsyncIterator[pb.FetchPagesResponse]:
-        left = checked_keys(list(request.keys))
+        left, whole_bytes = checked_keys(list(request.keys)), min(request.whole_pages_bytes, WHOLE_BYTES)
         with self._transfers:
             _, mover, scope = await self._scope(request.scope)
             while left:
@@ -77,12 +84,10 @@ class PageServicer(PageServiceServicer):
                     pages = await mover.take(left[:size])
                 except PagesLost as error:
                     raise _lost(error) from None
-                for page, key in zip(pages, left, strict=False):
-                    if page.key != key:
-                        return
-                    for piece in pieces_of(page, scope.root):
-                        yield pb.FetchPagesResponse(piece=piece)
-                if len(pages) < size:
+                asked = [page for page, _ in takewhile(_alike, zip(pages, left, strict=False))]
+                for frame in frames_of(pb.FetchPagesResponse, asked, scope.root, scope.sizes, whole_bytes):
+                    yield frame
+                if len(asked) < size:
                     return
                 left = left[size:]
 
@@ -124,22 +129,35 @@ class _Arriving:
         self._held_bytes = 0
         self.stored = self.corrupt = 0
 
-    async def add(self, piece: pb.PagePiece) -> None:
-        """Takes a piece; returns when there is room for the next one."""
+    async def add(self, request: pb.SendPagesRequest) -> None:
+        """Takes a message; returns when there is room for the next one."""
+        num, left = 0, len(request.pages.keys) or 1
         try:
-            page = self._assembly.add(piece)
+            for page in self._pages_of(request):
+                num += 1
+                if self.corrupt:
+                    self.corrupt += 1
+                else:
+                    await self._hold(page)
         except CorruptPage:
-            self.corrupt += 1
             self._pages.metrics.refuse("corrupt")
-            return
+            self.corrupt += left - num
         except RyzansteinError:
             self._pages.metrics.refuse("malformed")
             raise
-        if page is None:
-            return
-        if self.corrupt:
-            self.corrupt += 1
-            return
+
+    def _pages_of(self, request: pb.SendPagesRequest) -> Iterator[Page]:
+        """Yields the pages that a message has or completes."""
+        if request.HasField("pages"):
+            if not self._assembly.whole:
+                raise errors.invalid("frame", "must be the next piece of a page that was begun")
+            yield from whole_pages(request.pages, self._scope.root, self._scope.sizes)
+        elif not request.HasField("piece"):
+            raise errors.invalid("frame", "must be pages, or a piece of one, after the first frame")
+        elif (page := self._assembly.add(request.piece)) is not None:
+            yield page
+
+    async def _hold(self, page: Page) -> None:
         self._held.append(page)
         self._held_bytes += len(page.content)
         if self._held_bytes + self._scope.sizes.largest > _HELD_BYTES:
@@ -157,6 +175,10 @@ class _Arriving:
         self.stored += stored
         self._pages.metrics.received(stored, stored * mean_bytes)
         self._pages.metrics.refuse("no_room", len(held) - stored)
+
+
+def _alike(found: tuple[Page, bytes]) -> bool:
+    return found[0].key == found[1]
 
 
 def _too_many_transfers() -> RyzansteinError:

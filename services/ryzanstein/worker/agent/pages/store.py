@@ -34,8 +34,8 @@ class PageStore(Protocol):
         """Returns the places in `keys` of pages that the store does not have."""
         ...
 
-    async def send(self, scope: Scope, parent: bytes, pages: AsyncIterator[Page]) -> int:
-        """Stores pages of one chain after the page `parent`; returns how many were stored."""
+    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+        """Stores pages of one chain after the page `parent`, a batch at a time; returns how many were stored."""
         ...
 
     def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:

@@ -39,21 +39,27 @@ typedef struct {
     float scale, cap;         /* scores: times scale, and squashed between -cap and cap if cap > 0 */
 } Attention;
 
-/* New tokens `token` to `token` + count - 1 of a sequence. */
+/* New tokens `token` to `token` + count - 1 of a sequence, whose keys are divided into parts (attention_parts.h). */
 typedef struct {
-    i64 sequence, token, count;
+    i64 sequence, token, count, parts;
 } Task;
+
+/* The sums of rows over some of their keys: weighted values, the greatest score, the weights relative to it. */
+typedef struct {
+    float *out_RW, *greatest_R, *total_R;
+} Sums;
 
 /* The working memory of a block of queries. */
 typedef struct {
     const char *keys[CHUNK], *values[CHUNK]; /* cold: `keys` of the chunk's pages */
     float key_factor[PAGES], value_factor[PAGES];
     float *channels_W; /* scales of the channels of each page's keys */
-    float *q_RW, *out_RW, *scores_RJ, *greatest_R, *total_R, *keys_JW, *values_JW;
-    i64 *begin_R, *end_R; /* which keys of the chunk a row sees in this pass */
-    i64 *pages;           /* room for the numbers of all pages of a sequence */
-    float *bounds_RP;     /* room for a bound of each row and page */
-    const i64 *listed;    /* the pages whose keys are counted in this pass, in this order; or NULL: all */
+    float *q_RW, *scores_RJ, *keys_JW, *values_JW;
+    Sums part, whole;      /* over the keys of one part, and of all so far */
+    i64 *begin_R, *end_R;  /* which keys of the chunk a row sees in this pass */
+    int32_t *lists_RP;     /* room for the numbers of the pages that each row reads */
+    float *bounds_RP;      /* room for a bound of each row and page */
+    const int32_t *listed; /* the pages whose keys are counted in this pass, in this order; or NULL: all */
 } Block;
 
 /* Returns the keys that at least one of the rows sees, begin to end; none if begin >= end. */
@@ -79,7 +85,7 @@ static void adjust_scores(const Attention *a, const Block *b, i64 r, i64 head, i
    see have weight 0 in the sum, which is over whole vectors. A NaN score makes the sum NaN. */
 static inline void soften(const Block *b, i64 r, i64 W) {
     i64 begin = b->begin_R[r], end = b->end_R[r], from = begin / LANES * LANES, to = (end + LANES - 1) / LANES * LANES;
-    float *scores = b->scores_RJ + r * CHUNK, before = b->greatest_R[r], peak = before;
+    float *scores = b->scores_RJ + r * CHUNK, before = b->part.greatest_R[r], peak = before;
     if (end <= begin) return;
     for (i64 j = from; j < begin; j++) scores[j] = -INFINITY;
     for (i64 j = end; j < to; j++) scores[j] = -INFINITY;
@@ -90,16 +96,16 @@ static inline void soften(const Block *b, i64 r, i64 W) {
     Lanes sum = {0};
     for (i64 j = from; j < to; j += LANES) sum += load(scores + j);
     float factor = exponential(before - peak);
-    b->total_R[r] = fused_one(b->total_R[r], factor, sum_of(sum));
-    b->greatest_R[r] = peak;
+    b->part.total_R[r] = fused_one(b->part.total_R[r], factor, sum_of(sum));
+    b->part.greatest_R[r] = peak;
     if (peak != before)
-        for (i64 d = 0; d < W; d += LANES) store(b->out_RW + r * W + d, load(b->out_RW + r * W + d) * factor);
+        for (i64 d = 0; d < W; d += LANES) store(b->part.out_RW + r * W + d, load(b->part.out_RW + r * W + d) * factor);
 }
 
 /* Adds the weighted values of keys `begin` to `end` - 1, of `rows` rows from r on and `width` vectors from d on. */
 INLINE void add_values(const Block *b, i64 begin, i64 end, i64 r, i64 d, i64 W, const int rows, const int width, const int kind) {
     const float *scores = b->scores_RJ + r * CHUNK;
-    float *out = b->out_RW + r * W + d;
+    float *out = b->part.out_RW + r * W + d;
     Lanes sum[4][8];
     for (int i = 0; i < rows; i++)
         for (int w = 0; w < width; w++) sum[i][w] = load(out + i * W + w * LANES);

@@ -43,11 +43,10 @@ INLINE i64 lasting_keys(const Attention *a, i64 position) {
     return lasting_before(a, page) * a->block_size + (lasts(a, page) ? begin % a->block_size : 0);
 }
 
-/* Lists the lasting pages that hold so many keys. */
-static void list_lasting(const Attention *a, Block *b, i64 keys) {
-    i64 pages = (keys + a->block_size - 1) / a->block_size, n = 0;
-    for (i64 page = 0; n < pages; page++)
-        if (lasts(a, page)) b->pages[n++] = page;
+/* Lists the lasting pages that hold keys `begin` to `end` - 1 of all lasting ones, each in its place. */
+static void list_lasting(const Attention *a, const Block *b, i64 begin, i64 end) {
+    for (i64 n = begin / a->block_size; n * a->block_size < end; n++)
+        b->lists_RP[n] = (int32_t)(n < a->sinks ? n : (multiples_before(a->sinks, a->stride) + n - a->sinks) * a->stride);
 }
 
 /* Returns whether a query reads fewer pages than there are. */
@@ -100,21 +99,27 @@ static uint32_t nth_greatest(const float *numbers, i64 count, i64 num, i64 *equa
     return found;
 }
 
-/* Lists the pages that a row reads, ascending, up to that of its position. Returns their number. */
-static i64 list_chosen(const Attention *a, const Block *b, const float *bounds, i64 position) {
+/* Returns how many keys are in the pages that a row reads, up to its position. */
+static i64 listed_keys(const Attention *a, i64 position) {
+    const i64 last = window_begin(a, position) / a->block_size, first = least_of(a->sinks, last);
+    const i64 left_out = last - first > a->quest ? last - first - a->quest : 0;
+    return position + 1 - left_out * a->block_size;
+}
+
+/* Lists the pages that a row reads, ascending, up to that of its position. */
+static void list_chosen(const Attention *a, int32_t *pages, const float *bounds, i64 position) {
     const i64 last = window_begin(a, position) / a->block_size, first = least_of(a->sinks, last);
     i64 n = 0, equal = 0;
-    for (i64 page = 0; page < first; page++) b->pages[n++] = page;
+    for (i64 page = 0; page < first; page++) pages[n++] = (int32_t)page;
     if (last - first > a->quest) {
         const uint32_t threshold = nth_greatest(bounds, last - first, a->quest, &equal);
         for (i64 page = first; page < last; page++) {
             uint32_t order = order_of(bounds[page - first]);
-            if (order > threshold || (order == threshold && equal-- > 0)) b->pages[n++] = page;
+            if (order > threshold || (order == threshold && equal-- > 0)) pages[n++] = (int32_t)page;
         }
     } else
-        for (i64 page = first; page < last; page++) b->pages[n++] = page;
-    for (i64 page = last; page <= position / a->block_size; page++) b->pages[n++] = page;
-    return n;
+        for (i64 page = first; page < last; page++) pages[n++] = (int32_t)page;
+    for (i64 page = last; page <= position / a->block_size; page++) pages[n++] = (int32_t)page;
 }
 
 #endif

@@ -15,11 +15,15 @@ MAX_PACKET_BYTES = 192 * 2**10
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """A request to read a model's tokens. Answered with Opened or Unreadable."""
+    """A request to read a model's tokens. Answered with Opened or Unreadable.
+
+    `template_file` decides which tokens only templates may write; empty: the model's own template.
+    """
 
     job: int
     path: str
     name: str
+    template_file: str
 
 
 class Judge(msgspec.Struct, frozen=True, tag=True):

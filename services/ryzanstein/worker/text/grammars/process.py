@@ -57,8 +57,10 @@ _MAX_VERDICTS = 1024
 _MAX_VERDICT_CHARS = 8 * 2**20
 _AT_ONCE = 2
 _MAX_MODELS = 8
-# Other ends, as by a machine that is short of memory or busy, may not come again: they are not remembered.
-_OWN_FAULT = frozenset({-signal.SIGPROF, -signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV})
+_TIME, _MEMORY = (Cause.TIME, "takes too long to compile"), (Cause.MEMORY, "takes too much memory to compile")
+# What a fork that ended without an answer says of its constraint: it used up its processor time, or its address space.
+# Other ends say nothing of it. A machine that is busy or short of memory ends forks too.
+_OWN_FAULT = {-signal.SIGPROF: _TIME, -signal.SIGXCPU: _TIME, -signal.SIGABRT: _MEMORY, -signal.SIGSEGV: _MEMORY}
 _decoder = msgspec.msgpack.Decoder(Answer)
 
 
@@ -186,7 +188,7 @@ class GrammarProcess:
         job, answer = next(self._jobs), loop.create_future()
         answer.add_done_callback(lambda answer: self._on_opened(job, known, answer))
         self._answers[job] = answer
-        self._post(Open(job, model.path, model.name))
+        self._post(Open(job, model.path, model.name, str(model.template_file or "")))
         return known
 
     def _on_opened(self, job: int, model: _Model, answer: asyncio.Future[tuple[Answer, int]]) -> None:
@@ -217,8 +219,7 @@ class GrammarProcess:
                 make = partial(Judge, path=model.path, constraint=constraint)
                 answer, _ = await self._ask(make, _PATIENCE * self._bounds.cpu_s)
                 known = self._verdict(constraint, answer)
-                if not isinstance(answer, Ended) or answer.code in _OWN_FAULT:
-                    model.verdicts.add(constraint, known)
+                model.verdicts.add(constraint, known)
                 return known
         finally:
             self._num_waiting -= 1
@@ -230,8 +231,11 @@ class GrammarProcess:
                 return Verdict(grammar_bytes)
             case Refused(_, cause, message):
                 return self._refused(constraint, Cause(cause), message)
+            case Ended(_, code) if code in _OWN_FAULT:
+                return self._refused(constraint, *_OWN_FAULT[code])
             case Ended(_, code):
-                return self._refused(constraint, *_meaning(code))
+                self._observer.refused(Cause.PROCESS)
+                raise errors.unavailable("NODE_NOT_READY", f"the node could not compile the constraint: {_others_fault(code)}")
         raise errors.unavailable("NODE_NOT_READY", "the grammar process gave an unexpected answer")
 
     def _refused(self, constraint: Constraint, cause: Cause, message: str) -> RyzansteinError:
@@ -345,13 +349,11 @@ def _content(answer: Answer, fd: int) -> bytes:
         os.close(fd)
 
 
-def _meaning(code: int) -> tuple[Cause, str]:
-    """Returns what the end of a fork without an answer says of its constraint."""
-    if code in (-signal.SIGPROF, -signal.SIGALRM, -signal.SIGXCPU):
-        return Cause.TIME, "takes too long to compile"
-    if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL):
-        return Cause.MEMORY, "takes too much memory to compile"
-    return Cause.PROCESS, f"cannot be compiled: the compiler {exit_text(code)}"
+def _others_fault(code: int) -> str:
+    """Returns why a fork ended that was within its own bounds."""
+    if code == -signal.SIGALRM:
+        return "the machine is too busy"
+    return "the machine is short of memory" if code == -signal.SIGKILL else f"the compiler {exit_text(code)}"
 
 
 def _look(future: asyncio.Future[bytes]) -> None:

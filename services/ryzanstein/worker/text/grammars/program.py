@@ -76,25 +76,26 @@ class Program:
 
     def _take(self, request: Request) -> None:
         match request:
-            case Open(job, path, name):
-                self._open(job, path, name)
+            case Open():
+                self._open(request)
             case Judge():
                 self._fork(request)
             case Close(path):
                 self._models.pop(path, None)
 
-    def _open(self, job: int, path: str, name: str) -> None:
+    def _open(self, asked: Open) -> None:
         try:
-            table = token_table(TextModel.load(path, name))
-            self._models[path] = table, table.tokenizer()
+            template_file = Path(asked.template_file) if asked.template_file else None
+            table = token_table(TextModel.load(asked.path, asked.name, template_file=template_file))
+            self._models[asked.path] = table, table.tokenizer()
         except Exception as error:  # whatever is wrong with the files; llguidance raises plain ones
-            self._say(Unreadable(job, f"{type(error).__name__}: {error}"[:512]))
+            self._say(Unreadable(asked.job, f"{type(error).__name__}: {error}"[:512]))
             return
         fd = os.memfd_create("tokens")
         try:
             with os.fdopen(os.dup(fd), "wb") as file:
                 file.write(table.encode())
-            socket.send_fds(self._agent, [packed(Opened(job))], [fd])
+            socket.send_fds(self._agent, [packed(Opened(asked.job))], [fd])
         finally:
             os.close(fd)
 

@@ -1,0 +1,69 @@
+"""Whether the nodes of a model compute the same tokens, and hold contexts of one length.
+
+Nodes with other weights, data types, compression or rules of sparse attention generate other tokens,
+so an answer that moves between them is not the undisturbed one. During a rolling change that is so
+for a while; afterwards it is a mistake that nothing else shows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import structlog
+
+from ryzanstein.cluster import Numerics
+from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.telemetry import LikenessMetrics
+
+log = structlog.get_logger(__name__)
+
+_MAX_SHOWN = 8
+
+
+class _HasNumerics(Protocol):
+    @property
+    def numerics(self) -> Numerics: ...
+
+
+_Node = TypeVar("_Node", bound=_HasNumerics)
+
+
+class Likeness:
+    """Shows, for each model, how many different kinds of nodes there are, in metrics and once in the log."""
+
+    def __init__(self, metrics: LikenessMetrics) -> None:
+        self._metrics = metrics
+        self._kinds: dict[str, int] = {}
+
+    def judge(self, links: Iterable[NodeLink]) -> None:
+        """Looks at the nodes that serve a model now."""
+        by_model: dict[str, list[NodeLink]] = defaultdict(list)
+        for link in links:
+            if link.connected and link.serves:
+                by_model[link.beat.model].append(link)
+        for model in self._kinds.keys() - by_model.keys():
+            self._metrics.forget(model)
+        self._kinds = {model: self._judged(model, nodes) for model, nodes in by_model.items()}
+
+    def _judged(self, model: str, nodes: Sequence[NodeLink]) -> int:
+        examples = kinds_of(nodes)
+        self._metrics.show(model, len(examples), len({link.beat.context_length for link in nodes}))
+        if len(examples) > max(1, self._kinds.get(model, 1)):
+            nodes_shown = {link.node_id: _shown(link.numerics) for link in examples[:_MAX_SHOWN]}
+            log.warning("nodes of a model compute other tokens", model=model, kinds=len(examples), nodes=nodes_shown)
+        return len(examples)
+
+
+def kinds_of(nodes: Sequence[_Node]) -> list[_Node]:
+    """Returns the first node of each kind. A node that does not say how it computes counts as every kind."""
+    examples: list[_Node] = []
+    for node in nodes:
+        if all(node.numerics.differs(other.numerics) for other in examples):
+            examples.append(node)
+    return examples
+
+
+def _shown(numerics: Numerics) -> str:
+    return f"{numerics.computed} digest={numerics.weights.hex()[:16] or 'unknown'}"
