@@ -51,7 +51,8 @@ def write_model(folder: Path) -> None:
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": SHAPE["hidden_size"], "pooling_mode_lasttoken": True}
+    modes = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    pooling = {"word_embedding_dimension": SHAPE["hidden_size"], **modes}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 

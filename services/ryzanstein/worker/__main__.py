@@ -96,9 +96,9 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
 
     Raises OSError or RyzansteinError when it cannot start.
     """
+    machine = machine or NodeMachine()
     if settings.kv_replication != "none":
         keep_freed_memory()
-    machine = machine or NodeMachine()
     telemetry = NodeTelemetry()
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)

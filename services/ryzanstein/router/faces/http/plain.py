@@ -1,7 +1,6 @@
 """The JSON of chunks, with less work for those that only say text.
 
-Most chunks of a stream differ in their text alone. Encoding the rest anew takes four times as long
-as the text, so it is encoded once for each choice.
+Most chunks of a stream differ in their text alone, so the rest is encoded once for each choice.
 """
 
 from __future__ import annotations

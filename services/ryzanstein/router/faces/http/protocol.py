@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ryzanstein.router.faces.http.connections import Connections
@@ -96,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # header fields are counted in `_count_head`.
         self._pending_bytes = -self._read_bytes
         super().on_message_begin()
-        tell_flow(self.scope, self.flow)
+        tell_flow(cast(Scope, self.scope), self.flow)
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
