@@ -10,7 +10,7 @@ JOBS ?= auto
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py tests/hostile/test_sockets.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py tests/worker/model/kernels/test_aarch64.py \
-    tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser
+    tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py
 # Duration of the simulations in `make test-lab`.
 MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
@@ -42,6 +42,7 @@ coverage: setup ## Run the tests with line coverage, of the services' processes 
 test-lab: parts setup ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
 	bash .ci/parts emulation
 	PYTHON=$(PYTHON) bash .ci/parts judges
+	PYTHON=$(PYTHON) bash .ci/parts lm-eval
 	bash .ci/parts browser
 	@code=0; \
 	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \

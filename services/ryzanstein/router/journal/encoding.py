@@ -42,6 +42,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
         submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
     )
     journalled.detached, journalled.kept = request.detached, request.kept
+    journalled.tenant_named, journalled.never_cut = request.tenant_named, request.never_cut
     journalled.created, journalled.shown_as = request.created, request.shown_as
     journalled.features.extend(sorted(request.features))
     if request.key is not None:
@@ -83,6 +84,8 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
         created=journalled.created,
         shown_as=journalled.shown_as,
         kept=journalled.kept,
+        tenant_named=journalled.tenant_named,
+        never_cut=journalled.never_cut,
     )
     if journalled.key:
         request = replace(request, key=RequestKey(journalled.key, journalled.key_body))
