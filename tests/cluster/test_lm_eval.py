@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, unchanged, against the HTTP face. `bash .ci/parts lm-eval` installs it, in an environment of its own."""
+"""lm-evaluation-harness, unchanged, against the HTTP face. `bash .ci/parts lm-eval` installs it, apart from ours."""
 
 from __future__ import annotations
 
