@@ -90,7 +90,7 @@ class ScriptedNode(WorkerServiceServicer):
     swallow: Callable[[worker.Submit], bool] = lambda submit: False
     """Which submits are never beats of again, while the node works for the others."""
     prepares: set[int] | None = None
-    """If not None, attempts join it instead of being accepted, and beats say so; whoever leaves it goes on."""
+    """Handles that beats report as `preparing` and that are not accepted until removed. None: no attempt waits."""
     waiting: int = 0
     """Sequences that wait, as its beats say."""
     freeze_at: int | None = None

@@ -15,7 +15,7 @@ from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
 class Judge:
-    """Reads tables when it is told to."""
+    """Reads a vocabulary when the test releases it."""
 
     able = True
 

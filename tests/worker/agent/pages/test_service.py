@@ -84,7 +84,7 @@ async def test_what_is_missing_is_offered_sent_and_fetched(node, chain, scope, c
 
 @pytest.fixture
 def arrived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How many pages each message brought that nodes were sent, or that it was a piece."""
+    """The number of pages in each message that a node received, or that the message was a piece of a page."""
     seen: list[str] = []
     real = _Arriving.add
 
