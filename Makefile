@@ -55,9 +55,9 @@ parts: ## Install the programs that tests and benchmarks use: Redis, nginx, hapr
 up: setup ## Run a local cluster until Ctrl-C: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-chaos: parts setup ## Inject every fault 30 times (an hour and a half at most) and write docs/failure-budget.md
+chaos: parts setup ## Inject faults for an hour, each up to 30 times, and write docs/failure-budget.md; continues after a stop
 	mkdir -p build
-	$(BIN)/ryzanstein bench failover --runs 30 --json build/failover.json --report docs/failure-budget.md
+	$(BIN)/ryzanstein bench failover --runs 30 --minutes 60 --progress build/failover.jsonl --json build/failover.json --report docs/failure-budget.md
 
 bench: setup ## Run the benchmark suite; writes benchmarks/results/<host>.json, or RESULT=FILE
 	$(BIN)/ryzanstein bench suite --json $(RESULT)

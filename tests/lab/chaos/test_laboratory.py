@@ -108,3 +108,27 @@ def test_wrong_arguments_are_named() -> None:
     done = subprocess.run(failover("--only", "sigkil"), capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "no such fault: sigkil" in done.stderr.replace("\n", " ")
+
+
+def test_an_interrupted_campaign_continues_where_it_was(
+    network: HostNetwork, part: Callable[[str], str], tmp_path: Path
+) -> None:
+    result, progress = tmp_path / "x.json", tmp_path / "x.jsonl"
+    command = failover(
+        "--runs", "3", "--only", "client_gone_and_back,tcp_reset", "--json", str(result), "--progress", str(progress)
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        any(line.startswith("client_gone_and_back 2") for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
+    assert not result.exists()
+    kept = len(progress.read_text().splitlines()) - 1
+    assert kept >= 3
+    done = subprocess.run([*command, "--minutes", "1"], capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode in (0, 1), done.stderr
+    assert f"continuing after {kept} runs" in done.stderr
+    assert "client_gone_and_back 2:" not in done.stderr
+    assert [entry["runs"] for entry in entries(result)] == [3, 3]
+    assert not progress.exists()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import signal
 import sys
-import time
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,9 @@ import typer
 from ryzanstein.lab.chaos.campaign import Campaign, Order, Results
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, chosen
 from ryzanstein.lab.chaos.document import CampaignFacts as Made
-from ryzanstein.lab.chaos.document import document
+from ryzanstein.lab.chaos.document import cpu, document
 from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError
+from ryzanstein.lab.chaos.progress import Conditions, ForeignProgressError, Progress
 from ryzanstein.lab.chaos.report import page
 
 CLIENTS = 3
@@ -33,10 +35,18 @@ def failover(
     *,
     json_path: Annotated[str, typer.Option("--json", help="File for the figures; - is standard output.")] = "-",
     runs: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each fault.")] = 30,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=1, max=10_000, help="Start no further run after this time. Every fault is tried once in any case."),
+    ] = None,
     only: Annotated[str, typer.Option(help="Names of the faults to run, separated by commas.")] = "",
     report: Annotated[Path | None, typer.Option(dir_okay=False, help="File for the Markdown report.")] = None,
     seed: Annotated[str, typer.Option(help="The same seed gives the same schedule.")] = "ryzanstein",
     clients: Annotated[int, typer.Option(min=2, max=64, help="Number of concurrent clients.")] = CLIENTS,
+    progress_path: Annotated[
+        Path | None,
+        typer.Option("--progress", dir_okay=False, help="File of finished runs, to continue from after an interruption."),
+    ] = None,
     keep: Annotated[Path | None, typer.Option(file_okay=False, help="Directory for the services' logs.")] = None,
     list_faults: Annotated[bool, typer.Option("--list", help="List the faults.")] = False,
 ) -> None:
@@ -49,8 +59,15 @@ def failover(
         faults = chosen([name for name in only.split(",") if name])
     except UnknownFaultError as unknown:
         raise typer.BadParameter(str(unknown), param_hint="--only") from None
-    order = Order(faults, runs, clients, seed, keep)
-    results, made = _run(order)
+    order = Order(faults, runs, clients, seed, keep, None if minutes is None else 60 * minutes)
+    try:
+        progress = Progress(progress_path, Conditions(version("ryzanstein"), cpu(), os.cpu_count() or 0, seed, clients))
+    except ForeignProgressError as foreign:
+        raise typer.BadParameter(str(foreign), param_hint="--progress") from None
+    if progress.runs:
+        _tell(f"continuing after {len(progress.runs)} runs")
+    results = _run(order, progress)
+    made = Made(_command(), seed, runs, clients, progress.took_s, results.not_run)
     text = json.dumps(document(results.rows, made), indent=1)
     if json_path == "-":
         print(text)
@@ -58,19 +75,18 @@ def failover(
         Path(json_path).write_text(text + "\n")
     if report is not None:
         report.write_text(page(results.rows, made))
+    progress.finish()
     raise typer.Exit(_verdict(results))
 
 
-def _run(order: Order) -> tuple[Results, Made]:
-    began = time.monotonic()
+def _run(order: Order, progress: Progress) -> Results:
     with ExitStack() as stack:
         try:
             network = stack.enter_context(HostNetwork())
         except NetworkImpossibleError as impossible:
             network = None
             _tell(f"NO NETWORK NAMESPACES, faults of the network are NOT RUN: {impossible}")
-        results = asyncio.run(_interruptible(Campaign(order, _tell, network)))
-    return results, Made(_command(), order.seed, order.runs, order.clients, time.monotonic() - began, results.not_run)
+        return asyncio.run(_interruptible(Campaign(order, _tell, network, progress)))
 
 
 def _verdict(results: Results) -> int:
@@ -86,10 +102,11 @@ def _verdict(results: Results) -> int:
 
 
 async def _interruptible(campaign: Campaign) -> Results:
-    """Runs the campaign. SIGTERM acts like Ctrl-C: everything that was started ends first."""
+    """Runs the campaign. SIGTERM and SIGINT end everything that was started first."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     return await campaign.run()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,10 @@ from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.layouts import ClusterLayout
 from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError
 from ryzanstein.lab.chaos.observation import Observation
+from ryzanstein.lab.chaos.progress import FinishedRun, Progress
 from ryzanstein.lab.chaos.series import Series
 from ryzanstein.lab.chaos.stage import LaboratoryError, Stage, staged
+from ryzanstein.lab.chaos.timetable import Timetable
 from ryzanstein.lab.chaos.trial import Trials
 
 _MAX_REBUILDS = 3
@@ -37,7 +40,8 @@ class Results:
 class Order:
     """What to try: the faults, the runs of each, and the clients.
 
-    `keep`: a directory for the services' logs.
+    `keep`: a directory for the services' logs. `seconds`: no run begins later, except the first of
+    each fault; None: no limit.
     """
 
     faults: Sequence[Fault]
@@ -45,6 +49,7 @@ class Order:
     clients: int
     seed: str
     keep: Path | None = None
+    seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -52,14 +57,16 @@ class Campaign:
     """All runs of an order. `run` it once.
 
     `tell` is called with one line of progress at a time. `network` None: everything is on
-    127.0.0.1.
+    127.0.0.1. Runs that `progress` has are not repeated.
     """
 
     order: Order
     tell: Tell
     network: HostNetwork | None
+    progress: Progress
     results: Results = field(default_factory=Results)
     _seen: dict[str, list[Observation]] = field(default_factory=dict)
+    _noted_at: float = 0.0
 
     async def run(self) -> Results:
         """Runs all faults and returns the results.
@@ -67,11 +74,18 @@ class Campaign:
         Runs that failed because of the laboratory itself are retried on a new cluster a few times,
         while that helps.
         """
-        for layout, faults in by_layout(self.order.faults):
-            possible = [fault for fault in faults if self._possible(fault)]
+        for finished in self.progress.runs:
+            self._seen.setdefault(finished.observation.fault, []).append(finished.observation)
+        self._noted_at = time.monotonic()
+        timetable = Timetable(self.order.seconds)
+        layouts = [
+            (layout, [fault for fault in faults if self._possible(fault)]) for layout, faults in by_layout(self.order.faults)
+        ]
+        for i, (layout, faults) in enumerate(layouts):
+            timetable.begin(len(self._left(faults)), sum(len(self._left(later)) for _, later in layouts[i:]))
             for _ in range(_MAX_REBUILDS):
-                left = self._left(possible)
-                if not left or await self._on_a_stage(layout, possible) or left == self._left(possible):
+                left = self._due(faults, timetable)
+                if not left or await self._on_a_stage(layout, faults, timetable) or left == self._due(faults, timetable):
                     break
         for fault in self.order.faults:
             if seen := self._seen.get(fault.name):
@@ -87,23 +101,29 @@ class Campaign:
         return True
 
     def _left(self, faults: Sequence[Fault]) -> list[tuple[Fault, int]]:
-        """Returns the runs that are still to be tried."""
-        return [
-            (fault, run) for fault in faults for run in range(len(self._seen.get(fault.name, ())), fault.runs(self.order.runs))
-        ]
+        """Returns the runs that are still to be tried: the first of every fault, then the second of every fault, ..."""
+        runs = ((fault, run) for fault in faults for run in range(self._num_seen(fault), fault.runs(self.order.runs)))
+        return sorted(runs, key=lambda each: each[1])
 
-    async def _on_a_stage(self, layout: ClusterLayout, faults: Sequence[Fault]) -> bool:
-        """Tries the faults on a new stage. Returns whether every run happened."""
+    def _due(self, faults: Sequence[Fault], timetable: Timetable) -> list[tuple[Fault, int]]:
+        """Returns those of the runs left that there is time for. Every fault is tried once in any case."""
+        return [(fault, run) for fault, run in self._left(faults) if run == 0 or not timetable.is_over]
+
+    def _num_seen(self, fault: Fault) -> int:
+        return len(self._seen.get(fault.name, ()))
+
+    async def _on_a_stage(self, layout: ClusterLayout, faults: Sequence[Fault], timetable: Timetable) -> bool:
+        """Tries the faults on a new stage. Returns whether every run happened that there was time for."""
         self.tell(f"{layout.name}: starting {layout}")
         try:
             async with staged(layout, self.network, self.order.clients, f"{self.order.seed}-{layout.name}") as stage:
                 try:
-                    await self._try_all(stage, faults)
+                    await self._try_all(stage, faults, timetable)
                 finally:
                     self._keep_logs(stage)
         except (ServiceFailedError, NetworkImpossibleError, LaboratoryError) as failure:
             self.tell(f"{layout.name}: {failure}")
-            for fault, _ in self._left(faults):
+            for fault, _ in self._due(faults, timetable):
                 self.results.not_run[fault.name] = str(failure).splitlines()[0]
             return False
         return True
@@ -116,21 +136,19 @@ class Campaign:
         for service in stage.cluster.services.values():
             shutil.copy(service.log_path, directory)
 
-    async def _try_all(self, stage: Stage, faults: Sequence[Fault]) -> None:
+    async def _try_all(self, stage: Stage, faults: Sequence[Fault], timetable: Timetable) -> None:
         trials = Trials(stage, self.order.seed)
         calm = await trials.calm()
         self.tell(f"{stage.layout.name}: {calm.streams} answers without a fault, {calm.tokens} tokens, all correct")
-        if stage.layout.step_s:
-            await self._try_in_series(Series(stage, self.order.seed, trials.usual), faults)
-            return
-        for fault, run in self._left(faults):
-            self._note(fault, await trials.run(fault, run))
-
-    async def _try_in_series(self, series: Series, faults: Sequence[Fault]) -> None:
-        """Tries long answers: all faults of a run strike the same ones."""
-        for run in sorted({run for _, run in self._left(faults)}):
-            left = [fault for fault, each in self._left(faults) if each == run]
-            for fault, seen in zip(left, await series.run(left, run), strict=True):
+        series = Series(stage, self.order.seed, trials.usual)
+        while due := self._due(faults, timetable):
+            fault, run = due[0]
+            if not stage.layout.step_s:
+                self._note(fault, await trials.run(fault, run))
+                continue
+            # Long answers: all faults of a run strike the same ones.
+            struck = [fault for fault, each in due if each == run]
+            for fault, seen in zip(struck, await series.run(struck, run), strict=True):
                 self._note(fault, seen)
 
     def _note(self, fault: Fault, seen: Observation) -> None:
@@ -139,6 +157,9 @@ class Campaign:
         Raises LaboratoryError if the cluster did not recover: the next run would mean nothing.
         """
         self._seen.setdefault(fault.name, []).append(seen)
+        now = time.monotonic()
+        self.progress.add(FinishedRun(now - self._noted_at, seen))
+        self._noted_at = now
         self.tell(_line(fault, seen))
         if seen.whole_s is None:
             raise LaboratoryError(f"{fault.name}: the cluster did not recover")

@@ -37,7 +37,7 @@ def document(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> dict[str, An
 def machine() -> dict[str, Any]:
     """Returns the machine that the figures were measured on."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()}",
@@ -46,7 +46,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Returns the name of the processor."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return names[0] if names else platform.machine()

@@ -37,7 +37,7 @@ The measured effect of each fault on the clients. This page is generated, do not
     {campaign.command}
 
 {about["cores"]} cores ({about["cpu"]}), {about["memory_bytes"] / 2**30:.0f} GiB, {about["system"]}, Python {about["python"]},
-{about["date"]}; {campaign.runs} runs per fault, seed `{campaign.seed}`, {campaign.took_s / 60:.0f} minutes in total.
+{about["date"]}; up to {campaign.runs} runs per fault, seed `{campaign.seed}`, {campaign.took_s / 60:.0f} minutes in total.
 Everything runs on this one machine, including the clients.
 
 The services are real processes, each on a separate host (a network namespace behind a bridge). {campaign.clients} clients
