@@ -27,6 +27,7 @@ PART = 32
 MAX_RUNNING = 16_384
 """Inputs of all requests of a router at once."""
 _AT_ONCE = 8  # parts of one request
+_PROBE_S = 0.25  # a breaker that becomes half-open is no event
 _ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
 _INPUT = re.compile(r"input\[([0-9]{1,4})\]")
 
@@ -96,10 +97,20 @@ class Embedder:
                 failed[link.node_id] = error
 
     async def _asked(self, link: NodeLink, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
-        node_id = link.node_id
+        node_id, breaker = link.node_id, self._links.breaker(link.node_id)
         self._sent[node_id] += len(inputs)
+        if breaker is not None:
+            breaker.sent()
         try:
-            return await embed(link, request, inputs)
+            embedded = await embed(link, request, inputs)
+        except BaseException:
+            if breaker is not None:
+                breaker.withdrawn()
+            raise
+        else:
+            if breaker is not None:
+                breaker.worked()
+            return embedded
         finally:
             self._sent[node_id] -= len(inputs)
             if not self._sent[node_id]:
@@ -121,7 +132,7 @@ class Embedder:
             left_s = min(left_s, request.deadline - clock.unix_s())
             if left_s <= 0:
                 raise errors.deadline_exceeded()
-        await self._links.changed(left_s)
+        await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)
         failed.clear()
 
 

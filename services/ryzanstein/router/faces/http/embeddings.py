@@ -11,6 +11,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -75,12 +76,12 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
     async def embeddings(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
-        embedded = await while_connected(http.receive, core.embed(asked))
-        model, as_base64 = asked.model or core.model_of(""), body.encoding_format == "base64"
+        asked = replace(asked, model=asked.model or core.model_of(""))  # which may be another one when the vectors are there
+        embedded, as_base64 = await while_connected(http.receive, core.embed(asked)), body.encoding_format == "base64"
         if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
-            content = _written(embedded, model, as_base64)
+            content = _written(embedded, asked.model, as_base64)
         else:
-            content = await asyncio.to_thread(_written, embedded, model, as_base64)
+            content = await asyncio.to_thread(_written, embedded, asked.model, as_base64)
         return Response(content, media_type="application/json")
 
 
