@@ -281,8 +281,8 @@ def exact_numbers(seed: int, *shape: int) -> Tensor:
     return torch.from_numpy((dice.sum(0) / 1024).astype(np.float32))
 
 
-# Of the level that every x86-64 CPU has on which the tests run, by the revision of the kernels. When this fails because a kernel
-# computes other bits, raise REVISION and put here what was found.
+# Of the level that every x86-64 CPU has on which the tests run, by the revision of the kernels. When this fails because a
+# kernel computes other bits, raise REVISION and put here what was found.
 DIGESTS = {2: ""}
 
 
