@@ -26,7 +26,9 @@ from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.attention import AttentionBatch, Paged, Segment, Span, Staged
 from ryzanstein.worker.model.cold_layout import ColdLayout
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys, SparseKeys
+from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys, SparseKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kv_cache import bound_blocks
 from ryzanstein.worker.model.staging import StagedSequence, Staging
 from ryzanstein.worker.model.zones import Zones
@@ -45,7 +47,7 @@ Integers = npt.NDArray[np.int64]
 class Sealing:
     """Hot pages that are full, and the blocks into which a group's layers compress them."""
 
-    kernels: NativeKernels
+    kernels: AttentionFunctions
     layout: ColdLayout
     hot_M: Tensor
     cold_M: Tensor
@@ -229,7 +231,7 @@ class InputBuilder:
         sequence_M, page_M = fed.sequence_T[full_T], fed.position_T[full_T] // self.block_size
         hot_M = keys.table_SB[sequence_M, page_M - origin_S[sequence_M] // self.block_size]
         cold_M = cold_SB[sequence_M, page_M - cold_first_S[sequence_M]]
-        sealing = Sealing(self.kernels, layout, self._tensor(hot_M), self._tensor(cold_M)) if len(hot_M) else None
+        sealing = Sealing(self.kernels.attention, layout, self._tensor(hot_M), self._tensor(cold_M)) if len(hot_M) else None
         return GroupInputs(self._tensor(slots_T), [self._paged(keys, self.kernels, zone)], sealing)
 
     def _keys(self, table_SB: Integers, origin_S: Integers, window: int | None, fed: _Fed) -> _Keys:
@@ -270,7 +272,7 @@ class InputBuilder:
         bias_HP = None if self.bias is None else self.bias.up_to(int(length_S.max()))
         numbers = (self.block_size, keys.window, bias_HP)
         found_keys = PagedKeys(rows_S, num_new_S, tables_SB, lengths_S, *numbers, first_S=first_S, cold=cold, sparse=sparse)
-        return Paged(kernels, found_keys)
+        return Paged(kernels.attention, found_keys)
 
     def _staging_for(self, keys: _Keys, single_S: npt.NDArray[np.bool_]) -> Staging | None:
         """Returns the staging area if there is one and the step's single tokens can use it."""

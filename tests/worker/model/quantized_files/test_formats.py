@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.loading import open_model, slice_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -126,8 +127,8 @@ def test_matrices_stay_in_blocks_where_these_have_their_numbers(
             (blocks.rows(40, 70), expected[40:110]),
             (blocks.columns(first, count), expected[:, first:]),
         ):
-            memory = torch.zeros(packed_bytes(kernels, found.shape, found.kind), dtype=torch.uint8)
-            assert torch.equal(pack(kernels, [found], len(numbers), memory).lookup(torch.arange(len(numbers))), numbers)
+            memory = torch.zeros(packed_bytes(kernels.blocks, found.shape, found.kind), dtype=torch.uint8)
+            assert torch.equal(pack(kernels.blocks, [found], len(numbers), memory).lookup(torch.arange(len(numbers))), numbers)
         assert blocks.columns(16, 64) is None
     files.close()
 
