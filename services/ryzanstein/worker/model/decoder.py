@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding

@@ -20,7 +20,7 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, ColdLayout, sees_cold
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.inputs import Bounding, GroupInputs, Sealing, StepInputs
+from ryzanstein.worker.model.inputs.step import Bounding, GroupInputs, Sealing, StepInputs
 from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys, SparseKeys
 from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
