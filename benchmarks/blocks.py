@@ -18,23 +18,24 @@ from rich.table import Table
 from torch import Tensor
 
 from ryzanstein.worker.model.kernels.build import library
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.model.kernels.native import NativeKernels
 
 Product = Callable[[Tensor], Tensor]
 
 
 def blocks(native: NativeKernels, shape: tuple[int, int], kind: int) -> Product:
-    packed = torch.randint(0, 100, (native.blocks_packed_bytes(*shape, kind),), dtype=torch.uint8)
-    return lambda x_TI: native.blocks_product(x_TI, packed, None, shape[0], kind)
+    packed = torch.randint(0, 100, (native.blocks.packed_bytes(*shape, kind),), dtype=torch.uint8)
+    return lambda x_TI: native.blocks.product(x_TI, packed, None, shape[0], kind)
 
 
 def products(native: NativeKernels, shape: tuple[int, int], types: list[str]) -> dict[str, Product]:
     """By name."""
-    levels, scale_O = native.int8_pack(torch.randint(-127, 128, shape, dtype=torch.int8)), torch.ones(shape[0])
-    floats = native.float_pack(torch.randn(shape), torch.float32)
+    levels, scale_O = native.int8.pack(torch.randint(-127, 128, shape, dtype=torch.int8)), torch.ones(shape[0])
+    floats = native.floats.pack(torch.randn(shape), torch.float32)
     return {
-        "int8": lambda x_TI: native.int8_product(x_TI, levels, scale_O, 1),
-        "float32": lambda x_TI: native.float_product(x_TI, floats, None, shape[0]),
+        "int8": lambda x_TI: native.int8.product(x_TI, levels, scale_O, 1),
+        "float32": lambda x_TI: native.floats.product(x_TI, floats, None, shape[0]),
     } | {name: blocks(native, shape, BLOCKS[name]) for name in types}
 
 

@@ -60,7 +60,7 @@ def measure(title: str, kernels: NativeKernels | None, arguments: argparse.Names
     for name, cut in CUTS.items():
         sampling = SamplingParams(**cut)
         draws_R = [Draw.of(row, sampling, arguments.vocab, 0.4) for row in range(arguments.rows)]
-        draw = drawn if kernels is None else kernels.draw
+        draw = drawn if kernels is None else kernels.sampling.draw
         calls = [partial(draw, logits_SV, draws_R) for logits_SV in logits.values()]
         table.add_row(name, *(f"{median_ms(call, arguments.rounds, clock) / arguments.rows:.2f}" for call in calls))
     return table

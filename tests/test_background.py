@@ -122,8 +122,13 @@ async def test_the_end_of_a_task_that_matters_is_the_processs(background: Backgr
 
 
 async def test_a_process_that_is_asked_to_end_does(background: Background) -> None:
-    background.supervise("job", Script().run, STOP)
-    await asyncio.wait_for(background.until(asyncio.sleep(0)), 10)
+    script, asked = Script(), asyncio.Event()
+    background.supervise("job", script.run, STOP)
+    ending = asyncio.create_task(background.until(asked.wait()))  # type: ignore[arg-type]
+    await asyncio.wait_for(script.goes_on.wait(), 10)
+    assert not ending.done()
+    asked.set()
+    await asyncio.wait_for(ending, 10)
 
 
 async def test_what_fails_when_a_process_is_asked_to_end_is_not_hidden(background: Background) -> None:

@@ -136,7 +136,7 @@ from ryzanstein.worker.model.options import RunnerOptions
 before = openmp.loaded_openmp()
 opened = opening.open_kernels(RunnerOptions(kernels="native"))
 weight = torch.ones(512, 512)
-product = opened.native.float_product(weight, opened.native.float_pack(weight, torch.float32), None, 512)
+product = opened.native.floats.product(weight, opened.native.floats.pack(weight, torch.float32), None, 512)
 assert product.eq(512).all()
 assert openmp.loaded_openmp() == before
 print(opening.__file__, opened.library, sep="\\n")

@@ -26,14 +26,14 @@ def prefilled(harness: Any, node_id: str) -> float:
 
 
 def test_the_backup_continues_from_pages_and_computes_almost_nothing(stormy: Any) -> None:
-    continues_almost_at_once(stormy, num_nodes=3)
+    assert_continues_almost_at_once(stormy, num_nodes=3)
 
 
 def test_compressed_pages_are_replicated_too(compressed: Any) -> None:
-    continues_almost_at_once(compressed, num_nodes=2)
+    assert_continues_almost_at_once(compressed, num_nodes=2)
 
 
-def continues_almost_at_once(harness: Any, num_nodes: int) -> None:
+def assert_continues_almost_at_once(harness: Any, num_nodes: int) -> None:
     """Kills the node that answers. The answer is as without a fault, and its prompt is not computed again."""
     calm = harness.client.chat(LONG, session_id="calm", max_tokens=200, seed=5, temperature=0.7, ignore_eos=True)
     before: dict[str, float] = {}

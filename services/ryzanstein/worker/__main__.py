@@ -52,7 +52,8 @@ from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess
-from ryzanstein.worker.text.templates.process import TemplateBounds, TemplateProcess
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
 
 log = structlog.get_logger(__name__)
@@ -86,7 +87,7 @@ class NodeMachine:
     """
 
     new_metrics: NewMetricsPort = MetricsServer
-    new_templates: Callable[[TemplateBounds, Callable[[RenderLimit], None]], RunningRenderer] = TemplateProcess
+    new_templates: Callable[[ProgramBounds, Callable[[RenderLimit], None]], RunningRenderer] = TemplateProcess
     new_ranks: Callable[[], RankSource] = RankServers
     on_agent: Callable[[str, NodeAgent], None] = lambda model, agent: None
 

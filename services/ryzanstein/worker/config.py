@@ -19,8 +19,7 @@ from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.slowness import SlowBounds
 from ryzanstein.worker.ranks.watchdog import StallBounds
 from ryzanstein.worker.sparse import parse_sparse_attention
-from ryzanstein.worker.text.grammars.process import GrammarBounds
-from ryzanstein.worker.text.templates.process import TemplateBounds
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
 
 MAX_FURTHER_MODELS = 31
 MAX_PATH_CHARS = 1024
@@ -292,11 +291,11 @@ class WorkerSettings(ServiceSettings):
             self.idle_check_s,
         )
 
-    def grammar_bounds(self) -> GrammarBounds:
-        return GrammarBounds(self.grammar_cpu_s, self.grammar_memory_bytes, self.grammar_waiting)
+    def grammar_bounds(self) -> ProgramBounds:
+        return ProgramBounds(self.grammar_cpu_s, self.grammar_memory_bytes, self.grammar_waiting)
 
-    def template_bounds(self) -> TemplateBounds:
-        return TemplateBounds(self.template_cpu_s, self.template_memory_bytes, self.template_waiting)
+    def template_bounds(self) -> ProgramBounds:
+        return ProgramBounds(self.template_cpu_s, self.template_memory_bytes, self.template_waiting)
 
     def recovery(self) -> RecoveryPolicy:
         return RecoveryPolicy(

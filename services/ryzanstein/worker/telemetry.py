@@ -20,7 +20,7 @@ from ryzanstein.worker.engines.messages import RankReady
 from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.page_metrics import PageMetrics
 from ryzanstein.worker.quantization import KV_COMPRESSIONS
-from ryzanstein.worker.text.grammars.process import GrammarObserver
+from ryzanstein.worker.text.grammars.verdicts import GrammarObserver
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)

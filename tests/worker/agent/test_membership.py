@@ -107,8 +107,9 @@ async def test_a_beat_that_cannot_be_made_does_not_end_the_membership(orchestrat
         while not member.telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     monkeypatch.undo()
-    while (await orchestrator.next_beat()).lease_id == "lease-1":
+    while (beat := await orchestrator.next_beat()).lease_id == "lease-1":
         pass
+    assert beat.beat.load.running == 3, "it registered again and reports as before"
 
 
 async def test_leaving_gives_the_lease_back(orchestrator, member):

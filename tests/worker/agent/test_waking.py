@@ -124,7 +124,10 @@ async def test_attempts_that_waited_are_answered_when_the_model_is_loaded(sleepi
 
 async def test_a_handle_that_waits_is_in_use(sleeping: SleepingNode) -> None:
     sleeping.ranks.fail_next_start(StartFault(extra_s=3600))
-    await sleeping.send(submit(1), submit(1))
+    await sleeping.send(submit(1))
+    await until(lambda: sleeping.waiting == {1})
+    assert not sleeping.link.closed
+    await sleeping.send(submit(1))
     await until(lambda: sleeping.link.closed)
 
 

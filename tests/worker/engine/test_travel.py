@@ -28,21 +28,33 @@ def moved(source, target, keys):
     return target.engine.import_pages(1, [keys[place] for place in places], b"")
 
 
+def reported(source, message):
+    """Answers a message. Returns the names of pages in the order in which they are reported as full."""
+    source.engine.submit(message)
+    names = []
+    while source.engine.has_work:
+        names += [name for _, own in source.step().sealed for name in own]
+    return names
+
+
+def assert_continues(target, message, expected, num_known):
+    """The answer goes on as it would have, and only what follows the `num_known` first tokens is computed."""
+    (generated,) = message.generated
+    target.engine.submit(message)
+    target.drain()
+    assert target.tokens[message.group, 0] == expected[len(generated) :]
+    assert target.engine.stats().prefill_tokens == len(message.prompt_ids) + len(generated) - num_known
+
+
 def test_an_engine_continues_from_pages_of_another_and_computes_only_the_rest(run, group, answer) -> None:
     one, two = engine(run), engine(run)
     prompt = [(5 * i) % 90 for i in range(42)]
-    one.engine.submit(group(1, prompt, max_tokens=8, reports_pages=True))
-    sealed = []
-    while one.engine.has_work:
-        sealed += [key for _, keys in one.step().sealed for key in keys]
+    sealed = reported(one, group(1, prompt, max_tokens=8, reports_pages=True))
     whole = prompt + one.tokens[1, 0]
     assert sealed == keys_of(whole[:-1]), "each full page is reported once, in order"
     assert len(moved(one, two, sealed)) == len(sealed)
     failed_over = group(7, prompt, max_tokens=12, generated=[one.tokens[1, 0]])
-    two.engine.submit(failed_over)
-    two.drain()
-    assert two.tokens[7, 0] == answer(failed_over, 0)[0][8:]
-    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(sealed)
+    assert_continues(two, failed_over, answer(failed_over, 0)[0], SIZE * len(sealed))
 
 
 def test_pages_found_in_the_cache_are_reported_too(run, group) -> None:
@@ -134,20 +146,14 @@ def test_groups_with_a_window_send_what_a_sequence_resumes_with_and_the_others_e
     given = {"num_blocks": 400, "windows": windows, "token_budget": 32}
     one, two = engine(run, **given), engine(run, **given)
     prompt = [(5 * i) % 90 for i in range(200)]
-    one.engine.submit(group(1, prompt, max_tokens=12, reports_pages=True))
-    sealed = []
-    while one.engine.has_work:
-        sealed += [name for _, names in one.step().sealed for name in names]
+    sealed = reported(one, group(1, prompt, max_tokens=12, reports_pages=True))
     whole = prompt + one.tokens[1, 0]
     chain = chain_keys(whole[:-1], SIZE)
     assert [name[:-1] for name in sealed if name[-1] == 0] == chain
     assert 0 < sum(name[-1] for name in sealed) < 12, "the window at the prompt's end, and the answer"
     moved(one, two, sealed)
     failed_over = group(7, prompt, max_tokens=20, generated=[one.tokens[1, 0]])
-    two.engine.submit(failed_over)
-    two.drain()
-    assert two.tokens[7, 0] == answer(failed_over, 0)[0][12:]
-    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(chain)
+    assert_continues(two, failed_over, answer(failed_over, 0)[0], SIZE * len(chain))
 
 
 def test_pages_that_arrive_lie_next_to_what_is_before_them() -> None:
@@ -220,10 +226,7 @@ def test_compressed_pages_go_on_elsewhere_with_their_hot_pages(run, group, answe
     given = {"num_blocks": 200, "token_budget": 32, "hot_tokens": hot_tokens, "hot_pages": 100}
     one, two = engine(run, **given), engine(run, **given)
     prompt = [(5 * i) % 90 for i in range(120)]
-    one.engine.submit(group(1, prompt, max_tokens=14, reports_pages=True))
-    sealed = []
-    while one.engine.has_work:
-        sealed += [name for _, names in one.step().sealed for name in names]
+    sealed = reported(one, group(1, prompt, max_tokens=14, reports_pages=True))
     whole = prompt + one.tokens[1, 0]
     chain = chain_keys(whole[:-1], SIZE)
     assert [name[:-1] for name in sealed if name[-1] == 0] == chain
@@ -236,10 +239,7 @@ def test_compressed_pages_go_on_elsewhere_with_their_hot_pages(run, group, answe
         two.engine.import_pages(1, [name], parent)
         parent = name
     failed_over = group(7, prompt, max_tokens=24, generated=[one.tokens[1, 0]])
-    two.engine.submit(failed_over)
-    two.drain()
-    assert two.tokens[7, 0] == answer(failed_over, 0)[0][14:]
-    assert two.engine.stats().prefill_tokens == len(whole) - SIZE * len(chain)
+    assert_continues(two, failed_over, answer(failed_over, 0)[0], SIZE * len(chain))
 
 
 def test_hot_pages_that_newer_ones_superseded_make_way_first() -> None:
@@ -259,10 +259,7 @@ def test_pages_that_last_travel_with_the_last_ones_of_a_window(run, group, answe
     sparse = {"windows": (None, 8), "lasting": (None, Lasting(4, 3))}
     one, two = engine(run, num_blocks=80, **sparse), engine(run, num_blocks=80, **sparse)
     prompt = [(5 * i) % 90 for i in range(64)]
-    one.engine.submit(group(1, prompt, max_tokens=4, reports_pages=True))
-    sealed = []
-    while one.engine.has_work:
-        sealed += [key for _, keys in one.step().sealed for key in keys]
+    sealed = reported(one, group(1, prompt, max_tokens=4, reports_pages=True))
     keys = chain_keys(prompt + one.tokens[1, 0], SIZE)
     sent = [number for number, key in enumerate(keys) if name_of(key, 1) in sealed]
     assert sent[:5] == [0, 3, 6, 9, 12]

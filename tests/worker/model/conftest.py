@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import msgspec
 import pytest
 import torch
+from tests.worker.model.architectures.checkpoints import write
 
 from ryzanstein.worker.engine.plan import Masks, SampledToken, SampleRow, StepPlan
 from ryzanstein.worker.model.collectives.local import LocalCollectives
@@ -122,6 +123,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return model_dir
 
     return write
+
+
+@pytest.fixture(scope="module")
+def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a checkpoint of `architectures/checkpoints.py`, written once a module."""
+    written: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in written:
+            written[name] = tmp_path_factory.mktemp("checkpoint")
+            write(name, len(written), written[name])
+        return written[name]
+
+    return find
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_kernels_and_torch_draw_the_same(
 ) -> None:
     x_RV = logits(kind, seed, vocab, len(rows))
     draws = [draw_of(r, vocab, uniform, **params) for r, (params, uniform) in enumerate(rows)]
-    assert kernels.draw(x_RV, draws).tolist() == drawn(x_RV, draws).tolist()
+    assert kernels.sampling.draw(x_RV, draws).tolist() == drawn(x_RV, draws).tolist()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_kernels_and_torch_draw_the_same_of_large_vocabularies(kernels: NativeKe
     )
     x_RV = logits(kind, 5, vocab, len(cuts))
     draws = [draw_of(r, vocab, 0.37, **params) for r, params in enumerate(cuts)]
-    assert kernels.draw(x_RV, draws).tolist() == drawn(x_RV, draws).tolist()
+    assert kernels.sampling.draw(x_RV, draws).tolist() == drawn(x_RV, draws).tolist()
 
 
 @settings(max_examples=100, deadline=None)
@@ -89,7 +89,7 @@ def test_a_draw_is_that_of_the_plain_formula(
 ) -> None:
     """But within 1e-9 of where one token's part of the distribution ends and the next one's begins, and of a bound."""
     (params, uniform), x_V = drawing, logits(kind, seed, vocab)[0]
-    (token,) = kernels.draw(x_V[None], [draw_of(0, vocab, uniform, **params)]).tolist()
+    (token,) = kernels.sampling.draw(x_V[None], [draw_of(0, vocab, uniform, **params)]).tolist()
     bounds = [{**params, "top_p": top_p} for top_p in _around(params["top_p"])]
     assert token in {plainly_drawn(x_V, bound, u) for bound in bounds for u in _around(uniform)}
 
@@ -126,7 +126,7 @@ def test_every_weight_is_the_same_bit_by_bit_on_every_cpu(compiled_with: Callabl
             if before < start[token].item():
                 uniforms = [uniform_at(sums, int(start[-1])) for sums in (before - 1, before)]
                 draws = [draw_of(0, 41, uniform, temperature=temperature) for uniform in uniforms]
-                below, above = kernels.draw(x_V[None], draws).tolist()
+                below, above = kernels.sampling.draw(x_V[None], draws).tolist()
                 assert below < token == above
 
 
@@ -157,7 +157,7 @@ def test_the_sum_of_all_weights_fits(vocab: int) -> None:
 def test_equals_of_the_greatest_are_drawn_evenly_and_a_single_one_always(kernels: NativeKernels) -> None:
     x_RV = torch.tensor([[1.0, 3.0, 3.0, -torch.inf], [1.0, 3.0, 2.0, 0.0]])
     draws = [draw_of(row, 4, u, top_k=1) for row in (0, 1) for u in (0.0, 0.49, 0.5, LAST)]
-    assert kernels.draw(x_RV, draws).tolist() == [1, 1, 2, 2, 1, 1, 1, 1]
+    assert kernels.sampling.draw(x_RV, draws).tolist() == [1, 1, 2, 2, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("stride", [20_000, 20_003])
@@ -167,11 +167,11 @@ def test_threads_neighbours_and_strides_change_nothing(
     wide_RV = logits("normal", 4, stride, 6)
     x_RV = wide_RV[:, :20_000]
     draws = [draw_of(r, 20_000, 0.1 + r / 10, top_p=0.9, top_k=(0, 40)[r % 2]) for r in range(6)]
-    alone = [kernels.draw(x_RV[draw.row][None].clone(), [replace(draw, row=0)]) for draw in draws]
+    alone = [kernels.sampling.draw(x_RV[draw.row][None].clone(), [replace(draw, row=0)]) for draw in draws]
     for count in (1, 2, 3):
         with threads(count):
-            assert kernels.draw(x_RV, draws).tolist() == torch.cat(alone).tolist()
-            assert kernels.draw(x_RV, draws[::-2]).tolist() == torch.cat(alone[::-2]).tolist()
+            assert kernels.sampling.draw(x_RV, draws).tolist() == torch.cat(alone).tolist()
+            assert kernels.sampling.draw(x_RV, draws[::-2]).tolist() == torch.cat(alone[::-2]).tolist()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -181,11 +181,11 @@ def test_the_greatest_logit_is_the_first_of_its_equals_and_not_a_number_spreads(
 ) -> None:
     x_SV = logits("rounded", 6, 700, 3)
     x_SV[1, at] = bad
-    assert new_likeliest(kernels)(x_SV.T.contiguous().T)[1].tolist() == kernels.greatest(x_SV)[1].tolist()
-    best_S, token_S = kernels.greatest(x_SV)
+    assert new_likeliest(kernels)(x_SV.T.contiguous().T)[1].tolist() == kernels.sampling.greatest(x_SV)[1].tolist()
+    best_S, token_S = kernels.sampling.greatest(x_SV)
     torch.testing.assert_close(best_S, x_SV.amax(dim=1), rtol=0, atol=0, equal_nan=True)
     assert token_S[[0, 2]].tolist() == [int((x_SV[s] == best_S[s]).nonzero()[0]) for s in (0, 2)]
-    assert kernels.draw(x_SV, [draw_of(1, 700, 0.5)]).tolist() == [-1]
+    assert kernels.sampling.draw(x_SV, [draw_of(1, 700, 0.5)]).tolist() == [-1]
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 import warnings
@@ -15,15 +14,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.kernels.build import NotBuilt, library
-from ryzanstein.worker.model.segment import segment_bytes
 from ryzanstein.worker.quantization import Quantization
 
-RANK_PROGRAM = Path(__file__).with_name("rank_program.py")
 PERPLEXITY = Path(__file__).parents[3] / "benchmarks" / "perplexity.py"
 OPTIONS = {"num_blocks": 200, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 256, "max_sequences": 8}
 SHAPE = {
@@ -121,9 +119,7 @@ def answers(
     directory = tmp_path_factory.mktemp("ranks")
     keys = [(name, quantization) for name in cases for quantization in FORMATS]
     jobs = [(cases[name].model_dir, {**OPTIONS, "quantization": kind}, prompt_plans()) for name, kind in keys]
-    (directory / "jobs").write_bytes(pickle.dumps(jobs))
-    _run_ranks(directory, request.param)
-    done = torch.load(directory / "out0")["jobs"]
+    done = answers_of_ranks(directory, request.param, jobs)[0]["jobs"]
     return {key: [logits[0] for logits in job["answers"]] for key, job in zip(keys, done, strict=True)}
 
 
@@ -135,28 +131,10 @@ def test_a_format_that_is_chosen_is_the_same_on_all_ranks_and_has_its_bits(
     """8 bits suffice for these; a rank that chose otherwise would wait for another collective."""
     kinds = [(name, quantization) for name in ("llama, tied head", "mixtral") for quantization in ("int8", "auto")]
     jobs = [(cases[name].model_dir, {**OPTIONS, "quantization": kind}, prompt_plans()) for name, kind in kinds]
-    (tmp_path / "jobs").write_bytes(pickle.dumps(jobs))
-    _run_ranks(tmp_path, size)
-    done = [torch.stack([logits[0] for logits in job["answers"]]) for job in torch.load(tmp_path / "out0")["jobs"]]
+    answered = answers_of_ranks(tmp_path, size, jobs)[0]["jobs"]
+    done = [torch.stack([logits[0] for logits in job["answers"]]) for job in answered]
     for int8, auto in zip(done[::2], done[1::2], strict=True):
         assert torch.equal(int8, auto)
-
-
-def _run_ranks(directory: Path, size: int) -> None:
-    segment_fd = os.memfd_create("segment")
-    os.ftruncate(segment_fd, segment_bytes(size))
-    ranks = []
-    for rank in range(size):
-        command = [sys.executable, RANK_PROGRAM, directory / "jobs", rank, size, segment_fd, directory / f"out{rank}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        ranks.append(subprocess.Popen([str(part) for part in command], pass_fds=[segment_fd], env=environment))
-    os.close(segment_fd)
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0] * size
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.distributed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.lone_engine import check_company
+from tests.worker.model.rank_processes import answers_of_ranks
+from tests.worker.model.schedules import Schedules, differing, rows_of
 
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.sparse_layers import sparsified
 
-_SPEC = importlib.util.spec_from_file_location("zones", Path(__file__).parent / "test_zones.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-zones = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(zones)
-invariance, OPTIONS, model_dirs = zones.invariance, zones.OPTIONS, zones.model_dirs
+SCHEDULES = Schedules(block_size=16, num_blocks=32, shared=64)
+OPTIONS = {**SCHEDULES.options, "kernels": "native"}
 SINKS, STRIDED, QUEST = "window=20,sinks=16", "window=24,stride=3", "window=16,sinks=16,quest=2"
 CASES = [
     *(("llama", rule) for rule in (SINKS, STRIDED, QUEST, f"{SINKS},layers=1")),
@@ -35,9 +32,9 @@ def test_a_row_has_the_same_bits_in_any_company(
 ) -> None:
     loaded = runner(model_dirs(name), **OPTIONS, sparse_attention=sparse)
     assert loaded.sparse_attention == sparse
-    invariance.check(loaded, num_schedules=2)
-    dense = zones.run(runner(model_dirs(name), **OPTIONS))
-    assert not torch.equal(dense, zones.run(loaded)), "nothing is left out: the test shows little"
+    SCHEDULES.check(loaded, num_schedules=2)
+    dense = SCHEDULES.logits(runner(model_dirs(name), **OPTIONS))
+    assert not torch.equal(dense, SCHEDULES.logits(loaded)), "nothing is left out: the test shows little"
 
 
 def test_pages_of_other_layers_with_the_rule_are_foreign(model_dirs: Callable[[str], Path], runner: Callable[..., Any]) -> None:
@@ -51,8 +48,8 @@ def test_pages_of_other_layers_with_the_rule_are_foreign(model_dirs: Callable[[s
 def test_what_leaves_nothing_out_is_dense(
     model_dirs: Callable[[str], Path], runner: Callable[..., Any], name: str, sparse: str
 ) -> None:
-    dense = zones.run(runner(model_dirs(name), **OPTIONS))
-    loaded = zones.run(runner(model_dirs(name), **OPTIONS, sparse_attention=sparse))
+    dense = SCHEDULES.logits(runner(model_dirs(name), **OPTIONS))
+    loaded = SCHEDULES.logits(runner(model_dirs(name), **OPTIONS, sparse_attention=sparse))
     torch.testing.assert_close(dense, loaded, rtol=1e-4, atol=1e-4)
     assert torch.equal(dense, loaded) or "stride" in sparse
 
@@ -62,36 +59,23 @@ def test_an_engine_gives_each_request_its_own_bits_with_reuse_chunks_and_company
     model_dirs: Callable[[str], Path], runner: Callable[..., Any], name: str, sparse: str
 ) -> None:
     options = {**OPTIONS, "max_tokens_per_step": 48, "sparse_attention": sparse, "num_blocks": 40}
-    loaded = runner(model_dirs(name), **options)
-    rng = random.Random(3)
-    texts = [[rng.randrange(3, 251) for _ in range(170)] for _ in range(2)]
-    prompts = [
-        rng.choice(texts)[: rng.randint(20, 170)] + [rng.randrange(3, 251) for _ in range(rng.randint(0, 20))]
-        for _ in range(10)
-    ]
-    messages = [zones.conversation(rng, group, prompt) for group, prompt in enumerate(prompts)]
-    alone = [zones.serve(loaded, 7 + 4 * group, [message], rng) for group, message in enumerate(messages)]
-    together, num_fed = zones.serve(loaded, 48, messages, rng)
-    assert together == {group: answers[group] for group, (answers, _) in enumerate(alone)}
-    assert num_fed < 0.9 * sum(fed for _, fed in alone), "nothing was reused: the test shows little"
+    check_company(runner(model_dirs(name), **options))
 
 
 @pytest.mark.distributed
 def test_two_ranks_choose_the_same_pages(model_dirs: Callable[[str], Path], tmp_path: Path) -> None:
     """Each for its heads, without a word between them: the answers are those of one rank, up to the order of sums."""
-    ids = invariance.sequence_ids(7)
-    parts = [invariance.alone(ids), invariance.company(ids, random.Random(1))]
+    ids = SCHEDULES.sequence_ids()
+    parts = [SCHEDULES.alone(ids), SCHEDULES.company(ids, random.Random(1))]
     plans = [plan for steps in parts for plan, _ in steps]
     cases = [("llama", SINKS), ("llama", QUEST), ("gemma3_text", QUEST), ("llama", STRIDED)]
     jobs = [(model_dirs(name), {**OPTIONS, "sparse_attention": rule, "num_threads": 1}, plans) for name, rule in cases]
-    (tmp_path / "jobs").write_bytes(pickle.dumps(jobs))
     found = {}
     for num_ranks in (1, 2):
-        invariance.architectures._run_ranks(tmp_path, num_ranks)
-        for case, job in zip(cases, torch.load(tmp_path / "out0")["jobs"], strict=True):
+        for case, job in zip(cases, answers_of_ranks(tmp_path, num_ranks, jobs)[0]["jobs"], strict=True):
             answers = iter(job["answers"])
-            expected, together = (invariance.rows_of(steps, [next(answers) for _ in steps]) for steps in parts)
-            assert not invariance.differing(expected, together), case
+            expected, together = (rows_of(steps, [next(answers) for _ in steps]) for steps in parts)
+            assert not differing(expected, together), case
             found[num_ranks, case] = torch.stack(list(expected.values()))
     for case in cases:
         torch.testing.assert_close(found[1, case], found[2, case], rtol=1e-3, atol=1e-3)

@@ -81,7 +81,9 @@ def test_batches_that_change_at_random_decode_as_without_staging(
 ) -> None:
     """Two runners on one checkpoint, one of them without a staging place, fed the same plans."""
     staged, plain = (runner(checkpoint(seed=20), num_blocks=200, kernels="torch") for _ in range(2))
-    plain._inputs = replace(plain._inputs, staging=None, view_keys=10**9)
+    (reader,) = plain._inputs.readers
+    unstaged = replace(reader, batches=replace(reader.batches, staging=None), view_keys=10**9)
+    plain._inputs = replace(plain._inputs, readers=[unstaged], staging=None)
     rng = Random(3)
     live: dict[int, int] = {}  # first block to length
     freshes = 0

@@ -1,9 +1,5 @@
 """Ranks as real processes over shared memory, compared with transformers: logits, greedy text, memory, refusals."""
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.rank_processes import answers_of_ranks
 
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.segment import segment_bytes
 
-RANK_PROGRAM = Path(__file__).with_name("rank_program.py")
 OPTIONS = {"num_blocks": 64, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 32, "max_sequences": 4}
 NUM_GREEDY = {"grouped queries": 64, "another seed": 64, "tied embeddings": 64}  # elsewhere fewer tokens tell as much
 FEW_GREEDY = 16
@@ -92,26 +87,7 @@ def group(request: pytest.FixtureRequest, cases: dict[str, Case], tmp_path_facto
     """Every checkpoint on so many ranks: the processes start once."""
     directory = tmp_path_factory.mktemp("ranks")
     jobs = [(case.model_dir, OPTIONS, case.plans) for case in cases.values()]
-    (directory / "jobs").write_bytes(pickle.dumps(jobs))
-    return Group(_run_ranks(directory, request.param), list(cases))
-
-
-def _run_ranks(directory: Path, size: int) -> list[dict[str, Any]]:
-    segment_fd = os.memfd_create("segment")
-    os.ftruncate(segment_fd, segment_bytes(size))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = []
-    for rank in range(size):
-        command = [sys.executable, RANK_PROGRAM, directory / "jobs", rank, size, segment_fd, directory / f"out{rank}"]
-        ranks.append(subprocess.Popen([str(part) for part in command], pass_fds=[segment_fd], env=environment))
-    os.close(segment_fd)
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0] * size
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return [torch.load(directory / f"out{rank}") for rank in range(size)]
+    return Group(answers_of_ranks(directory, request.param, jobs), list(cases))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -35,7 +35,7 @@ def bare(write_model: Callable[..., Path]) -> Path:
     return write_model("byte_level", tokenizer_config={"chat_template": None})
 
 
-def refused(model: Path, file: Path) -> str:
+def assert_refused(model: Path, file: Path) -> str:
     with pytest.raises(RyzansteinError) as error:
         TextModel.load(model, template_file=file)
     assert error.value.reason == "MODEL_INVALID"
@@ -85,13 +85,13 @@ def test_without_a_file_such_a_model_has_no_chat(bare: Path) -> None:
 )
 def test_what_is_no_template_is_refused_with_its_file(bare: Path, tmp_path: Path, content: bytes | str, why: str) -> None:
     (file := tmp_path / "bad.jinja").write_bytes(content.encode() if isinstance(content, str) else content)
-    assert why in refused(bare, file)
+    assert why in assert_refused(bare, file)
 
 
 def test_what_is_no_file_is_refused_at_once(bare: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for path in (tmp_path, pipe, tmp_path / "missing"):
-        refused(bare, path)
+        assert_refused(bare, path)
 
 
 def settings(**fields: str) -> WorkerSettings:

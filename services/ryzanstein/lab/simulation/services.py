@@ -31,7 +31,7 @@ from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.source import NewRankServer, RankServer
-from ryzanstein.worker.text.templates.process import TemplateBounds
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
@@ -116,7 +116,7 @@ class _NoWebFace:
 class _Templates(LocalRenderer):
     """Chat templates rendered in the one existing process."""
 
-    def __init__(self, bounds: TemplateBounds, on_limit: Callable[[RenderLimit], None]) -> None:
+    def __init__(self, bounds: ProgramBounds, on_limit: Callable[[RenderLimit], None]) -> None:
         super().__init__()
 
     async def run(self) -> None:

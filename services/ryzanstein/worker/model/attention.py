@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys
 from ryzanstein.worker.model.kv_cache import LayerPages
 
 
@@ -83,7 +84,7 @@ class AttentionBatch:
 class Paged:
     """All sequences of a step, with keys that are read in place."""
 
-    kernels: NativeKernels
+    kernels: AttentionFunctions
     keys: PagedKeys
 
 

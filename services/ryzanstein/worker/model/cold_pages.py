@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, PART_HEAD_BYTES, ColdLayout, ItemKind, sees_cold
-from ryzanstein.worker.model.kernels.native import ColdKeys, PagedKeys
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
 from ryzanstein.worker.model.kv_cache import LayerPages
 
 _GREATEST: dict[ItemKind, float] = {"fp8": 448.0, "int8": 127.0}
@@ -27,7 +27,7 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def seal_pages(pages_NC: Tensor, hot_M: Tensor, cold_BX: Tensor, cold_M: Tensor, layout: ColdLayout) -> None:
-    """Compresses pages into cold blocks, as `NativeKernels.seal` does."""
+    """Compresses pages into cold blocks, as `AttentionFunctions.seal` does."""
     columns, width = pages_NC.shape[1], layout.num_kv_heads * layout.head_dim
     slots_MJ = hot_M.unsqueeze(1) * PAGE_TOKENS + torch.arange(PAGE_TOKENS, device=hot_M.device)
     page_MJC = pages_NC[slots_MJ].float()
@@ -76,7 +76,7 @@ def attend_zones(
     *,
     lse_TKG: Tensor | None = None,
 ) -> None:
-    """Computes what `NativeKernels.attend` does.
+    """Computes what `AttentionFunctions.attend` does.
 
     The new tokens of a sequence that see the same pages cold are computed together.
     """

@@ -12,15 +12,16 @@ from functools import partial
 
 from torch import Tensor
 
+from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
 from ryzanstein.worker.model.layers.latent_attention import attention_half
 from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
-from ryzanstein.worker.model.layers.rotary import Angles, Rotary
+from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
 from ryzanstein.worker.model.parallel import TensorParallel

@@ -20,7 +20,7 @@ def new_likeliest(kernels: NativeKernels | None) -> Likeliest:
     It also returns the lowest token that has it. The greatest logit is NaN if the row contains one.
     Our own kernel is used if there is one: torch takes 0.5 ms for a row of 131,072.
     """
-    return _likeliest if kernels is None else kernels.greatest
+    return _likeliest if kernels is None else kernels.sampling.greatest
 
 
 def _likeliest(logits_SV: Tensor) -> tuple[Tensor, Tensor]:

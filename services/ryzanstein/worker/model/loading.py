@@ -16,7 +16,13 @@ from ryzanstein.worker.model.cache_size import CacheRequest, CacheSize, cache_si
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
-from ryzanstein.worker.model.inputs import InputBuilder, view_keys
+from ryzanstein.worker.model.inputs.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.builder import GroupReader, InputBuilder
+from ryzanstein.worker.model.inputs.layout import CacheLayout
+from ryzanstein.worker.model.inputs.masks import ScoreMasks
+from ryzanstein.worker.model.inputs.paged import PagedSegments
+from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers
+from ryzanstein.worker.model.inputs.torch_reader import fastest_view
 from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.kv_cache import KVCache
 from ryzanstein.worker.model.layer_groups import layer_groups
@@ -69,24 +75,22 @@ class LoadedModel:
 
     def inputs(self, tp: TensorParallel, options: RunnerOptions) -> InputBuilder:
         """Returns what makes tensors of plans for this decoder and this cache."""
-        cache, spec = self.cache, self.spec
-        groups = layer_groups(spec)
-        device, dtype = options.torch_device, options.torch_dtype
-        return InputBuilder(
-            cache.num_blocks,
-            options.block_size,
-            device,
-            dtype,
-            view_keys(cache.slot_bytes, torch.get_num_threads()),
-            groups.windows,
-            alibi_bias(spec, tp, dtype, device),
-            None if isinstance(cache, ZonedCache) else _staging(cache),
-            self.kernels.native,
-            spec.score_cap is None,
-            self.zones,
-            groups.rules,
-            groups.lasting,
-        )
+        layout = CacheLayout(self.cache.num_blocks, options.block_size, options.torch_device)
+        staging = None if isinstance(self.cache, ZonedCache) else _staging(self.cache)
+        return InputBuilder(layout, self.size.extents, self._readers(layout, staging, tp, options), staging)
+
+    def _readers(
+        self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
+    ) -> list[GroupReader]:
+        spec, native, extents, rules = self.spec, self.kernels.native, self.size.extents, layer_groups(self.spec).rules
+        bias = alibi_bias(spec, tp, options.torch_dtype, options.torch_device)
+        if native is not None:
+            return paged_readers(PagedSegments(native.attention, layout, bias), extents, rules, self.zones)
+        assert self.zones is None, "only our own kernels read compressed blocks"
+        assert not rules, "only our own kernels read sparsely"
+        batches = DecodeBatches(layout, ScoreMasks(layout, options.torch_dtype, bias), staging)
+        view_keys = fastest_view(self.cache.slot_bytes, torch.get_num_threads())
+        return torch_readers(batches, extents.windows, view_keys, knows_causal=spec.score_cap is None)
 
     def pages(self, tp: TensorParallel, options: RunnerOptions) -> RankPages:
         """Returns where pages of the cache leave and arrive."""

@@ -42,14 +42,14 @@ def sample(
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
     if random:
         draws_R = _draws(rows, random, scores_SV.shape[1])
-        token_S[random] = drawn(scores_SV[random], draws_R) if kernels is None else kernels.draw(scores_SV, draws_R)
+        token_S[random] = drawn(scores_SV[random], draws_R) if kernels is None else kernels.sampling.draw(scores_SV, draws_R)
     return _with_logprobs(logits_SV, token_S, rows)
 
 
 def restricted(logits_SV: Tensor, allowed_SW: Bits, kernels: NativeKernels | None = None) -> Tensor:
     """Returns a copy of the logits, minus infinity where a token's bit is not set."""
     if kernels is not None:
-        return kernels.restrict(logits_SV, torch.from_numpy(allowed_SW.view(np.int32)))
+        return kernels.sampling.restrict(logits_SV, torch.from_numpy(allowed_SW.view(np.int32)))
     flags_SV = np.unpackbits(allowed_SW.view(np.uint8), axis=1, bitorder="little", count=logits_SV.shape[1])
     return torch.where(torch.from_numpy(flags_SV.view(np.bool_)).to(logits_SV.device), logits_SV, -torch.inf)
 

@@ -186,6 +186,7 @@ async def test_a_unary_call_that_is_given_up_cancels_its_generation(start_node: 
     await until(lambda: bool(node.submits))
     call.cancel()
     await until(lambda: bool(node.cancels))
+    assert node.cancels == [submit.handle for submit in node.submits]
 
 
 async def test_cancel_ends_every_choice_that_runs_and_frees_the_node(start_node: Any, start_router: Any, until: Any) -> None:

@@ -42,7 +42,8 @@ async def test_an_answer_is_of_the_type_that_openapi_describes(http, method, pat
 
 async def test_a_kept_response_its_end_and_errors_are_described_too(http):
     made = (await http.post("/v1/responses", json={"input": "a"})).json()
-    msgspec.json.decode((await http.get(f"/v1/responses/{made['id']}")).content, type=answers.ResponseAnswer)
-    msgspec.json.decode((await http.delete(f"/v1/responses/{made['id']}")).content, type=answers.DeletedResponse)
+    kept, gone = await http.get(f"/v1/responses/{made['id']}"), await http.delete(f"/v1/responses/{made['id']}")
+    assert msgspec.json.decode(kept.content, type=answers.ResponseAnswer).id == made["id"]
+    assert msgspec.json.decode(gone.content, type=answers.DeletedResponse).id == made["id"]
     for refused in (await http.get("/v1/models/none"), await http.post("/v1/embeddings", json={"input": 5})):
-        msgspec.json.decode(refused.content, type=answers.ErrorAnswer)
+        assert msgspec.json.decode(refused.content, type=answers.ErrorAnswer).error.message

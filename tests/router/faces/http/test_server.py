@@ -82,4 +82,7 @@ async def test_a_server_that_is_stopped_has_not_ended_by_itself(app):
 
 
 async def test_stopping_what_never_started_is_nothing(app):
-    await HttpServer(app, "127.0.0.1", 0).stop(1)
+    server = HttpServer(app, "127.0.0.1", 0)
+    await asyncio.wait_for(server.stop(1), 10)
+    assert server.port == 0, "it was never bound"
+    await asyncio.wait_for(server.live(), 10)

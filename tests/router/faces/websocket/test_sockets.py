@@ -251,6 +251,7 @@ class TestTime:
         await client.quiet(2.5)
         face.core.resume.set()
         await client.until("done")
+        assert client.text("a") == "one two three"
 
     async def test_a_client_that_answers_no_ping_is_closed(self, face, eventually):
         """Half open: the connection is there, and nobody behind it."""
@@ -286,6 +287,7 @@ class TestMessagesInParts:
         send_raw(message[10:])
         await client.submit("a")
         await client.until("done")
+        assert client.text("a") == "one two three"
 
 
 class TestRate:

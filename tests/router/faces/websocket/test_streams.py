@@ -78,6 +78,7 @@ async def test_an_id_is_free_again_when_its_stream_has_ended(client):
     for _ in range(2):
         await client.submit("a")
         await client.until("done", "a")
+    assert client.text("a") == "one two three" * 2
 
 
 async def test_a_cancelled_stream_ends_as_such(client, face):

@@ -108,15 +108,17 @@ async def test_a_source_that_hangs_delays_one_prompt_for_less_than_a_router_wait
 
 
 async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover, counted) -> None:
-    mover = new_mover()
+    mover, source = new_mover(), Source("node", Store(chain(20)))
     mover.missing = lambda names: asyncio.sleep(3600)
     async with asyncio.timeout(5):
-        await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [Source("node", Store([]))], soon())
+        await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [source], soon())
+    assert (source.store.asked, mover.pages) == ([], {})
 
 
 async def test_the_ranks_are_not_asked_about_a_short_prompt(chain, scope, counted) -> None:
-    mover = SimpleNamespace()
-    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [Source("node", Store([]))], soon())
+    mover, source = SimpleNamespace(), Source("node", Store(chain(7)))
+    await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [source], soon())
+    assert source.store.asked == []
 
 
 async def test_ranks_that_are_lost_meanwhile_end_it_quietly(chain, scope, new_mover, counted) -> None:

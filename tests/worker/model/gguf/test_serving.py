@@ -1,10 +1,6 @@
 """Models served from their file: floats give the bits of a directory, blocks stay blocks, on one rank and on two."""
 
 import io
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
@@ -26,9 +23,7 @@ from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.formats import WeightFormat
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.runner import ModelRunner
-from ryzanstein.worker.model.segment import segment_bytes
 
-RANK_PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 WIDE = {"hidden_size": 256, "intermediate_size": 768}
 MODELS: dict[str, Any] = {
     "llama": WIDE,
@@ -151,29 +146,10 @@ def test_two_ranks_give_what_one_gives(
         path = to_file_of(model, kind)
         expected[model] = logits(runner(path), plan(0, 40), plan(40, 1))
         jobs.append((path, options, [plan(0, 40), plan(40, 1)]))
-    (tmp_path / "jobs").write_bytes(pickle.dumps(jobs))
-    answers = run_two_ranks(tmp_path)
-    for answer, wanted in zip(answers["jobs"], expected.values(), strict=True):
+    answers = answers_of_ranks(tmp_path, 2, jobs)[0]["jobs"]
+    for answer, wanted in zip(answers, expected.values(), strict=True):
         found = torch.cat(answer["answers"])
         assert (found - wanted).norm() < NEAR * wanted.norm()
-
-
-def run_two_ranks(directory: Path) -> dict[str, list[dict[str, list[Tensor]]]]:
-    segment_fd = os.memfd_create("segment")
-    os.ftruncate(segment_fd, segment_bytes(2))
-    command = [sys.executable, str(RANK_PROGRAM), str(directory / "jobs")]
-    ends = [[str(rank), "2", str(segment_fd), str(directory / f"out{rank}")] for rank in range(2)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([*command, *end], pass_fds=[segment_fd], env=environment) for end in ends]
-    os.close(segment_fd)
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    answers: dict[str, list[dict[str, list[Tensor]]]] = torch.load(directory / "out0")
-    return answers
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2", "qwen3_moe", *OTHERS])

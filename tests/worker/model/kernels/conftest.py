@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels import wheel
-from ryzanstein.worker.model.kernels.native import BLOCKS, ColdKeys, NativeKernels, PagedKeys
-from ryzanstein.worker.model.layers.rotary import Angles
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels
 
 Normal = Callable[..., Tensor]
 
@@ -52,18 +54,18 @@ def results(normal: Normal) -> Callable[..., dict[str, Tensor]]:
 
 def _products(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     weight_OI, bias_O, x_TI = normal(1, 83, 1300), normal(2, 83), normal(3, 9, 1300)
-    found = {"float_product_unpacked": kernels.float_product_unpacked(x_TI, weight_OI, bias_O)}
+    found = {"float_product_unpacked": kernels.floats.product_unpacked(x_TI, weight_OI, bias_O)}
     for dtype in (torch.float32, torch.float16):
-        packed = kernels.float_pack(weight_OI, dtype)
-        found[f"float_product {dtype}"] = kernels.float_product(x_TI, packed, bias_O, 83)
-    packed_H = torch.stack([kernels.float_pack(normal(4 + h, 30, 50), torch.float32) for h in range(3)])
-    found["float_product_by_head"] = kernels.float_product_by_head(normal(8, 3, 5, 50), packed_H, 30)
+        packed = kernels.floats.pack(weight_OI, dtype)
+        found[f"float_product {dtype}"] = kernels.floats.product(x_TI, packed, bias_O, 83)
+    packed_H = torch.stack([kernels.floats.pack(normal(4 + h, 30, 50), torch.float32) for h in range(3)])
+    found["float_product_by_head"] = kernels.floats.product_by_head(normal(8, 3, 5, 50), packed_H, 30)
     levels_OI = (normal(9, 83, 1300) * 40).clamp(-127, 127).to(torch.int8)
     for block, width in ((1, 1300), (128, 1280)):
-        packed = kernels.int8_pack(levels_OI[:, :width])
-        found[f"int8_product {block}"] = kernels.int8_product(x_TI[:, :width], packed, bias_O.abs(), block)
-        found[f"int8_rows {block}"] = kernels.int8_rows(packed, bias_O.abs(), torch.arange(80, 90), width, block)
-        found[f"transform_rows {block}"] = kernels.transform_rows(x_TI[:, :width], block)
+        packed = kernels.int8.pack(levels_OI[:, :width])
+        found[f"int8_product {block}"] = kernels.int8.product(x_TI[:, :width], packed, bias_O.abs(), block)
+        found[f"int8_rows {block}"] = kernels.int8.rows(packed, bias_O.abs(), torch.arange(80, 90), width, block)
+        found[f"transform_rows {block}"] = kernels.int8.transform_rows(x_TI[:, :width], block)
     return found | _blocks(kernels, normal(3, 9, 1024), bias_O)
 
 
@@ -71,33 +73,33 @@ def _blocks(kernels: NativeKernels, x_TI: Tensor, bias_O: Tensor) -> dict[str, T
     """Any bytes but the highest, so that 16-bit scales are finite."""
     found: dict[str, Tensor] = {}
     for name, kind in BLOCKS.items():
-        row_bytes = kernels.blocks_packed_bytes(64, 1024, kind) // 64
+        row_bytes = kernels.blocks.packed_bytes(64, 1024, kind) // 64
         rows_OB = torch.randint(0, 120, (83, row_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(kind))
-        packed = torch.zeros(kernels.blocks_packed_bytes(83, 1024, kind), dtype=torch.uint8)
-        kernels.blocks_pack(rows_OB, packed, 0, 1024, kind)
-        found[f"blocks_product {name}"] = kernels.blocks_product(x_TI, packed, bias_O, 83, kind)
-        found[f"blocks_rows {name}"] = kernels.blocks_rows(packed, torch.arange(83), (83, 1024), kind)
+        packed = torch.zeros(kernels.blocks.packed_bytes(83, 1024, kind), dtype=torch.uint8)
+        kernels.blocks.pack(rows_OB, packed, 0, 1024, kind)
+        found[f"blocks_product {name}"] = kernels.blocks.product(x_TI, packed, bias_O, 83, kind)
+        found[f"blocks_rows {name}"] = kernels.blocks.rows(packed, torch.arange(83), (83, 1024), kind)
     return found
 
 
 def _rows(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     x_TE, gates_TE = normal(10, 9, 250), normal(11, 9, 500) * 4
-    found = {"rms_norm": kernels.rms_norm(x_TE, normal(12, 250), 1e-6, 1.0)}
+    found = {"rms_norm": kernels.rows.rms_norm(x_TE, normal(12, 250), 1e-6, 1.0)}
     for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "sigmoid"):
-        found[name] = kernels.activate(x_TE, name)
-        found[f"{name} gate"] = kernels.activate_gate(gates_TE, name)
+        found[name] = kernels.rows.activate(x_TE, name)
+        found[f"{name} gate"] = kernels.rows.activate_gate(gates_TE, name)
     for dtype in (torch.float32, torch.int8):
-        levels_TE, scale_T1 = kernels.quantize_rows(x_TE, dtype)
+        levels_TE, scale_T1 = kernels.rows.quantize_rows(x_TE, dtype)
         found |= {f"quantize_rows {dtype}": levels_TE, f"scales {dtype}": scale_T1}
     return found
 
 
 def _rotated(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     frequencies_R = torch.tensor([10.0 ** (-4 * n / 19) for n in range(20)]).repeat(2)
-    cos_T1R, sin_T1R = kernels.rotary_angles(torch.arange(9) * 700, frequencies_R, False, 1.5)
+    cos_T1R, sin_T1R = kernels.rotation.angles(torch.arange(9) * 700, frequencies_R, False, 1.5)
     angles = Angles(normal(13, 9, 1, 40), normal(14, 9, 1, 40), False)
     qkv_TC, pages_NC = normal(15, 9, 8 * 50), torch.zeros(20, 4 * 50, dtype=torch.float16)
-    kernels.rotate_and_store(qkv_TC[:, :300].view(9, 6, 50), angles, qkv_TC[:, 200:], pages_NC, torch.arange(9) * 2)
+    kernels.rotation.rotate_and_store(qkv_TC[:, :300].view(9, 6, 50), angles, qkv_TC[:, 200:], pages_NC, torch.arange(9) * 2)
     return {"rotary_angles": torch.cat((cos_T1R, sin_T1R)), "rotate": qkv_TC, "store": pages_NC}
 
 
@@ -108,7 +110,7 @@ def _attended(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     found = {}
     for dtype in (torch.float32, torch.float16):
         pages_NC, out_TKGD = normal(18, 57 * 16, 2 * 2 * 20).to(dtype), torch.zeros(48, 2, 3, 20)
-        kernels.attend(normal(19, 48, 2, 3, 20), pages_NC, keys, (0.3, 20.0), out_TKGD)
+        kernels.attention.attend(normal(19, 48, 2, 3, 20), pages_NC, keys, (0.3, 20.0), out_TKGD)
         found[f"attend {dtype}"] = out_TKGD
     return found
 
@@ -119,11 +121,13 @@ def _attended_cold(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     for kind in (FP8, INT8, FP8_VALUES, CHANNELS):
         layout = ColdLayout(kind, 2, 20)
         cold_BX = torch.zeros(19, layout.block_bytes, dtype=torch.uint8)
-        kernels.seal(pages_NC, all_M, cold_BX, all_M.flip(0), layout)
+        kernels.attention.seal(pages_NC, all_M, cold_BX, all_M.flip(0), layout)
         cold = ColdKeys(all_M.flip(0).expand(2, -1).contiguous(), layout, 20)
         keys = PagedKeys(torch.tensor([0, 1]), new_S, all_M.expand(2, -1).contiguous(), length_S, 16, window=200, cold=cold)
         out_TKGD, lse_TKG = torch.zeros(41, 2, 3, 20), torch.zeros(41, 2, 3)
-        kernels.attend(normal(22, 41, 2, 3, 20), pages_NC, keys, (0.3, None), out_TKGD, cold_BX=cold_BX, lse_TKG=lse_TKG)
+        kernels.attention.attend(
+            normal(22, 41, 2, 3, 20), pages_NC, keys, (0.3, None), out_TKGD, cold_BX=cold_BX, lse_TKG=lse_TKG
+        )
         found |= {f"seal {kind}": cold_BX, f"attend {kind}": out_TKGD, f"lse {kind}": lse_TKG}
     return found
 
@@ -133,12 +137,12 @@ def _attended_parts(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]
     found, all_M = {}, torch.arange(50)
     pages_NC, layout = normal(23, 50 * 16, 2 * 2 * 24), ColdLayout(CHANNELS, 2, 24)
     cold_BX = torch.zeros(50, layout.block_bytes, dtype=torch.uint8)
-    kernels.seal(pages_NC, all_M, cold_BX, all_M, layout)
+    kernels.attention.seal(pages_NC, all_M, cold_BX, all_M, layout)
     for new in (1, 30):
         for name, cold in (("hot", None), ("cold", ColdKeys(all_M[None], layout, 20))):
             keys = PagedKeys(torch.tensor([0]), torch.tensor([new]), all_M[None], torch.tensor([790]), 16, cold=cold)
             out_TKGD = torch.zeros(new, 2, 3, 24)
-            kernels.attend(
+            kernels.attention.attend(
                 normal(24, new, 2, 3, 24),
                 pages_NC,
                 keys,
@@ -153,11 +157,11 @@ def _attended_parts(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]
 def _drawn(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     logits_SV = normal(20, 4, 5000) * 3
     draws = [Draw(s % 4, 45, 50 * (s % 3), 0, 1.0, (1.0, 0.9)[s % 2], (s + 0.5) / 40) for s in range(40)]
-    best_S, token_S = kernels.greatest(logits_SV)
+    best_S, token_S = kernels.sampling.greatest(logits_SV)
     allowed_SW = torch.arange(4 * 157, dtype=torch.int32).view(4, 157) * 2_654_435
     return {
-        "restrict": kernels.restrict(logits_SV, allowed_SW),
+        "restrict": kernels.sampling.restrict(logits_SV, allowed_SW),
         "greatest": best_S,
         "greatest's token": token_S,
-        "draw": kernels.draw(logits_SV, draws),
+        "draw": kernels.sampling.draw(logits_SV, draws),
     }

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products.int8 import quantize_rows
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 300)
@@ -26,7 +27,7 @@ class Problem:
     def solve(self, kernels: NativeKernels, out_TKGD: Tensor | None = None) -> Tensor:
         if out_TKGD is None:
             out_TKGD = torch.full(self.q_TKGD.shape, 99.0)
-        kernels.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
+        kernels.attention.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
         return out_TKGD
 
     def only(self, s: int) -> "Problem":
@@ -228,4 +229,4 @@ def test_narrower_registers_compute_the_same(
         check(narrow, problem((2, 3, 48), window=100, dtype=dtype))
         check(narrow, problem((1, 8, 64), dtype=dtype, cap=3.0))
     x_TE = normal(1, 5, 250)
-    assert all(map(torch.equal, narrow.quantize_rows(x_TE, torch.int8), quantize_rows(x_TE, torch.int8)))
+    assert all(map(torch.equal, narrow.rows.quantize_rows(x_TE, torch.int8), quantize_rows(x_TE, torch.int8)))

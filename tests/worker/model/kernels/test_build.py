@@ -134,6 +134,11 @@ def test_a_library_of_another_user_is_refused(tmp_path: Path, built: Path) -> No
         library(tmp_path)
 
 
+def test_the_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -Wall -Wextra -Werror")
+    assert library(tmp_path).exists()
+
+
 def test_processes_may_compile_at_once(tmp_path: Path) -> None:
     program = "from ryzanstein.worker.model.kernels import build; print(build.library())"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
 from ryzanstein.worker.model.cold_pages import attend_zones, open_pages
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kv_cache import LayerPages
 
 KINDS = [FP8, INT8, FP8_VALUES, CHANNELS]
@@ -35,7 +36,9 @@ class Problem:
     def solve(self, kernels: NativeKernels, lse_TKG: Tensor | None = None) -> Tensor:
         out_TKGD = torch.full(self.q_TKGD.shape, 99.0)
         scoring = self.scale, self.cap
-        kernels.attend(self.q_TKGD, self.pages_NC, self.keys, scoring, out_TKGD, cold_BX=self.cold_BX, lse_TKG=lse_TKG)
+        kernels.attention.attend(
+            self.q_TKGD, self.pages_NC, self.keys, scoring, out_TKGD, cold_BX=self.cold_BX, lse_TKG=lse_TKG
+        )
         return out_TKGD
 
     @property
@@ -130,7 +133,7 @@ def make(
         for page in range(begin, newest):
             slots = torch.arange(16)
             whole_NC = kept[page * 16 : page * 16 + 16].to(dtype)
-            kernels.seal(
+            kernels.attention.seal(
                 whole_NC[slots].contiguous(),
                 torch.tensor([0]),
                 cold_BX,

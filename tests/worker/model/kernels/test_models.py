@@ -1,9 +1,5 @@
 """Whole models with kernels of our own and with torch's operators: the same logits, and those of transformers."""
 
-import os
-import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.segment import segment_bytes
 from ryzanstein.worker.model.shapes import PRESETS
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
-RANK_PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 OPTIONS = {"num_blocks": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 128, "max_sequences": 4}
 PROMPTS = (70, 5, 33)
 NUM_DECODES = 12
@@ -138,30 +133,11 @@ def test_logits_are_those_of_torch_and_of_transformers(cases: dict[str, Case], r
 def test_two_ranks_agree_with_one(cases: dict[str, Case], runner: Callable[..., Any], tmp_path: Path) -> None:
     case = cases["llama"]
     jobs = [(case.model_dir, {**OPTIONS, "kernels": kernels}, case.plans) for kernels in ("native", "torch")]
-    native, torchs = _run_ranks(tmp_path, jobs)
+    native, torchs = answers_of_ranks(tmp_path, 2, jobs)[0]["jobs"]
     alone = logits_of(runner(case.model_dir, **OPTIONS, kernels="native"), case.plans)
     for ours, theirs, one in zip(native["answers"], torchs["answers"], alone, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours, one, rtol=1e-5, atol=1e-5)
-
-
-def _run_ranks(directory: Path, jobs: list[Any]) -> list[dict[str, Any]]:
-    (directory / "jobs").write_bytes(pickle.dumps(jobs))
-    segment_fd = os.memfd_create("segment")
-    os.ftruncate(segment_fd, segment_bytes(2))
-    commands = [
-        [sys.executable, RANK_PROGRAM, directory / "jobs", rank, 2, segment_fd, directory / f"out{rank}"] for rank in (0, 1)
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen(list(map(str, command)), pass_fds=[segment_fd], env=environment) for command in commands]
-    os.close(segment_fd)
-    try:
-        assert [process.wait(timeout=60) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return torch.load(directory / "out0")["jobs"]
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels
 
 NEW = (2, 5, 64, 63, 130, 1, 17)
 CONTEXT = (0, 3, 0, 200, 70, 64, 15)
@@ -26,7 +27,7 @@ class Problem:
 
     def solve(self, kernels: NativeKernels) -> Tensor:
         out_TKGD = torch.full(self.q_TKGD.shape, 99.0)
-        kernels.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
+        kernels.attention.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
         return out_TKGD
 
     def rows(self, s: int) -> slice:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.architectures.spec import RotarySpec
 from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.layers.rotary import Angles, Rotary, rotate
+from ryzanstein.worker.model.layers.rotary import Rotary, rotate
 
 NUM_SLOTS = 700
 
@@ -72,7 +73,7 @@ def test_rows_and_slots_are_those_of_torch(  # noqa: PLR0917 - they are all comb
     slots_T = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(2))[:num_tokens]
     expected, expected_NC, pages_NC = rows.copy(), new_pages(rows, dtype), new_pages(rows, dtype)
     by_torch(expected, angles, expected_NC, slots_T)
-    kernels.rotate_and_store(rows.qk_THD, angles, rows.kv_TC, pages_NC, slots_T)
+    kernels.rotation.rotate_and_store(rows.qk_THD, angles, rows.kv_TC, pages_NC, slots_T)
     torch.testing.assert_close(rows.qkv_T, expected.qkv_T, rtol=1e-6, atol=1e-6)
     assert torch.equal(pages_NC[slots_T], rows.kv_TC.to(dtype))
     tolerance = 1e-6 if dtype == torch.float32 else 1e-3
@@ -82,7 +83,7 @@ def test_rows_and_slots_are_those_of_torch(  # noqa: PLR0917 - they are all comb
 def test_what_is_not_rotated_keeps_its_bits(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
     rows = Rows(normal(1, 4, 5 * 16), 3, 1, 16)
     before = rows.copy()
-    kernels.rotate_and_store(
+    kernels.rotation.rotate_and_store(
         rows.qk_THD, angles_of(4, 4, interleaved=False), rows.kv_TC, new_pages(rows, torch.float32), torch.arange(4)
     )
     assert torch.equal(rows.qk_THD[..., 4:], before.qk_THD[..., 4:])
@@ -94,7 +95,9 @@ def test_the_first_layer_of_many_is_written_where_it_lies(kernels: NativeKernels
     """Pages are a part of a larger tensor, as those of a layer are."""
     rows = Rows(normal(1, 2, 3 * 16), 1, 1, 16)
     pages_LNC = torch.zeros(3, 9, 32)
-    kernels.rotate_and_store(rows.qk_THD, angles_of(2, 16, interleaved=True), rows.kv_TC, pages_LNC[1], torch.tensor([8, 3]))
+    kernels.rotation.rotate_and_store(
+        rows.qk_THD, angles_of(2, 16, interleaved=True), rows.kv_TC, pages_LNC[1], torch.tensor([8, 3])
+    )
     assert torch.equal(pages_LNC[1, [8, 3]], rows.kv_TC)
     assert pages_LNC.count_nonzero() == rows.kv_TC.count_nonzero()
 
@@ -104,7 +107,7 @@ def test_float16_slots_round_to_even_overflow_to_infinity_and_keep_nan(kernels: 
     rows = Rows(torch.zeros(1, 3 * 16), 1, 1, 16)
     rows.qkv_T[0, 32 : 32 + len(values)] = torch.tensor(values)
     pages_NC = new_pages(rows, torch.float16)
-    kernels.rotate_and_store(rows.qk_THD, angles_of(1, 16, interleaved=False), rows.kv_TC, pages_NC, torch.tensor([5]))
+    kernels.rotation.rotate_and_store(rows.qk_THD, angles_of(1, 16, interleaved=False), rows.kv_TC, pages_NC, torch.tensor([5]))
     stored, expected = pages_NC[5, 16 : 16 + len(values)], torch.tensor(values).half()
     assert torch.equal(stored.isnan(), expected.isnan())
     assert torch.equal(stored.nan_to_num(0.0).view(torch.int16), expected.nan_to_num(0.0).view(torch.int16))
@@ -119,13 +122,15 @@ def test_tokens_have_the_same_bits_alone_together_and_with_two_threads(
     def together(count: int) -> Tensor:
         rows = start.copy()
         with threads(count):
-            kernels.rotate_and_store(rows.qk_THD, angles, rows.kv_TC, new_pages(rows, torch.float32), torch.arange(600))
+            kernels.rotation.rotate_and_store(
+                rows.qk_THD, angles, rows.kv_TC, new_pages(rows, torch.float32), torch.arange(600)
+            )
         return rows.qkv_T
 
     def alone(t: int) -> Tensor:
         row = Rows(start.qkv_T[t : t + 1].clone(), 1, 1, 80)
         own = Angles(angles.cos_T1R[t : t + 1], angles.sin_T1R[t : t + 1], interleaved=False)
-        kernels.rotate_and_store(row.qk_THD, own, row.kv_TC, new_pages(row, torch.float32), torch.tensor([t]))
+        kernels.rotation.rotate_and_store(row.qk_THD, own, row.kv_TC, new_pages(row, torch.float32), torch.tensor([t]))
         return row.qkv_T
 
     assert torch.equal(together(1), together(2))

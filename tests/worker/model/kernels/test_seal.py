@@ -39,7 +39,7 @@ def test_a_block_has_the_bits_of_torch(
     pages_NC[5] = pages_NC[5].round()
     pages_NC[40] = 300  # whole eighths of the scale when it is the greatest
     pages_NC = pages_NC.to(dtype)
-    assert torch.equal(sealed(kernels.seal, pages_NC, layout), sealed(seal_pages, pages_NC, layout))
+    assert torch.equal(sealed(kernels.attention.seal, pages_NC, layout), sealed(seal_pages, pages_NC, layout))
 
 
 def test_every_number_of_fp8_and_what_lies_between_is_rounded_as_torch_rounds(kernels: NativeKernels) -> None:
@@ -52,7 +52,7 @@ def test_every_number_of_fp8_and_what_lies_between_is_rounded_as_torch_rounds(ke
     keys_JD = torch.zeros(16 * 64)
     keys_JD[: len(numbers)] = numbers
     pages_NC = torch.cat([keys_JD.view(16, 64), keys_JD.view(16, 64)], dim=1)
-    block = sealed(kernels.seal, pages_NC, layout, (0,), (0,))
+    block = sealed(kernels.attention.seal, pages_NC, layout, (0,), (0,))
     k_LKD, v_LKD = open_pages(block, torch.tensor([0]), layout)
     expected = keys_JD.to(torch.float8_e4m3fn).float().view(16, 1, 64)
     assert torch.equal(k_LKD, expected)
@@ -68,7 +68,7 @@ def test_what_is_no_number_stays_so_in_its_head_only(
     pages_NC = normal(1, 16, 128)
     pages_NC[7, 3] = value  # the first head's key
     pages_NC[9, 127] = value  # the second head's value
-    for seal in (kernels.seal, seal_pages):
+    for seal in (kernels.attention.seal, seal_pages):
         k_LKD, v_LKD = open_pages(sealed(seal, pages_NC, layout, (0,), (0,)), torch.tensor([0]), layout)
         assert not k_LKD[7, 0, 3].isfinite()
         assert v_LKD[:, 1].isnan().all()
@@ -80,7 +80,7 @@ def test_what_is_no_number_stays_so_in_its_head_only(
 def test_numbers_at_the_ends_of_float32_stay_finite(kernels: NativeKernels, size: float) -> None:
     layout = ColdLayout(FP8, 1, 16)
     pages_NC = torch.full((16, 32), size)
-    k_LKD, v_LKD = open_pages(sealed(kernels.seal, pages_NC, layout, (0,), (0,)), torch.tensor([0]), layout)
+    k_LKD, v_LKD = open_pages(sealed(kernels.attention.seal, pages_NC, layout, (0,), (0,)), torch.tensor([0]), layout)
     assert (k_LKD - size).abs().max() <= max(size * 2**-4, 2**-126 * 2**-10)
     assert v_LKD.isfinite().all()
 
@@ -91,12 +91,12 @@ def test_narrower_registers_seal_the_same(
     normal: Callable[..., Tensor], compiled_with: Callable[[str], NativeKernels], option: str, kind: ColdKind
 ) -> None:
     layout, pages_NC = ColdLayout(kind, 2, 40), normal(3, 48, 160)
-    assert torch.equal(sealed(compiled_with(option).seal, pages_NC, layout), sealed(seal_pages, pages_NC, layout))
+    assert torch.equal(sealed(compiled_with(option).attention.seal, pages_NC, layout), sealed(seal_pages, pages_NC, layout))
 
 
 def test_ranks_seal_their_heads_of_the_whole_block(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
     whole, pages_NC = ColdLayout(FP8, 4, 32), normal(4, 48, 256)
-    expected = sealed(kernels.seal, pages_NC, whole)
+    expected = sealed(kernels.attention.seal, pages_NC, whole)
     for num_ranks in (1, 2, 4):
         mine = ColdLayout(FP8, 4 // num_ranks, 32)
         width = mine.num_kv_heads * 32
@@ -104,4 +104,4 @@ def test_ranks_seal_their_heads_of_the_whole_block(kernels: NativeKernels, norma
             torch.cat([pages_NC[:, r * width : (r + 1) * width], pages_NC[:, 128 + r * width : 128 + (r + 1) * width]], dim=1)
             for r in range(num_ranks)
         ]
-        assert torch.equal(torch.cat([sealed(kernels.seal, part, mine) for part in parts], dim=1), expected)
+        assert torch.equal(torch.cat([sealed(kernels.attention.seal, part, mine) for part in parts], dim=1), expected)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.model.kernels.native import NativeKernels, PagedKeys, SparseKeys
+from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys, SparseKeys
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kv_cache import bound_blocks
 from ryzanstein.worker.sparse import SparseRule
 
@@ -92,7 +93,7 @@ def solve(kernels: NativeKernels, case: Case, rule: SparseRule, fed: list[tuple[
     q_TKGD = torch.cat([case.q[s][begin:end] for s, begin, end in fed])
     out_TKGD = torch.full(q_TKGD.shape, 99.0)
     scoring = (q_TKGD.shape[-1] ** -0.5, None)
-    kernels.attend(q_TKGD, case.slots_NC, keys, scoring, out_TKGD, bounds_B2Y=case.bounds_B2Y)
+    kernels.attention.attend(q_TKGD, case.slots_NC, keys, scoring, out_TKGD, bounds_B2Y=case.bounds_B2Y)
     return out_TKGD
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, BlockType
 from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import blocks as products_of_blocks
 from ryzanstein.worker.model.products.blocks import Blocks, BlocksProduct, MappedBlocks, PackedBlocks, pack, packed_bytes
 from ryzanstein.worker.model.products.groups import GROUPS
@@ -77,8 +78,8 @@ def group_floats(kind: BlockType, rows_OB: Tensor) -> Tensor:
 
 def packed(native: NativeKernels, *parts: Blocks, num_outputs: int | None = None) -> PackedBlocks:
     num_outputs = num_outputs or sum(part.shape[0] for part in parts)
-    size = packed_bytes(native, (num_outputs, parts[0].shape[1]), parts[0].kind)
-    return pack(native, parts, num_outputs, torch.zeros(size, dtype=torch.uint8))
+    size = packed_bytes(native.blocks, (num_outputs, parts[0].shape[1]), parts[0].kind)
+    return pack(native.blocks, parts, num_outputs, torch.zeros(size, dtype=torch.uint8))
 
 
 def product(native: NativeKernels, kind: BlockType, rows_OB: Tensor, bias_O: Tensor | None = None) -> BlocksProduct:
@@ -287,7 +288,7 @@ def test_columns_within_a_block_are_no_blocks() -> None:
 
 @every_type
 def test_a_packed_weight_takes_the_bytes_of_the_file(kernels: NativeKernels, kind: BlockType) -> None:
-    assert packed_bytes(kernels, (256, 1024), kind) == 256 * kind.row_bytes(1024)
+    assert packed_bytes(kernels.blocks, (256, 1024), kind) == 256 * kind.row_bytes(1024)
 
 
 def test_no_rows_and_no_outputs_give_none(kernels: NativeKernels) -> None:

@@ -77,9 +77,9 @@ def test_the_transform_is_a_product_with_a_hadamard_matrix(kernels: NativeKernel
     x_TI = torch.randint(-1000, 1000, (5, width), generator=torch.Generator().manual_seed(width)).float()
     expected_TI = (x_TI.view(5, -1, block) @ signs).view(5, width)
     assert torch.equal(transform_rows(x_TI, block), expected_TI)
-    assert torch.equal(kernels.transform_rows(x_TI, block), expected_TI)
+    assert torch.equal(kernels.int8.transform_rows(x_TI, block), expected_TI)
     noise_TI = torch.randn(3, width, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 3).unsqueeze(1)
-    assert torch.equal(kernels.transform_rows(noise_TI, block), transform_rows(noise_TI, block))
+    assert torch.equal(kernels.int8.transform_rows(noise_TI, block), transform_rows(noise_TI, block))
 
 
 def test_a_few_large_numbers_of_a_row_leave_levels_for_the_others(

@@ -1,9 +1,5 @@
 """Published formats, served: the numbers are those of the format, in floats and in blocks, on one rank and on two."""
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.loading import open_model, slice_bytes
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.products.blocks import pack, packed_bytes
 from ryzanstein.worker.model.runner import ModelRunner
-from ryzanstein.worker.model.segment import segment_bytes
 
-RANK_PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 IDS = torch.randint(3, 320, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 NEAR = 0.1  # random layers multiply an error of less than a hundredth; what is wrong differs by more than 1
 COMPRESSED = "compressed-tensors"
@@ -126,8 +122,8 @@ def test_matrices_stay_in_blocks_where_these_have_their_numbers(
             (blocks.rows(40, 70), expected[40:110]),
             (blocks.columns(first, count), expected[:, first:]),
         ):
-            memory = torch.zeros(packed_bytes(kernels, found.shape, found.kind), dtype=torch.uint8)
-            assert torch.equal(pack(kernels, [found], len(numbers), memory).lookup(torch.arange(len(numbers))), numbers)
+            memory = torch.zeros(packed_bytes(kernels.blocks, found.shape, found.kind), dtype=torch.uint8)
+            assert torch.equal(pack(kernels.blocks, [found], len(numbers), memory).lookup(torch.arange(len(numbers))), numbers)
         assert blocks.columns(16, 64) is None
     files.close()
 
@@ -188,25 +184,7 @@ def test_two_ranks_give_what_one_gives(model: Callable[..., Any], runner: Callab
     """Half of the MLP's 384 columns are 192, no whole number of groups of 128: a smaller block has them, or floats."""
     options = {"num_blocks": 64, "block_size": 4, "num_threads": 1}
     paths = [model(name).directory for name in TWO_RANKS]
-    (tmp_path / "jobs").write_bytes(pickle.dumps([(path, options, [plan(0, 40), plan(40, 1)]) for path in paths]))
-    for path, answer in zip(paths, run_two_ranks(tmp_path)["jobs"], strict=True):
+    jobs = [(path, options, [plan(0, 40), plan(40, 1)]) for path in paths]
+    for path, answer in zip(paths, answers_of_ranks(tmp_path, 2, jobs)[0]["jobs"], strict=True):
         expected = logits(runner(path))
         assert (torch.cat(answer["answers"]) - expected).norm() < NEAR * expected.norm()
-
-
-def run_two_ranks(directory: Path) -> dict[str, list[dict[str, list[Tensor]]]]:
-    segment_fd = os.memfd_create("segment")
-    os.ftruncate(segment_fd, segment_bytes(2))
-    command = [sys.executable, str(RANK_PROGRAM), str(directory / "jobs")]
-    ends = [[str(rank), "2", str(segment_fd), str(directory / f"out{rank}")] for rank in range(2)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([*command, *end], pass_fds=[segment_fd], env=environment) for end in ends]
-    os.close(segment_fd)
-    try:
-        assert [process.wait(timeout=90) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    answers: dict[str, list[dict[str, list[Tensor]]]] = torch.load(directory / "out0")
-    return answers

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
 
 COMPRESSED = "compressed-tensors"
@@ -207,22 +209,32 @@ def test_transposed_weights_are_refused(
     )
 
 
+def logits(runner: Any) -> Tensor:
+    return runner.hidden_logits(StepPlan(1, list(range(3, 23)), [20], [0], [list(range(5))], [0], full_logits=True))
+
+
 def test_a_bias_of_zeros_that_nobody_reads_is_left_out(
-    recipe: Callable[..., Any], broken: Callable[..., Path], runner: Callable[..., Any]
+    recipe: Callable[..., Any], published: Callable[..., Any], broken: Callable[..., Path], runner: Callable[..., Any]
 ) -> None:
     """AutoGPTQ writes one for every module."""
-    runner(broken(recipe(**GPTQ), to("bias", torch.zeros(256).half())))
+    with_bias = broken(recipe(**GPTQ), to("bias", torch.zeros(256).half()))
+    assert torch.equal(logits(runner(with_bias)), logits(runner(published(recipe(**GPTQ)).directory)))
 
 
 def test_modules_that_were_not_converted_are_read_as_floats(
-    recipe: Callable[..., Any], broken: Callable[..., Path], runner: Callable[..., Any]
+    recipe: Callable[..., Any], published: Callable[..., Any], broken: Callable[..., Path], runner: Callable[..., Any]
 ) -> None:
+    """Without kernels everything becomes floats: the numbers of the format in float32 are the same to the bit."""
+    made = published(recipe(**GPTQ))
+
     def restore(tensors: dict[str, Tensor]) -> None:
         for part in ("qweight", "qzeros", "scales", "g_idx"):
             tensors.pop(f"{QUERY}.{part}")
-        tensors[f"{QUERY}.weight"] = torch.randn(256, 256).bfloat16()
+        tensors[f"{QUERY}.weight"] = load_file(made.floats / FILE)[f"{QUERY}.weight"]
 
-    runner(broken(recipe(**GPTQ), restore, modules_to_not_convert=["self_attn.q_proj"]))
+    mixed = broken(recipe(**GPTQ), restore, modules_to_not_convert=["self_attn.q_proj"])
+    found, expected = (logits(runner(path, kernels="torch")) for path in (mixed, made.floats))
+    assert torch.equal(found, expected)
 
 
 def test_refusals_are_checkpoint_errors(

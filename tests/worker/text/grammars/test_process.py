@@ -22,7 +22,8 @@ from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.frames import Ended
 from ryzanstein.worker.text.grammars.judge import Verdict
-from ryzanstein.worker.text.grammars.process import GrammarBounds, GrammarProcess
+from ryzanstein.worker.text.grammars.process import GrammarProcess
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
 from ryzanstein.worker.text.tokenizer import TextModel
 
 SOUND = Constraint.json_object()
@@ -33,7 +34,7 @@ async def running(
     cpu_s: float = 2.0, memory_bytes: int = 256 * 2**20, max_waiting: int = 64
 ) -> AsyncIterator[tuple[GrammarProcess, WorkerTelemetry]]:
     telemetry = WorkerTelemetry()
-    process = GrammarProcess(GrammarBounds(cpu_s, memory_bytes, max_waiting), telemetry.constraints.observer)
+    process = GrammarProcess(ProgramBounds(cpu_s, memory_bytes, max_waiting), telemetry.constraints.observer)
     telemetry.background.supervise("grammars", process.run, Backoff(0.01, 0.05, 5.0))
     try:
         yield process, telemetry
@@ -96,8 +97,8 @@ async def test_an_end_that_the_machine_caused_is_nobodys_mistake_and_not_remembe
     async with running() as (process, telemetry):
         await process.judge(Constraint.regex("a"), text_model)
 
-        async def killed(*_: object) -> tuple[Ended, int]:
-            return Ended(0, -number), -1
+        async def killed(*_: object) -> Ended:
+            return Ended(0, -number)
 
         with monkeypatch.context() as patched:
             patched.setattr(process, "_ask", killed)

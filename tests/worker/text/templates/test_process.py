@@ -16,7 +16,8 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, Message, Role
 from ryzanstein.worker.telemetry import WorkerTelemetry
-from ryzanstein.worker.text.templates.process import TemplateBounds, TemplateProcess
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import TemplateSource
 
 HELLO = ChatPrompt((Message(Role.USER, "hello"),))
@@ -30,7 +31,7 @@ def template(source: str, max_chars: int = 100_000) -> TemplateSource:
 @asynccontextmanager
 async def running(cpu_s: float = 0.5, max_waiting: int = 64) -> AsyncIterator[tuple[TemplateProcess, WorkerTelemetry]]:
     telemetry = WorkerTelemetry()
-    process = TemplateProcess(TemplateBounds(cpu_s, 128 * 2**20, max_waiting), telemetry.on_template_limit)
+    process = TemplateProcess(ProgramBounds(cpu_s, 128 * 2**20, max_waiting), telemetry.on_template_limit)
     telemetry.background.supervise("templates", process.run, Backoff(0.01, 0.05, 5.0))
     try:
         yield process, telemetry

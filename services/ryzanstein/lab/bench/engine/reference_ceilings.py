@@ -113,9 +113,9 @@ def _matmul_kernel(native: NativeKernels | None) -> ReferenceKernel:
 def _product(native: NativeKernels, num_rows: int, num_outputs: int, num_inputs: int) -> ReferenceKernel:
     """Returns a product with a packed weight of ones."""
     x_TI = torch.ones(num_rows, num_inputs)
-    packed = torch.ones(native.float_packed_bytes(num_outputs, num_inputs, torch.float32) // torch.float32.itemsize)
+    packed = torch.ones(native.floats.packed_bytes(num_outputs, num_inputs, torch.float32) // torch.float32.itemsize)
     work = f"own float32 product of {num_rows} x {num_inputs} by {num_inputs} x {num_outputs}"
-    return ReferenceKernel(work, num_cores(), partial(native.float_product, x_TI, packed, None, num_outputs))
+    return ReferenceKernel(work, num_cores(), partial(native.floats.product, x_TI, packed, None, num_outputs))
 
 
 def table(ceilings: Sequence[Ceilings]) -> Table:

@@ -15,7 +15,8 @@ import torch
 
 from ryzanstein.lab.bench.kv.options import HOT_TOKENS
 from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, PAGE_TOKENS, ColdKind, ColdLayout, sees_cold
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
 
 _ROUNDS = 30
 _LONGEST_S = 2.0
@@ -48,7 +49,7 @@ KINDS: Mapping[str, tuple[torch.dtype, ColdKind | None]] = {
 }
 
 
-def attention_times(kernels: NativeKernels, heads: Heads, batch: int, context: int) -> dict[str, float]:
+def attention_times(kernels: AttentionFunctions, heads: Heads, batch: int, context: int) -> dict[str, float]:
     """Returns the median of each kind of cache, in seconds."""
     calls = {name: _call(kernels, heads, (batch, context), *kind) for name, kind in KINDS.items()}
     found: dict[str, list[float]] = {name: [] for name in calls}
@@ -63,7 +64,7 @@ def attention_times(kernels: NativeKernels, heads: Heads, batch: int, context: i
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def _call(kernels: NativeKernels, heads: Heads, size: tuple[int, int], dtype: torch.dtype, kind: ColdKind | None) -> Call:
+def _call(kernels: AttentionFunctions, heads: Heads, size: tuple[int, int], dtype: torch.dtype, kind: ColdKind | None) -> Call:
     batch, context = size
     num_pages = -(-context // PAGE_TOKENS)
     first = 0 if kind is None else sees_cold(context - 1, HOT_TOKENS)

@@ -128,7 +128,7 @@ def _work(model: Path, options: list[KvOption], texts: list[str], num_tokens: in
     if loaded.spec.latent is not None:
         raise errors.failed_precondition("MODEL_INVALID", f"{model}: latents are not compressed")
     read = read_texts(tokenizer, texts, num_tokens, prompts)
-    return KvWork(SharedModel(loaded.decoder, loaded.spec, kernels), tokenizer, options, read)
+    return KvWork(SharedModel(loaded.decoder, loaded.spec, kernels.attention), tokenizer, options, read)
 
 
 def _document(path: Path, settings: KvSettings, people: Console) -> KvDocument:

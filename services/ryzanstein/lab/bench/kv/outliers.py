@@ -12,13 +12,14 @@ import torch
 from ryzanstein.lab.bench.kv.attention_time import KINDS
 from ryzanstein.lab.bench.kv.options import HOT_TOKENS
 from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, ColdLayout
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys
+from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
 
 FACTORS = (1.0, 10.0, 100.0, 1000.0)
 _TOKENS, _DIM, _GROUP, _SEED = 1024, 128, 8, 17
 
 
-def outlier_errors(kernels: NativeKernels, factor: float) -> dict[str, float]:
+def outlier_errors(kernels: AttentionFunctions, factor: float) -> dict[str, float]:
     """Returns the root of the mean square of each kind's error, divided by that of the exact answer."""
     generator = torch.Generator().manual_seed(_SEED)
     slots_NC = torch.randn(_TOKENS, 2 * _DIM, generator=generator)

@@ -20,18 +20,19 @@ from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.cold_layout import PAGE_TOKENS, ColdLayout, sees_cold
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.inputs import Bounding, GroupInputs, Sealing, StepInputs
-from ryzanstein.worker.model.kernels.native import ColdKeys, NativeKernels, PagedKeys, SparseKeys
+from ryzanstein.worker.model.inputs.step import Bounding, GroupInputs, Sealing, StepInputs
+from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys, SparseKeys
 from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A decoder, its description, and our own kernels."""
+    """A decoder, its description, and our own kernels of attention."""
 
     decoder: Decoder
     spec: DecoderSpec
-    kernels: NativeKernels
+    kernels: AttentionFunctions
 
 
 class KvSequence:

@@ -8,10 +8,8 @@
  * Waits are: epoll, poll, select, sleeps, semaphores and conditions (locks of Python), futexes through syscall(2) (locks of
  * gRPC). Timer file descriptors and alarms are not: nothing here uses them.
  */
-#define _GNU_SOURCE
-#include <dlfcn.h>
+#include "clock.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -20,14 +18,9 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
 
 #define SECOND 1000000000LL
 #define FOR_EVER (INT64_MAX / 2)
@@ -45,12 +38,7 @@ struct page {
 static struct page *page;
 
 __attribute__((constructor)) static void map_page(void) {
-    const char *path = getenv("RYZANSTEIN_FAST_CLOCK");
-    int file = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return;
-    void *mapped = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (mapped != MAP_FAILED) page = mapped;
+    page = shared_page("RYZANSTEIN_FAST_CLOCK", sizeof *page);
 }
 
 /* The function that this one stands before. Conditions have an older version, which dlsym may find. */
@@ -69,12 +57,6 @@ static int64_t nanoseconds(const struct timespec *time) {
 static struct timespec timespec_of(int64_t time) {
     if (time < 0) time = 0;
     return (struct timespec){.tv_sec = time / SECOND, .tv_nsec = time % SECOND};
-}
-
-static int machine_time(clockid_t clock, struct timespec *now) {
-    static int (*next)(clockid_t, struct timespec *);
-    if (next == NULL) next = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    return next(clock, now);
 }
 
 static int64_t machine_now(clockid_t clock) {
@@ -122,22 +104,6 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     int failed = machine_time(clock, now);
     if (!failed && page != NULL && is_ours(clock)) *now = timespec_of(nanoseconds(now) + ahead(&rate));
     return failed;
-}
-
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    struct timespec exact;
-    (void)zone;
-    if (clock_gettime(CLOCK_REALTIME, &exact)) return -1;
-    now->tv_sec = exact.tv_sec;
-    now->tv_usec = exact.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *now) {
-    struct timespec exact;
-    if (clock_gettime(CLOCK_REALTIME, &exact)) return -1;
-    if (now != NULL) *now = exact.tv_sec;
-    return exact.tv_sec;
 }
 
 /* Milliseconds of ours in the machine's time: NULL for ever. They are too coarse for what is left of them. */

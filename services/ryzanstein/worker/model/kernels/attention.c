@@ -3,12 +3,13 @@
    torch's kernels would have to gather the pages first. Queries are processed in blocks of rows, keys in chunks; weights are
    relative to the greatest score so far (Milakov and Gimelshein 2018; Dao et al. 2022).
 
-   A row is one query of one head. Its result is one sequence of operations that depends only on its position: its keys are divided
-   into parts (attention_parts.h), chunks begin at multiples of their size, within a chunk cold keys come before hot ones, each from the first to the last that the row sees.
-   Which are cold depends on the position too: a query at position p sees page j cold if p - (16 j + 15) >= `hot`. What is computed
-   beside it (other sequences, other new tokens of its own sequence, however a prompt is divided) decides only which registers
-   hold it, whether values are converted once for many rows, and which thread sums a part. NaN and infinity are propagated; a row never reads a hot value
-   that it does not see, nor a cold page of which it sees nothing.
+   A row is one query of one head. Its result is one sequence of operations that depends only on its position: its keys are
+   divided into parts (attention_parts.h), chunks begin at multiples of their size, within a chunk cold keys come before hot
+   ones, each from the first to the last that the row sees. Which are cold depends on the position too: a query at position p
+   sees page j cold if p - (16 j + 15) >= `hot`. What is computed beside it (other sequences, other new tokens of its own
+   sequence, however a prompt is divided) decides only which registers hold it, whether values are converted once for many rows,
+   and which thread sums a part. NaN and infinity are propagated; a row never reads a hot value that it does not see, nor a cold
+   page of which it sees nothing.
 
    Sparse rows first read lasting pages in the order of their list, in chunks of it, then their window; rows that choose their pages
    read the chosen ones and the window as one list. Where everything is read, the operations are those of a row that is not sparse.
@@ -235,7 +236,8 @@ static void bound_share(const Attention *a, const Block *b, const Share *share, 
 }
 
 static void list_share(const Attention *a, const Share *share, i64 r, i64 pages) {
-    if (r < share->task->count * a->G && task_chooses(a, share->task)) list_row(a, share->task, share->lists_RP, share->bounds_RP, r, pages);
+    if (r < share->task->count * a->G && task_chooses(a, share->task))
+        list_row(a, share->task, share->lists_RP, share->bounds_RP, r, pages);
 }
 
 /* Merges the parts of a row. */
@@ -322,7 +324,8 @@ static void share_out(const Attention *a, Call *call, i64 threads) {
 /* What every thread of a team runs. Heads of a slot are adjacent: where there is enough to do, a thread reads them all. */
 static void attend_together(const Attention *a, const Call *call, Block *block) {
     const i64 K = a->K, pages = call->pages, W = call->W, threads = omp_get_num_threads();
-    const i64 heads = call->num_tasks >= 2 * threads ? K : 1, shared_heads = call->num_shared * call->num_runs >= 4 * threads ? K : 1;
+    const i64 heads = call->num_tasks >= 2 * threads ? K : 1;
+    const i64 shared_heads = call->num_shared * call->num_runs >= 4 * threads ? K : 1;
     if (a->quest > 0 && call->num_shared > 0) {
 #pragma omp for collapse(2) schedule(dynamic)
         for (i64 n = 0; n < call->num_shared * K; n++)
@@ -336,7 +339,8 @@ static void attend_together(const Attention *a, const Call *call, Block *block) 
     for (i64 n = 0; n < call->num_shared; n++)
         for (i64 run = 0; run < call->num_runs; run++)
             for (i64 k = 0; k < K; k++)
-                if (block != NULL) attend_share(a, block, &call->shares[n * K + k], run * call->run, (run + 1) * call->run, pages, W);
+                if (block != NULL)
+                    attend_share(a, block, &call->shares[n * K + k], run * call->run, (run + 1) * call->run, pages, W);
 #pragma omp for collapse(2) schedule(dynamic, heads)
     for (i64 n = call->num_shared; n < call->num_tasks; n++)
         for (i64 k = 0; k < K; k++)

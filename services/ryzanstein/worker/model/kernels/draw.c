@@ -301,7 +301,10 @@ static i64 keep(const Row *row, i64 begin, i64 end, float floor, i64 least) {
 static i64 drawn(const Row *row, float floor, i64 least, double uniform) {
     const i64 V = row->V, length = (V + PARTS - 1) / PARTS;
     i64 sums[PARTS], total = 0, part = 0;
-    for (i64 n = 0; n < PARTS; n++) total += sums[n] = keep(row, smaller(n * length, V), smaller((n + 1) * length, V), floor, least);
+    for (i64 n = 0; n < PARTS; n++) {
+        sums[n] = keep(row, smaller(n * length, V), smaller((n + 1) * length, V), floor, least);
+        total += sums[n];
+    }
     i64 left = (i64)(uniform * (double)total);
     for (; part < PARTS - 1 && sums[part] <= left; part++) left -= sums[part];
     i64 token = part * length;

@@ -63,14 +63,16 @@ INLINE void sum_tile(const float *x_TI, const float *weight_OI, Lanes *out, i64 
         }
     }
     for (int r = 0; i < I && r < rows; r++)
-        for (int n = 0; n < outputs; n++)
-            sum[r * outputs + n] = fused(load_some(x_TI + (t + r) * I + i, I - i), load_some(weight[n] + i, I - i), sum[r * outputs + n]);
+        for (int n = 0; n < outputs; n++) {
+            Lanes x = load_some(x_TI + (t + r) * I + i, I - i), part = load_some(weight[n] + i, I - i);
+            sum[r * outputs + n] = fused(x, part, sum[r * outputs + n]);
+        }
     *out = sums(sum);
 }
 
 /* Computes rows `t` to `last` - 1, `rows` at a time, for a vector of outputs: their few weights stay in the L1 cache. */
-INLINE void sum_rows(const float *x_TI, const float *weight_OI, const float *bias_O, float *out_TO, i64 t, i64 last, i64 first, i64 I,
-                     i64 O, const int rows) {
+INLINE void sum_rows(const float *x_TI, const float *weight_OI, const float *bias_O, float *out_TO, i64 t, i64 last, i64 first,
+                     i64 I, i64 O, const int rows) {
     const int outputs = LANES / rows;
     for (i64 o = first; t < last && o < first + LANES && o < O; o += outputs)
         for (i64 row = t; row < last; row += rows) {

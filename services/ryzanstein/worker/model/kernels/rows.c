@@ -95,7 +95,7 @@ void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float
     }
 }
 
-/* Activations, with the numbers of `native.py`. */
+/* Activations, with the numbers of `functions/rows.py`. */
 enum { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, SIGMOID };
 
 INLINE float activated(float x, const int kind) {

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
 from ryzanstein.worker.model.attention import Scoring, attend
-from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
-from ryzanstein.worker.model.layers.rotary import Angles, rotate
+from ryzanstein.worker.model.layers.rotary import rotate
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import TensorParallel
 
@@ -36,7 +37,8 @@ class Attention:
         prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
         self._head_dim, self._clip = spec.head_dim, spec.qkv_clip
-        self._group, self._rotary, self._kernels = layer_groups(spec).groups[index], layer.rotary, source.kernels
+        self._group, self._rotary = layer_groups(spec).groups[index], layer.rotary
+        self._rotation = None if source.kernels is None else source.kernels.rotation
         self._scoring = Scoring(layer.attention_scale, spec.score_cap)
         self._qkv = ColumnParallelLinear(
             source,
@@ -84,8 +86,8 @@ class Attention:
     def _rotate_and_store(self, qkv_T: Tensor, slots_T: Tensor, angles: Sequence[Angles], pages_NC: Tensor) -> None:
         """Rotates queries and keys in place, if the architecture does; stores keys and values."""
         kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :]
-        if self._rotary is not None and self._kernels is not None:
-            self._kernels.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, slots_T)
+        if self._rotary is not None and self._rotation is not None:
+            self._rotation.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, slots_T)
             return
         if self._rotary is not None:
             rotate(self._heads(qkv_T), angles[self._rotary])

@@ -19,15 +19,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec, NormSpec
 from ryzanstein.worker.model.attention import Scoring, attend
-from ryzanstein.worker.model.inputs import StepInputs
+from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
-from ryzanstein.worker.model.layers.rotary import Angles, new_rotation
+from ryzanstein.worker.model.layers.rotary import new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
 from ryzanstein.worker.model.products.floats import ByHead

@@ -47,7 +47,7 @@ def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefi
 def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
     """Returns the function activation(gate) * up of rows that hold all gates and then all ups."""
     if source.kernels is not None:
-        return partial(source.kernels.activate_gate, activation=spec.activation)
+        return partial(source.kernels.rows.activate_gate, activation=spec.activation)
     activate = ACTIVATIONS[spec.activation]
 
     def gate(gate_up_TW: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tens
 
 def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
     if source.kernels is not None:
-        return partial(source.kernels.activate, activation=spec.activation)
+        return partial(source.kernels.rows.activate, activation=spec.activation)
     return ACTIVATIONS[spec.activation]
 
 

@@ -39,13 +39,14 @@ class RMSNorm:
     """A norm that divides by the root mean square, then scales by the weight, or by one plus it."""
 
     def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
-        self._eps, self._plus_one, self._kernels = spec.eps, spec.plus_one, source.kernels
+        self._eps, self._plus_one = spec.eps, spec.plus_one
+        self._rows = None if source.kernels is None else source.kernels.rows
         self._weight_E = source.new(size)
         source.read(f"{name}.weight", (size,), self._weight_E)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        if self._kernels is not None:
-            return self._kernels.rms_norm(x_TE, self._weight_E, self._eps, float(self._plus_one))
+        if self._rows is not None:
+            return self._rows.rms_norm(x_TE, self._weight_E, self._eps, float(self._plus_one))
         if not self._plus_one:
             return F.rms_norm(x_TE, self._weight_E.shape, self._weight_E, self._eps)
         normed_TE = F.rms_norm(x_TE, self._weight_E.shape, None, self._eps)  # 1 + weight would lose the weight's low bits

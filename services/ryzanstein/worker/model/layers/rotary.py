@@ -9,25 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
-
-if TYPE_CHECKING:
-    from ryzanstein.worker.model.kernels.native import NativeKernels
-
-
-@dataclass(frozen=True, slots=True)
-class Angles:
-    """The rotation of a step's tokens. The sine is signed so that `rotate` needs no negation."""
-
-    cos_T1R: Tensor
-    sin_T1R: Tensor
-    interleaved: bool
+from ryzanstein.worker.model.kernels.native import NativeKernels
 
 
 class Rotary:
@@ -48,7 +36,7 @@ class Rotary:
     def angles(self, positions_T: Tensor, dtype: torch.dtype) -> Angles:
         """Returns the cosine and signed sine of every token."""
         if self._kernels is not None:
-            found = self._kernels.rotary_angles(positions_T, self._frequencies_R, self._interleaved, self._magnitude)
+            found = self._kernels.rotation.angles(positions_T, self._frequencies_R, self._interleaved, self._magnitude)
             return Angles(*found, self._interleaved)
         angles_T1R = (positions_T.float().unsqueeze(1) * self._frequencies_R).unsqueeze(1)
         cos_T1R, sin_T1R = angles_T1R.cos(), angles_T1R.sin()
@@ -61,7 +49,7 @@ class Rotary:
 
 def new_rotation(kernels: NativeKernels | None) -> Callable[[Tensor, Angles], None]:
     """Returns our own kernel for `rotate` if there is one, else `rotate`."""
-    return rotate if kernels is None else kernels.rotate
+    return rotate if kernels is None else kernels.rotation.rotate
 
 
 def rotate(x_THD: Tensor, angles: Angles) -> None:

@@ -54,7 +54,7 @@ def new_sigmoid(kernels: NativeKernels | None) -> Callable[[Tensor], Tensor]:
 
     torch's gives different bits at the end of the range that a thread computes.
     """
-    return torch.sigmoid if kernels is None else partial(kernels.activate, activation="sigmoid")
+    return torch.sigmoid if kernels is None else partial(kernels.rows.activate, activation="sigmoid")
 
 
 def _within_groups(rated_TX: Tensor, groups: GroupLimit) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ryzanstein.worker.model.gguf.block_types import BlockType
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS, BlockFunctions
 
 _WINDOW_BYTES = 2**24  # of the file that are in memory beside the packed weight
 
@@ -84,35 +84,35 @@ class MappedBlocks:
 class PackedBlocks:
     """A weight of blocks of one type, packed for the kernels."""
 
-    def __init__(self, native: NativeKernels, packed: Tensor, shape: tuple[int, int], kind: BlockType) -> None:
+    def __init__(self, functions: BlockFunctions, packed: Tensor, shape: tuple[int, int], kind: BlockType) -> None:
         self.packed, self.shape, self.device = packed, shape, packed.device
-        self._native, self._kind = native, BLOCKS[kind.name]
+        self._functions, self._kind = functions, BLOCKS[kind.name]
 
     def product(self, bias_O: Tensor | None) -> BlocksProduct:
-        return BlocksProduct(self._native, self.packed, bias_O, self.shape[0], self._kind)
+        return BlocksProduct(self._functions, self.packed, bias_O, self.shape[0], self._kind)
 
     def lookup(self, index_T: Tensor) -> Tensor:
         """Returns rows of the weight in float32, [T, I]."""
-        return self._native.blocks_rows(self.packed, index_T, self.shape, self._kind)
+        return self._functions.rows(self.packed, index_T, self.shape, self._kind)
 
 
 class BlocksProduct:
     """A product with a weight of packed blocks, plus the bias."""
 
-    def __init__(self, native: NativeKernels, packed: Tensor, bias_O: Tensor | None, num_outputs: int, kind: int) -> None:
+    def __init__(self, functions: BlockFunctions, packed: Tensor, bias_O: Tensor | None, num_outputs: int, kind: int) -> None:
         self._packed, self._bias_O = packed, bias_O
-        self._num_outputs, self._kind, self._multiply = num_outputs, kind, native.blocks_product
+        self._num_outputs, self._kind, self._multiply = num_outputs, kind, functions.product
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs, self._kind)
 
 
-def packed_bytes(native: NativeKernels, shape: tuple[int, int], kind: BlockType) -> int:
+def packed_bytes(functions: BlockFunctions, shape: tuple[int, int], kind: BlockType) -> int:
     """Returns the size of a packed weight."""
-    return native.blocks_packed_bytes(*shape, BLOCKS[kind.name])
+    return functions.packed_bytes(*shape, BLOCKS[kind.name])
 
 
-def pack(native: NativeKernels, parts: Sequence[Blocks], num_outputs: int, memory: Tensor) -> PackedBlocks:
+def pack(functions: BlockFunctions, parts: Sequence[Blocks], num_outputs: int, memory: Tensor) -> PackedBlocks:
     """Packs parts of one type and width into `memory`, zero bytes of `packed_bytes`.
 
     On the meta device it packs nothing.
@@ -121,6 +121,6 @@ def pack(native: NativeKernels, parts: Sequence[Blocks], num_outputs: int, memor
     num_inputs = parts[0].shape[1]
     for part in parts if memory.device.type != "meta" else ():
         for rows_OB in part.windows():
-            native.blocks_pack(rows_OB, memory, first, num_inputs, BLOCKS[kind.name])
+            functions.pack(rows_OB, memory, first, num_inputs, BLOCKS[kind.name])
             first += len(rows_OB)
-    return PackedBlocks(native, memory, (num_outputs, num_inputs), kind)
+    return PackedBlocks(functions, memory, (num_outputs, num_inputs), kind)

@@ -56,8 +56,8 @@ class Packed:
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels, dtype: torch.dtype) -> None:
-        self._packed, self._bias_O = native.float_pack(weight_OI, dtype), bias_O
-        self._num_outputs, self._multiply = len(weight_OI), native.float_product
+        self._packed, self._bias_O = native.floats.pack(weight_OI, dtype), bias_O
+        self._num_outputs, self._multiply = len(weight_OI), native.floats.product
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs)
@@ -70,7 +70,7 @@ class Unpacked:
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels) -> None:
-        self._weight_OI, self._bias_O, self._multiply = weight_OI, bias_O, native.float_product_unpacked
+        self._weight_OI, self._bias_O, self._multiply = weight_OI, bias_O, native.floats.product_unpacked
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(x_TI, self._weight_OI, self._bias_O)
@@ -80,18 +80,18 @@ class ByHead:
     """A product with a separate weight for each head: [T, H, I] to [T, H, O]."""
 
     def __init__(self, weight_HIO: Tensor, native: NativeKernels | None) -> None:
-        self._native, self._num_outputs = native, weight_HIO.shape[2]
-        if native is None:
+        self._functions, self._num_outputs = None if native is None else native.floats, weight_HIO.shape[2]
+        if self._functions is None:
             self._weight_HIO = weight_HIO
         else:
-            packed = [native.float_pack(weight_IO.t(), torch.float32) for weight_IO in weight_HIO]
+            packed = [self._functions.pack(weight_IO.t(), torch.float32) for weight_IO in weight_HIO]
             self._weight_HIO = torch.stack(packed)
 
     def __call__(self, x_THI: Tensor) -> Tensor:
         x_HTI = x_THI.transpose(0, 1)
-        if self._native is None:
+        if self._functions is None:
             return torch.bmm(x_HTI, self._weight_HIO).transpose(0, 1)
-        return self._native.float_product_by_head(x_HTI, self._weight_HIO, self._num_outputs).transpose(0, 1)
+        return self._functions.product_by_head(x_HTI, self._weight_HIO, self._num_outputs).transpose(0, 1)
 
 
 class ByInputs:

@@ -12,7 +12,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import BLOCKS, NativeKernels
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS, BlockFunctions
+from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.products import Product
 from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks, pack, packed_bytes
 from ryzanstein.worker.model.products.by_rows import ByRows
@@ -78,7 +79,7 @@ class WeightFormat:
             return len(kinds) * num_outputs * (num_inputs + _INT8_OUTPUT_BYTES)
         if self._native is not None:
             dtype = torch.float16 if self._quantization == "fp16" else torch.float32
-            return self._native.float_packed_bytes(num_outputs, num_inputs, dtype)
+            return self._native.floats.packed_bytes(num_outputs, num_inputs, dtype)
         if self._quantization == "fp16":
             return num_outputs * math.ceil(num_inputs / _HALF_INPUTS) * _HALF_INPUTS * _HALF_BYTES
         return weight_OI.nbytes
@@ -100,16 +101,16 @@ class WeightFormat:
 
     def blocks_bytes(self, parts: Sequence[Blocks], num_outputs: int) -> int:
         """Returns the bytes of a packed weight of such parts."""
-        return packed_bytes(self._kernels_of_blocks, (num_outputs, parts[0].shape[1]), parts[0].kind)
+        return packed_bytes(self._block_functions, (num_outputs, parts[0].shape[1]), parts[0].kind)
 
     def packed_blocks(self, parts: Sequence[Blocks], num_outputs: int, memory: Tensor) -> PackedBlocks:
         """Packs parts of one type into `memory`, zero bytes; on the meta device nothing is packed."""
-        return pack(self._kernels_of_blocks, parts, num_outputs, memory)
+        return pack(self._block_functions, parts, num_outputs, memory)
 
     @property
-    def _kernels_of_blocks(self) -> NativeKernels:
+    def _block_functions(self) -> BlockFunctions:
         assert self._native is not None, "blocks are kept where there are kernels"
-        return self._native
+        return self._native.blocks
 
     def _int8(self, weight_OI: Tensor, bias_O: Tensor | None, choice: KernelChoice) -> Product:
         def product(kind: KernelType) -> Product:

@@ -8,7 +8,7 @@ bytes. Levels are unsigned; a weight is scale * (level - zero).
 from __future__ import annotations
 
 from ryzanstein.worker.model.gguf.block_types import BlockType
-from ryzanstein.worker.model.kernels.native import BLOCKS
+from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
 
 
 def _group(bits: int, inputs: int) -> BlockType:

@@ -50,7 +50,7 @@ class NativeKernel:
 
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         assert native is not None, "chosen where there is one"
-        self._packed, self._scale_O, self._multiply = native.int8_pack(levels_OI), scale_O, native.int8_product
+        self._packed, self._scale_O, self._multiply = native.int8.pack(levels_OI), scale_O, native.int8.product
         self._block = block_of(levels_OI.shape[1])
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ def block_of(num_inputs: int) -> int:
 
 def rows_quantizer(native: NativeKernels | None, block: int) -> RowsQuantizer:
     """Returns a function that transforms and quantizes rows: our own, or torch's operators, which give the same bits."""
-    transform: Callable[[Tensor, int], Tensor] = transform_rows if native is None else native.transform_rows
-    quantize: RowsQuantizer = quantize_rows if native is None else native.quantize_rows
+    transform: Callable[[Tensor, int], Tensor] = transform_rows if native is None else native.int8.transform_rows
+    quantize: RowsQuantizer = quantize_rows if native is None else native.rows.quantize_rows
     return quantize if block == 1 else lambda x_TI, dtype: quantize(transform(x_TI, block), dtype)
 
 
@@ -183,7 +183,7 @@ class Int8Table:
     """A weight whose levels are multiplied, and looked up as well: an embedding that is also the head."""
 
     def __init__(self, packed: Tensor, scale_O: Tensor, num_inputs: int, native: NativeKernels) -> None:
-        self._packed, self._scale_O, self._native = packed, scale_O, native
+        self._packed, self._scale_O, self._functions = packed, scale_O, native.int8
         self._num_inputs, self._block = num_inputs, block_of(num_inputs)
         self.device = packed.device
 
@@ -192,13 +192,13 @@ class Int8Table:
         """Reads and quantizes some rows at a time, so that the floats are never in memory as a whole."""
         num_outputs, num_inputs = shape
         table = cls.empty(shape, native, torch.device("cpu"))
-        row_bytes = native.int8_packed_bytes(_ROWS_AT_ONCE, num_inputs) // _ROWS_AT_ONCE
+        row_bytes = native.int8.packed_bytes(_ROWS_AT_ONCE, num_inputs) // _ROWS_AT_ONCE
         weight_RI = torch.empty(min(_ROWS_AT_ONCE, num_outputs), num_inputs)
         for first in range(0, num_outputs, _ROWS_AT_ONCE):
             some_RI = weight_RI[: num_outputs - first].zero_()
             fill(first, some_RI)
             levels_RI, scale_R = quantize_weight(some_RI, native)
-            packed = native.int8_pack(levels_RI)
+            packed = native.int8.pack(levels_RI)
             table._packed[first * row_bytes :][: len(packed)] = packed
             table._scale_O[first : first + len(scale_R)] = scale_R
         return table
@@ -206,7 +206,7 @@ class Int8Table:
     @classmethod
     def empty(cls, shape: tuple[int, int], native: NativeKernels, device: torch.device) -> Int8Table:
         """Returns a table without numbers; on the meta device it takes no memory."""
-        packed = torch.empty(native.int8_packed_bytes(*shape), dtype=torch.uint8, device=device)
+        packed = torch.empty(native.int8.packed_bytes(*shape), dtype=torch.uint8, device=device)
         return cls(packed, torch.empty(shape[0], device=device), shape[1], native)
 
     @property
@@ -215,13 +215,13 @@ class Int8Table:
 
     def lookup(self, index_T: Tensor) -> Tensor:
         """Returns rows of the weight in float32, [T, I]."""
-        return self._native.int8_rows(self._packed, self._scale_O, index_T, self._num_inputs, self._block)
+        return self._functions.rows(self._packed, self._scale_O, index_T, self._num_inputs, self._block)
 
     def product(self, bias_O: Tensor | None) -> Int8Product:
         return Int8Product(self._multiply, bias_O)
 
     def _multiply(self, x_TI: Tensor) -> Tensor:
-        return self._native.int8_product(x_TI, self._packed, self._scale_O, self._block)
+        return self._functions.product(x_TI, self._packed, self._scale_O, self._block)
 
 
 class Int8Product:

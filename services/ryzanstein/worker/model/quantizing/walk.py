@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
@@ -18,7 +19,11 @@ from ryzanstein.worker.model.cache_size import slot_width
 from ryzanstein.worker.model.checkpoint import WeightFiles
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.decoder import DecoderLayer
-from ryzanstein.worker.model.inputs import InputBuilder
+from ryzanstein.worker.model.inputs.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.builder import InputBuilder
+from ryzanstein.worker.model.inputs.layout import CacheLayout
+from ryzanstein.worker.model.inputs.masks import ScoreMasks
+from ryzanstein.worker.model.inputs.readers import torch_readers
 from ryzanstein.worker.model.kv_cache import LayerPages
 from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
@@ -50,16 +55,10 @@ class Walk:
         num_blocks = -(-length // _BLOCK)
         windows = layer_groups(spec).windows
         device, dtype = torch.device("cpu"), torch.float32
-        builder = InputBuilder(
-            num_blocks,
-            _BLOCK,
-            device,
-            dtype,
-            view_keys=0,
-            windows=windows,
-            bias=alibi_bias(spec, ALONE, dtype, device),
-            knows_causal=spec.score_cap is None,
-        )
+        layout = CacheLayout(num_blocks, _BLOCK, device)
+        batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
+        readers = torch_readers(batches, windows, 0, knows_causal=spec.score_cap is None)
+        builder = InputBuilder(layout, Extents(windows, _BLOCK), readers)
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]

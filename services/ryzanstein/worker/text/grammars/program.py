@@ -7,9 +7,7 @@ wherever it is. This process only reads models and reports. It ends with the age
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -42,17 +40,17 @@ from ryzanstein.worker.text.grammars.frames import (
     packed,
 )
 from ryzanstein.worker.text.grammars.tokens import token_table
+from ryzanstein.worker.text.programs.inside import PAGE_BYTES, begin, bound_memory, pages
 from ryzanstein.worker.text.tokenizer import TextModel
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_PAGE_BYTES = resource.getpagesize()
 _PATIENCE = 10
 """Seconds of waiting per second of computing, because cores are shared."""
 
 
-class Program:
+class GrammarProgram:
     """Reads requests, forks for each constraint, and reports forks that ended without an answer."""
 
     def __init__(self, agent: socket.socket, cpu_s: float, memory_bytes: int) -> None:
@@ -128,9 +126,7 @@ class Program:
 
     def _limit(self) -> None:
         die_with(os.getppid())
-        own_bytes = _pages()[0] * _PAGE_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (own_bytes + self._memory_bytes, own_bytes + self._memory_bytes))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        bound_memory(self._memory_bytes)
         os.nice(5)
         # No handler: compiled code is ended too.
         signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
@@ -150,34 +146,21 @@ def _verdict(judge: Judge, table: TokenTable, tokenizer: LLTokenizer) -> Answer:
         return Refused(judge.job, Cause.SIZE.value, "is nested too deeply")
     except MemoryError:
         return Refused(judge.job, Cause.MEMORY.value, "takes too much memory")
-    grown = max(0, _own_pages() - before) * _PAGE_BYTES
+    grown = max(0, _own_pages() - before) * PAGE_BYTES
     del matcher
     return Sound(judge.job, time.process_time() - began, grown + len(judge.constraint.text))
 
 
-def _pages() -> list[int]:
-    """Returns the pages of this process: of its address space, resident, and resident of files."""
-    return [int(number) for number in Path("/proc/self/statm").read_text().split()[:3]]
-
-
 def _own_pages() -> int:
-    _, resident, shared = _pages()
+    _, resident, shared = pages()
     return resident - shared
 
 
 def main() -> int:
     """Runs the process; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Judges constraints on answers; started by the agent.")
-    for name in ("--parent", "--fd", "--memory-bytes"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--cpu-s", type=float, required=True)
-    arguments = parser.parse_args()
-    die_with(arguments.parent)
-    Path("/proc/self/comm").write_text("grammars")
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    arguments = begin("grammars", "Judges constraints on answers")
     with socket.socket(fileno=arguments.fd) as agent, suppress(BrokenPipeError, ConnectionResetError):
-        Program(agent, arguments.cpu_s, arguments.memory_bytes).run()
+        GrammarProgram(agent, arguments.cpu_s, arguments.memory_bytes).run()
     return 0
 
 

@@ -8,11 +8,8 @@ process.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,30 +20,18 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.generation import ChatPrompt
-from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.programs.starting import AgentProgram, RunningProgram
 from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
 from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered
 
 log = structlog.get_logger(__name__)
 
-_COMMAND = (sys.executable, "-m", "ryzanstein.worker.text.templates.program")
+_PROGRAM = AgentProgram("template process", "ryzanstein.worker.text.templates.program", socket.SOCK_STREAM)
 _START_S = 60.0
 _PATIENCE = 10
 """Seconds of waiting per second of computing, because cores are shared."""
 _TRIES = 2
-
-
-class TemplateProcessLost(Exception):
-    """The process has ended, or does not answer. The message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateBounds:
-    """The bounds of one job (processor seconds, bytes of memory) and of all (how many wait)."""
-
-    cpu_s: float
-    memory_bytes: int
-    max_waiting: int
 
 
 @dataclass(slots=True)
@@ -63,7 +48,7 @@ class _Asked:
 class _Child:
     """A process that takes jobs. `template` is the one that it knows."""
 
-    process: WatchedProcess
+    program: RunningProgram
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     template: TemplateSource | None = field(default=None)
@@ -85,8 +70,7 @@ class _Child:
     async def ended(self) -> int:
         """Kills the process if it runs; returns its exit code."""
         self.writer.close()
-        await end([self.process], 0.0)
-        return self.process.exited.result()
+        return await self.program.killed()
 
 
 class TemplateProcess:
@@ -96,7 +80,7 @@ class TemplateProcess:
     template broke.
     """
 
-    def __init__(self, bounds: TemplateBounds, on_limit: Callable[[RenderLimit], None]) -> None:
+    def __init__(self, bounds: ProgramBounds, on_limit: Callable[[RenderLimit], None]) -> None:
         self._bounds = bounds
         self._on_limit = on_limit
         self._waiting: deque[_Asked] = deque()
@@ -116,17 +100,16 @@ class TemplateProcess:
     async def run(self) -> None:
         """Runs a template process until cancelled.
 
-        Raises TemplateProcessLost when the process ended. Start it again then, after a pause if
-        that happens often.
+        Raises ProgramLost when the process ended. Start it again then, after a pause if that
+        happens often.
         """
         async with self._started() as child:
-            log.info("template process ready", pid=child.process.pid)
+            log.info("template process ready", pid=child.program.process.pid)
             while True:
                 await self._answer_next(child)
 
     async def _ask(self, template: TemplateSource, prompt: ChatPrompt | None) -> Answer:
-        if len(self._waiting) >= self._bounds.max_waiting:
-            raise errors.queue_full(len(self._waiting), self._bounds.max_waiting)
+        self._bounds.admit(len(self._waiting))
         asked = _Asked(template, prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         self._more.set()
@@ -134,7 +117,7 @@ class TemplateProcess:
             async with asyncio.timeout(_START_S):
                 answer = await asked.answer
         except TimeoutError:
-            raise errors.unavailable("NODE_NOT_READY", "the node's template process is not responding") from None
+            raise _PROGRAM.silent() from None
         if isinstance(answer, Limited):
             self._on_limit(answer.limit)
         return answer
@@ -153,60 +136,32 @@ class TemplateProcess:
     async def _answer(self, child: _Child, asked: _Asked) -> Answer:
         """Returns the answer to a job.
 
-        Raises TemplateProcessLost when the process ended or was too late. If this was the first end
-        over this job, the job stays the next one.
+        Raises ProgramLost when the process ended or was too late. If this was the first end over
+        this job, the job stays the next one.
         """
         asked.tries += 1
         try:
             async with asyncio.timeout(_PATIENCE * self._bounds.cpu_s):
                 return await child.ask(asked.template, asked.prompt)
         except (TimeoutError, EOFError, ConnectionError) as error:
-            late = isinstance(error, TimeoutError)
             code = await child.ended()
             limit = _limit_of(code, asked.tries)
             if limit is not None and not asked.answer.done():
                 asked.answer.set_result(Limited(limit))
-            ended = "timed out" if late else exit_text(code)
-            raise TemplateProcessLost(f"template process {ended}") from error
+            raise (_PROGRAM.late() if isinstance(error, TimeoutError) else _PROGRAM.ended(code)) from error
 
     @asynccontextmanager
     async def _started(self) -> AsyncIterator[_Child]:
-        child = await self._spawn()
+        program = _PROGRAM.start(self._bounds)
+        child = _Child(program, *await asyncio.open_connection(sock=program.ours))
         try:
             async with asyncio.timeout(_START_S):
                 await child.read()
             yield child
         except (EOFError, ConnectionError, TimeoutError) as error:
-            raise TemplateProcessLost(f"template process {exit_text(await child.ended())} during startup") from error
+            raise _PROGRAM.ended(await child.ended(), " during startup") from error
         finally:
             await child.ended()
-
-    async def _spawn(self) -> _Child:
-        """Starts a process. OSError: there are no processes or descriptors left."""
-        ours, popen = self._program()
-        process = WatchedProcess(popen.pid, os.pidfd_open(popen.pid))
-        process.over.add_done_callback(lambda _: process.ended(popen.wait()))
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return _Child(process, reader, writer)
-
-    def _program(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Starts the program in a session of its own.
-
-        A terminal's Ctrl-C is handled by the agent alone.
-        """
-        ours, theirs = socket.socketpair()
-        fd, bounds = str(theirs.fileno()), self._bounds
-        arguments = ("--fd", fd, "--memory-bytes", str(bounds.memory_bytes), "--cpu-s", str(bounds.cpu_s))
-        try:
-            command = (*_COMMAND, "--parent", str(os.getpid()), *arguments)
-            fds = (theirs.fileno(),)
-            return ours, subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
 
 
 def _limit_of(code: int, tries: int) -> RenderLimit | None:

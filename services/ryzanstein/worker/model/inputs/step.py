@@ -1,0 +1,67 @@
+"""What the layers of a decoder read of a step besides their weights and the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ryzanstein.worker.model.attention import Segment
+from ryzanstein.worker.model.cold_layout import ColdLayout
+from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.model.kv_cache import bound_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """Hot pages that are full, and the blocks into which a group's layers compress them."""
+
+    kernels: AttentionFunctions
+    layout: ColdLayout
+    hot_M: Tensor
+    cold_M: Tensor
+
+    def run(self, slots_NC: Tensor, cold_BX: Tensor) -> None:
+        """Compresses the pages of one layer."""
+        self.kernels.seal(slots_NC, self.hot_M, cold_BX, self.cold_M, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounding:
+    """Blocks that are full now, and of which the least and the greatest keys are kept: see `KVCache`."""
+
+    blocks_M: Tensor
+    block_size: int
+
+    def run(self, slots_NC: Tensor, bounds_B2Y: Tensor) -> None:
+        """Finds them in one layer."""
+        bound_blocks(slots_NC, bounds_B2Y, self.blocks_M, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """What the layers of a group read: where new keys and values go, and which ones are seen.
+
+    `sealing` and `bounding` are what is to be compressed, or bounded, in between, if anything.
+    """
+
+    slots_T: Tensor
+    segments: Sequence[Segment]
+    sealing: Sealing | None = None
+    bounding: Bounding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The tensors that the layers read.
+
+    `groups` are those of the layers. `last_R` are the rows of T whose logits are needed: those of
+    sampled sequences, then those that score prompts. The last ones are those whose hidden states are
+    wanted themselves.
+    """
+
+    ids_T: Tensor
+    positions_T: Tensor
+    last_R: Tensor
+    groups: Sequence[GroupInputs]

@@ -1,0 +1,1 @@
+"""The functions of the C sources by subject, with tensors for pointers."""

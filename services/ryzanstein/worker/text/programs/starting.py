@@ -1,0 +1,80 @@
+"""Starts a program, and kills it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ryzanstein import errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
+from ryzanstein.worker.text.programs.bounds import ProgramBounds
+
+
+class ProgramLost(Exception):
+    """A program has ended, or does not answer. The message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProgram:
+    """A program's process, and our end of the socket to it, which does not block."""
+
+    process: WatchedProcess
+    ours: socket.socket
+
+    async def killed(self) -> int:
+        """Kills the process if it runs; returns its exit code."""
+        await end([self.process], 0.0)
+        return self.process.exited.result()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProgram:
+    """A program that the agent runs: what people call it, its module, and how it is spoken to.
+
+    `environment` is added to the agent's.
+    """
+
+    title: str
+    module: str
+    socket_kind: socket.SocketKind
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, bounds: ProgramBounds) -> RunningProgram:
+        """Starts a process. OSError: there are no processes or descriptors left.
+
+        It has a session of its own: a terminal's Ctrl-C is handled by the agent alone.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, self.socket_kind)
+        ours.setblocking(False)
+        fd = theirs.fileno()
+        identity = ("--parent", str(os.getpid()), "--fd", str(fd))
+        limits = ("--memory-bytes", str(bounds.memory_bytes), "--cpu-s", str(bounds.cpu_s))
+        command = (sys.executable, "-m", self.module, *identity, *limits)
+        env = {**os.environ, **self.environment}
+        try:
+            popen = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True, env=env)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        process = WatchedProcess(popen.pid, os.pidfd_open(popen.pid))
+        process.over.add_done_callback(lambda _: process.ended(popen.wait()))
+        return RunningProgram(process, ours)
+
+    def ended(self, code: int, when: str = "") -> ProgramLost:
+        """Returns the error of a process that ended, `when` it did."""
+        return ProgramLost(f"{self.title} {exit_text(code)}{when}")
+
+    def late(self) -> ProgramLost:
+        """Returns the error of a process that was killed because it did not answer in time."""
+        return ProgramLost(f"{self.title} timed out")
+
+    def silent(self) -> RyzansteinError:
+        """Returns the error of a caller who got no answer."""
+        return errors.unavailable("NODE_NOT_READY", f"the node's {self.title} is not responding")

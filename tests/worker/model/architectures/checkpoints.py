@@ -1,0 +1,227 @@
+"""Small random checkpoints of every architecture, which transformers writes.
+
+Shapes are odd on purpose: six heads, a vocabulary that does not divide, windows shorter than a prompt.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHAPE = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 251,
+    "max_position_embeddings": 256,
+}
+HEADS = {key: SHAPE[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")}
+DENSE = {**HEADS, "max_position_embeddings": 256, "intermediate_size": 64}
+GPT = {"n_embd": 48, "n_layer": 3, "n_head": 6, "vocab_size": 251, "n_positions": 256}
+MPT = {"d_model": 48, "n_layers": 3, "n_heads": 6, "vocab_size": 251, "max_seq_len": 256}
+MOE = {**SHAPE, "num_experts_per_tok": 2}
+WINDOW = {"sliding_window": 16}
+USED_WINDOW = {"use_sliding_window": True, "max_window_layers": 2, **WINDOW}
+GEMMA = {**SHAPE, "head_dim": 10}
+ROPE = {"rope_theta": 500.0, "factor": 4.0}
+YARN = {**ROPE, "rope_type": "yarn", "original_max_position_embeddings": 64}
+LLAMA3 = {
+    **ROPE,
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.3, 2.0, 3.1],
+    "long_factor": [2.0, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 128,
+}
+DEEPSEEK = {
+    **DENSE,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+GROUPS = {"n_group": 3, "topk_group": 2}
+MSCALE = {**YARN, "mscale": 0.9, "mscale_all_dim": 0.6}
+FALCON = {**HEADS, "max_position_embeddings": 256, "ffn_hidden_size": 64}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**SHAPE, "attention_bias": True, "mlp_bias": True}),
+    "llama linear": ("LlamaConfig", {**SHAPE, "rope_parameters": {**ROPE, "rope_type": "linear"}}),
+    "llama dynamic": ("LlamaConfig", {**SHAPE, "rope_parameters": {**ROPE, "rope_type": "dynamic"}}),
+    "llama llama3": ("LlamaConfig", {**SHAPE, "rope_parameters": LLAMA3}),
+    "llama yarn": ("LlamaConfig", {**SHAPE, "rope_parameters": YARN}),
+    "llama yarn fractional": ("LlamaConfig", {**SHAPE, "rope_parameters": {**YARN, "truncate": False, "beta_fast": 16}}),
+    "mistral": ("MistralConfig", {**SHAPE, **WINDOW}),
+    "mistral whole": ("MistralConfig", {**SHAPE, "sliding_window": None, "head_dim": 12, "num_key_value_heads": 1}),
+    "qwen2": ("Qwen2Config", SHAPE),
+    "qwen2 upper windows": ("Qwen2Config", {**SHAPE, **USED_WINDOW, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {**SHAPE, "head_dim": 10}),
+    "qwen3 biases, windows": ("Qwen3Config", {**SHAPE, **USED_WINDOW, "head_dim": 8, "attention_bias": True}),
+    "granite": (
+        "GraniteConfig",
+        {
+            **SHAPE,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "smollm3": ("SmolLM3Config", {**SHAPE, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "smollm3 windows": ("SmolLM3Config", {**SHAPE, **USED_WINDOW, "no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "olmo": ("OlmoConfig", {**SHAPE, "clip_qkv": 0.6}),
+    "olmo2": ("Olmo2Config", SHAPE),
+    "olmo2 one key-value head": ("Olmo2Config", {**SHAPE, "num_key_value_heads": 1}),
+    "stablelm": ("StableLmConfig", {**SHAPE, "head_dim": 8, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm parallel": (
+        "StableLmConfig",
+        {**SHAPE, "qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+    "cohere": ("CohereConfig", {**SHAPE, "logit_scale": 0.3, "bos_token_id": 1, "eos_token_id": 2}),
+    "cohere norms": ("CohereConfig", {**SHAPE, "use_qk_norm": True, "bos_token_id": 1, "eos_token_id": 2}),
+    "starcoder2": ("Starcoder2Config", {**SHAPE, **WINDOW, "bos_token_id": 1, "eos_token_id": 2}),
+    "starcoder2 no biases": (
+        "Starcoder2Config",
+        {**SHAPE, "use_bias": False, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "phi3": ("Phi3Config", {**SHAPE, **WINDOW, "pad_token_id": 0, "partial_rotary_factor": 0.5}),
+    "phi3 longrope": (
+        "Phi3Config",
+        {**SHAPE, "rope_parameters": LONG, "pad_token_id": 0, "original_max_position_embeddings": 128},
+    ),
+    "gemma": ("GemmaConfig", {**GEMMA, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2Config", {**GEMMA, **WINDOW, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0}),
+    "gemma3_text": (
+        "Gemma3TextConfig",
+        {
+            **GEMMA,
+            **WINDOW,
+            "query_pre_attn_scalar": 7,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gpt2": ("GPT2Config", {**GPT, "bos_token_id": 1, "eos_token_id": 2}),
+    "gpt2 by layer": (
+        "GPT2Config",
+        {
+            **GPT,
+            "n_inner": 64,
+            "scale_attn_by_inverse_layer_idx": True,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gpt_neox": ("GPTNeoXConfig", {**DENSE, "rotary_pct": 0.5}),
+    "gpt_neox in turn": (
+        "GPTNeoXConfig",
+        {**DENSE, "rotary_pct": 0.75, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "gptj": ("GPTJConfig", {**GPT, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2}),
+    "phi": ("PhiConfig", SHAPE),
+    "phi norms": ("PhiConfig", {**SHAPE, "qk_layernorm": True, "partial_rotary_factor": 0.75}),
+    "opt": ("OPTConfig", {**HEADS, "ffn_dim": 64, "max_position_embeddings": 256, "word_embed_proj_dim": 48}),
+    "bloom": ("BloomConfig", {"hidden_size": 48, "n_layer": 3, "n_head": 12, "vocab_size": 251}),
+    "falcon one key-value head": ("FalconConfig", {**FALCON, "bias": True, "multi_query": True}),
+    "falcon groups": ("FalconConfig", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon groups, one for both ranks": (
+        "FalconConfig",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon biases of position": (
+        "FalconConfig",
+        {**FALCON, "num_attention_heads": 12, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "mpt": ("MptConfig", MPT),
+    "mpt clipped": ("MptConfig", {**MPT, "n_heads": 12, "attn_config": {"clip_qkv": 0.6, "softmax_scale": 0.3}}),
+    "mixtral": ("MixtralConfig", {**MOE, **WINDOW, "num_local_experts": 5}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **MOE,
+            "num_experts": 5,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **MOE,
+            "num_experts": 5,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "head_dim": 10,
+        },
+    ),
+    "deepseek_v2": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": MSCALE, "n_shared_experts": 1}),
+    "deepseek_v2 groups, biases": (
+        "DeepseekV2Config",
+        {**DEEPSEEK, **GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True, "mlp_bias": True},
+    ),
+    "deepseek_v3": ("DeepseekV3Config", {**DEEPSEEK, **GROUPS, "rope_parameters": MSCALE, "rms_norm_eps": 1e-3}),
+    "deepseek_v3 one group, halves": (
+        "DeepseekV3Config",
+        {
+            **DEEPSEEK,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 10,
+            "n_routed_experts": 5,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+            "n_shared_experts": 3,
+        },
+    ),
+}
+
+ADDED_TWICE = {"falcon biases of position"}
+"""transformers' eager attention adds Falcon's biases once with the mask and once by itself."""
+
+
+def write(name: str, seed: int, model_dir: Path) -> Any:
+    """A checkpoint of transformers' own; no weight is left at the zeros or ones that it may begin with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        config_class, fields = CASES[name]
+        torch.manual_seed(seed)
+        config = getattr(transformers, config_class)(**fields)
+        kernel = "sdpa" if name in ADDED_TWICE else "eager"
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).float().eval()
+        with torch.no_grad():
+            corrections = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            for weight in (*model.parameters(), *corrections):
+                weight.add_(torch.randn_like(weight) * (0.2 if weight.dim() > 1 else 0.1))
+        model.save_pretrained(model_dir)
+    return model

@@ -1,0 +1,41 @@
+"""llama.cpp, run in the environment of the judges: `python judge_program.py FILE.gguf REQUEST.json ANSWER.npz`.
+
+The request has `texts`, each answered by its token ids, and `ids`, answered by the logits after
+each. The path of modules has the laboratory's own program for llama.cpp.
+"""
+
+import json
+import os
+import sys
+from ctypes import c_bool, c_char_p, c_int, c_int32, c_void_p
+from pathlib import Path
+
+import numpy as np
+from llama_program import Llama
+
+
+class Judge(Llama):
+    def tokenize(self, text):
+        """Special tokens at the ends as the file says; none are read in the text."""
+        vocabulary, encoded = c_void_p(self._call("llama_model_get_vocab", c_void_p, self._model)), text.encode()
+        ids = (c_int32 * (2 * len(encoded) + 16))()
+        given = c_char_p(encoded), c_int32(len(encoded)), ids, c_int32(len(ids)), c_bool(True), c_bool(False)
+        count = self._call("llama_tokenize", c_int, vocabulary, *given)
+        assert count >= 0, text
+        return ids[:count]
+
+    def logits(self, ids):
+        return np.ctypeslib.as_array(self.read(ids), (len(ids), self.vocab_size)).copy()
+
+
+def main():
+    path, request_file, answer_file = sys.argv[1:]
+    request = json.loads(Path(request_file).read_text())
+    ids = request["ids"]
+    judge = Judge(path, max_tokens=len(ids), at_once=len(ids), threads=os.cpu_count())
+    texts = json.dumps([judge.tokenize(text) for text in request["texts"]])
+    np.savez(answer_file, texts=np.array(texts), logits=judge.logits(ids) if ids else np.empty(0, np.float32))
+
+
+if __name__ == "__main__":
+    main()
