@@ -110,6 +110,19 @@ def test_what_prompts_cost_is_still_known_after_a_pause() -> None:
     assert machine.chunk(0) == before
 
 
+@pytest.mark.parametrize("decode_s", [0.06, 2.0])
+def test_decodes_that_were_slow_before_hold_no_prompt_back(decode_s: float) -> None:
+    """Every step has prompt tokens then: nothing measures decodes alone again."""
+    machine = served()
+    machine.prompt(2000)
+    undisturbed = machine.chunk(2000)
+    for _ in range(40 if decode_s < 1 else 1):
+        machine.cost.step(0, 0.0, decode_s)
+    steps = machine.prompt(8000, 2000)
+    assert [num for num, _ in steps][20] > undisturbed / 2
+    assert len(steps) < 200
+
+
 def test_where_every_step_has_prompt_tokens_the_objective_holds_too() -> None:
     took_s = [took_s for _, took_s in Machine().prompt(20_000)]
     assert max(took_s) <= OBJECTIVE_S * 1.01

@@ -62,6 +62,9 @@ class PromptCost:
             before_s = self.decode_step_s or duration_s
             self.decode_step_s = _KEEP * before_s + (1 - _KEEP) * duration_s
             return
+        # A step takes at least as long as its decodes: what was measured before is too much then. Without this it would stay,
+        # and prompts would get the least, for as long as every step has prompt tokens.
+        self.decode_step_s = min(self.decode_step_s, duration_s)
         if self.known:
             self._judge(duration_s, self.decode_step_s + self.prompt_s(num_tokens, pairs))
         self._num_steps += 1
