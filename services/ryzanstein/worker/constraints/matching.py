@@ -21,6 +21,8 @@ MOST_BLANKS = 32
 """So many tokens of white space may follow each other while the grammar allows anything else."""
 MOST_TOKEN_S = 0.05
 """So much processor time one token of one choice may take; a usual one takes less than a millisecond."""
+_REPLAYED = 16
+"""Tokens that are replayed at once: the matcher holds the interpreter meanwhile, and the rank's steps wait."""
 _MAX_MASKS = 64
 
 
@@ -103,14 +105,20 @@ class GrammarState:
         self._spent(began)
 
     def _replay(self, generated: Sequence[int]) -> None:
-        """Takes the tokens of earlier attempts at once."""
-        began = time.thread_time()
-        num_taken = self.matcher.try_consume_tokens(list(generated))
-        if num_taken < len(generated) and not self.matcher.is_stopped():
-            self.failure = f"token {generated[num_taken]} does not satisfy the constraint"
+        """Takes the tokens of earlier attempts, some at once."""
+        for first in range(0, len(generated), _REPLAYED):
+            self._replay_some(generated[first : first + _REPLAYED])
+            if self.failure or self.matcher.is_stopped():
+                break
         last = (i for i, token_id in enumerate(reversed(generated)) if token_id not in self._bits.blank_ids)
         self._num_blanks = next(last, len(generated))
-        self._patience.spent((time.thread_time() - began) / len(generated))
+
+    def _replay_some(self, some: Sequence[int]) -> None:
+        began = time.thread_time()
+        num_taken = self.matcher.try_consume_tokens(list(some))
+        if num_taken < len(some) and (self.matcher.is_error() or not self.matcher.is_stopped()):
+            self.failure = f"token {some[num_taken]} does not satisfy the constraint"
+        self._patience.spent((time.thread_time() - began) / len(some))
         self.failure = self.failure or self._patience.failure
 
     def compute(self, words: Words) -> None:
