@@ -109,6 +109,33 @@ async def test_an_end_that_the_machine_caused_is_nobodys_mistake_and_not_remembe
         assert (await process.judge(SOUND, text_model)).grammar_bytes > 0
 
 
+async def test_an_error_of_the_compiler_itself_is_a_refusal(text_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be one at every node, as often as it is tried."""
+
+    async def failed(*_: object) -> Ended:
+        return Ended(0, 1)
+
+    async with running() as (process, _):
+        await process.judge(Constraint.regex("a"), text_model)
+        monkeypatch.setattr(process, "_ask", failed)
+        for _ in range(2):
+            with pytest.raises(RyzansteinError, match="could not be compiled") as refused:
+                await process.judge(SOUND, text_model)
+            assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+async def test_models_of_one_directory_with_other_templates_are_two(text_model: TextModel, tmp_path: Path) -> None:
+    """Templates decide which tokens only they may write."""
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[0].content }}")
+    other = TextModel.load(text_model.path, "other", template_file=template)
+    async with running() as (process, telemetry):
+        for _ in range(3):
+            await process.judge(SOUND, text_model)
+            await process.judge(SOUND, other)
+        assert counted(telemetry, "grammar_verdicts_total", outcome="miss") == 2
+
+
 HOSTILE = [
     schema({"$ref": "#"}),
     schema({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),

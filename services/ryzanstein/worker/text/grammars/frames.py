@@ -21,6 +21,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     """
 
     job: int
+    key: str
     path: str
     name: str
     template_file: str
@@ -30,14 +31,14 @@ class Judge(msgspec.Struct, frozen=True, tag=True):
     """A request to compile a constraint for a model that is open. Answered with Sound, Refused or Ended."""
 
     job: int
-    path: str
+    key: str
     constraint: Constraint
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
     """The model is no longer needed. Not answered."""
 
-    path: str
+    key: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

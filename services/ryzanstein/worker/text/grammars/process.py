@@ -37,15 +37,18 @@ _OPEN_S = 120.0
 _PATIENCE = 15
 """Seconds of waiting per second of computing; the forks end themselves before."""
 _AT_ONCE = 2
-_MAX_MODELS = 8
+_MAX_MODELS = 32  # as many as a node may have
 
 
 @dataclass(slots=True)
 class _Model:
-    """A model that the process has open. `text` is compared by identity: a new version is opened anew."""
+    """A model that the process has open. `text` is compared by identity: a new version is opened anew.
+
+    The `key` names it there: two models of one directory may have templates with other control tokens.
+    """
 
     text: TextModel
-    path: str
+    key: str
     table: asyncio.Future[bytes]
     verdicts: RememberedVerdicts = field(default_factory=RememberedVerdicts)
 
@@ -94,9 +97,10 @@ class GrammarProcess:
 
         Calls at the same time wait for the same opening, which goes on when they are cancelled.
         """
-        known = self._models.get(model.path)
+        known = self._models.get(_key(model))
         if known is None or known.text is not model or (known.table.done() and known.table.exception() is not None):
             known = self._open(model)
+        self._models[known.key] = self._models.pop(known.key)  # the last one that was used
         try:
             async with asyncio.timeout(_OPEN_S):
                 await asyncio.shield(known.table)
@@ -105,19 +109,20 @@ class GrammarProcess:
         return known
 
     def _open(self, model: TextModel) -> _Model:
-        self._close(model.path)
-        known = self._models[model.path] = _Model(model, model.path, asyncio.get_running_loop().create_future())
+        key = _key(model)
+        self._close(key)
+        known = self._models[key] = _Model(model, key, asyncio.get_running_loop().create_future())
         known.table.add_done_callback(_look)
-        make = partial(Open, path=model.path, name=model.name, template_file=str(model.template_file or ""))
+        make = partial(Open, key=key, path=model.path, name=model.name, template_file=str(model.template_file or ""))
         self._link.asked(make).add_done_callback(partial(_read_table, known.table))
         return known
 
-    def _close(self, path: str) -> None:
-        """Closes this model if it is open, and the one that was opened first if too many are."""
-        paths = [path] if path in self._models else []
+    def _close(self, key: str) -> None:
+        """Closes this model if it is open, and the one that was not used for longest if too many are."""
+        keys = [key] if key in self._models else []
         if len(self._models) >= _MAX_MODELS:
-            paths = paths or [next(iter(self._models))]
-        for each in paths:
+            keys = keys or [next(iter(self._models))]
+        for each in keys:
             del self._models[each]
             self._link.post(Close(each))
 
@@ -129,7 +134,7 @@ class GrammarProcess:
             async with self._places:
                 if (known := model.verdicts.get(constraint)) is not None:
                     return known  # many ask for one constraint at the same time
-                answer = await self._ask(partial(Judge, path=model.path, constraint=constraint))
+                answer = await self._ask(partial(Judge, key=model.key, constraint=constraint))
                 known = self._observer.verdict(constraint, answer)
                 model.verdicts.add(constraint, known)
                 return known
@@ -143,6 +148,10 @@ class GrammarProcess:
                 return answer
         except TimeoutError:
             raise _PROGRAM.silent() from None
+
+
+def _key(model: TextModel) -> str:
+    return "\0".join((model.path, model.name, str(model.template_file or "")))
 
 
 def _read_table(table: asyncio.Future[bytes], answer: asyncio.Future[Answered]) -> None:

@@ -78,14 +78,14 @@ class GrammarProgram:
                 self._open(request)
             case Judge():
                 self._fork(request)
-            case Close(path):
-                self._models.pop(path, None)
+            case Close(key):
+                self._models.pop(key, None)
 
     def _open(self, asked: Open) -> None:
         try:
             template_file = Path(asked.template_file) if asked.template_file else None
             table = token_table(TextModel.load(asked.path, asked.name, template_file=template_file))
-            self._models[asked.path] = table, table.tokenizer()
+            self._models[asked.key] = table, table.tokenizer()
         except Exception as error:  # whatever is wrong with the files; llguidance raises plain ones
             self._say(Unreadable(asked.job, f"{type(error).__name__}: {error}"[:512]))
             return
@@ -98,7 +98,7 @@ class GrammarProgram:
             os.close(fd)
 
     def _fork(self, judge: Judge) -> None:
-        if judge.path not in self._models:
+        if judge.key not in self._models:
             self._say(Unreadable(judge.job, "the model is not open"))
             return
         pid = os.fork()
@@ -119,7 +119,7 @@ class GrammarProgram:
         code = 1
         try:
             self._limit()
-            self._say(_verdict(judge, *self._models[judge.path]))
+            self._say(_verdict(judge, *self._models[judge.key]))
             code = 0
         finally:
             os._exit(code)

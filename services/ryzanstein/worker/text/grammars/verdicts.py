@@ -61,6 +61,8 @@ class GrammarObserver:
                 return self._refused(constraint, Cause(cause), message)
             case Ended(_, code) if code in _OWN_FAULT:
                 return self._refused(constraint, *_OWN_FAULT[code])
+            case Ended(_, code) if code > 0:  # an error in the compiler's Python, so one at every node
+                return self._refused(constraint, Cause.PROCESS, "it could not be compiled")
             case Ended(_, code):
                 self.refused(Cause.PROCESS)
                 raise errors.unavailable("NODE_NOT_READY", f"the node could not compile the constraint: {_others_fault(code)}")
