@@ -189,6 +189,8 @@ class WorkerSettings(ServiceSettings):
         names = [name for name, _ in entries]
         if "" in names:
             raise ValueError("chat_template names no model, and there is no setting model: name it as NAME=FILE")
+        if (wrong_name := next((name for name in names if "/" in name), None)) is not None:
+            raise ValueError(f"chat_template: {wrong_name!r} is no name of a model: a file name may have no equals sign")
         if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
             raise ValueError(f"chat_template has more than one file for model {twice!r}: name the others as NAME=FILE")
         if (wrong := next((path for _, path in entries if not path or len(path) > MAX_PATH_CHARS), None)) is not None:

@@ -113,6 +113,7 @@ def test_each_model_has_a_file_of_its_own() -> None:
         ({"model": "/m/a", "chat_template": "/t/1,a=/t/2"}, "more than one file for model 'a'"),
         ({"model": "/m/a", "chat_template": "a="}, "1 to 1024"),
         ({"model": "/m/a", "chat_template": "x" * 1025}, "1 to 1024"),
+        ({"model": "/m/a", "chat_template": "/etc/x=y/t.jinja"}, "'/etc/x' is no name of a model"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(fields: dict[str, str], why: str) -> None:
