@@ -113,3 +113,15 @@ async def test_the_rate_bounds_bytes_a_second(chain, scope, new_mover, counted) 
     began = time.monotonic()
     await outbox.run()
     assert time.monotonic() - began >= 12 / 20 - 0.1
+
+
+async def test_a_call_ends_in_time_at_a_low_rate(chain, scope, new_mover, counted, monkeypatch) -> None:
+    async def at_once(self: RateLimit, num_bytes: int) -> None: ...
+
+    monkeypatch.setattr(RateLimit, "spend", at_once)
+    pages, store = chain(10), Store()
+    outbox = outbox_of(store, counted, rate=RateLimit(scope.sizes.block_bytes // 5))  # a page in five seconds
+    outbox.add(new_mover(pages), scope, b"", [page.key for page in pages])
+    await outbox.run()
+    assert {len(keys) for _, keys in store.pieces[:-1]} == {2}
+    assert RateLimit(0).most(100, 1.0) == 100

@@ -16,7 +16,7 @@ import structlog
 
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.rate import RateLimit
+from ryzanstein.worker.agent.pages.rate import AT_ONCE_S, RateLimit
 from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
 from ryzanstein.worker.page_metrics import PageMetrics
 
@@ -25,7 +25,8 @@ log = structlog.get_logger(__name__)
 MAX_QUEUED = 16_384
 _OFFER_KEYS = 512
 _BATCH_BYTES = 2**20  # about as many leave at once, and count for the rate
-_CALL_BYTES = 32 * 2**20  # about, in one call: it must end in time also over a slow network or at a low rate
+_CALL_BYTES = 32 * 2**20  # about, in one call: it must end in time also over a slow network
+_CALL_S = 15.0  # the time that a call takes at most for its rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Outbox:
         self._num_taken = len(some)
         mover, scope = some[0].mover, some[0].scope
         missing = await self.store.missing(scope, [each.key for each in some])
-        for piece in _pieces(some, missing, max(1, _CALL_BYTES // scope.sizes.largest)):
+        most = self._rate.most(_CALL_BYTES, _CALL_S) // scope.sizes.largest
+        for piece in _pieces(some, missing, max(1, most)):
             await self.store.send(scope, piece[0].parent, self._batches(mover, scope, [each.key for each in piece]))
         self._num_taken = 0
 
@@ -133,7 +135,7 @@ class Outbox:
             self._metrics.drop("gone", size - len(pages))
             left = left[size:]
             while pages:
-                num = scope.sizes.fit((page.key for page in pages), _BATCH_BYTES)
+                num = scope.sizes.fit((page.key for page in pages), self._rate.most(_BATCH_BYTES, AT_ONCE_S))
                 batch, pages = pages[:num], pages[num:]
                 num_bytes = sum(len(page.content) for page in batch)
                 await self._rate.spend(num_bytes)
