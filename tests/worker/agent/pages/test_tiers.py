@@ -207,3 +207,4 @@ async def test_a_full_disk_from_which_nothing_can_be_removed_rests_too(tmp_path,
         await tier.store.send(scope, b"", several(chain(1, 2)))
     assert (failure.value.cause, failure.value.rest_s) == ("failed", 30)
     assert await tier.fetched(scope, pages[5:]) == pages[5:]
+    assert await tier.store.missing(scope, [page.key for page in pages]) == [], "what is still there counts for the bound"

@@ -91,12 +91,18 @@ class DiskTier:
     async def _shrink(self) -> int:
         """Removes the oldest pages, because others need the disk; returns how many."""
         async with self._writing:
+            before = dict(self._sizes)
             oldest = self._take_oldest(self._max_bytes - int(self._num_bytes * _SHRUNK))
             try:
                 await asyncio.to_thread(_remove, oldest)
-            except OSError as error:  # a file system that has become read-only, say: those files are found at the next start
+            except OSError as error:  # a file system that has become read-only, say
                 log.warning("pages cannot be removed", folder=str(self._folder), error=str(error))
-                return 0
+                left = [path for path in oldest if await asyncio.to_thread(path.exists)]
+                for path in reversed(left):
+                    self._sizes[path] = before[path]
+                    self._sizes.move_to_end(path, last=False)
+                    self._num_bytes += before[path]
+                return len(oldest) - len(left)
             return len(oldest)
 
     async def _write(self, path: Path, page: Page, root: bytes) -> None:
