@@ -17,9 +17,9 @@ from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
 from ryzanstein.router.failover.patience import Quiet
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult, GapError
+from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Blame, blame
 from ryzanstein.router.nodes.connection import PROTOCOL
-from ryzanstein.router.nodes.roster import AttemptPlacement
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
