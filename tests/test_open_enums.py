@@ -32,7 +32,7 @@ from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, Samp
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View
-from ryzanstein.router.nodes.frames import deliver
+from ryzanstein.router.nodes.links.frames import deliver
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
 from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire

@@ -35,7 +35,7 @@ from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.linker import Linker
-from ryzanstein.router.nodes.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
 from ryzanstein.router.sessions.claimed import Claimed

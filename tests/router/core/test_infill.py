@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from ryzanstein.generation import CONSTRAINTS, PROMPT_CUTS
-from ryzanstein.router.nodes import texts
+from ryzanstein.router.nodes.calls import texts
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.router.nodes.connection import WORKING_BEAT_S
+from ryzanstein.router.nodes.links.connection import WORKING_BEAT_S
 from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 80

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.generation import GenerationEvent, GenerationRequest, Prompt
+from ryzanstein.router.nodes.calls.texts import Tokenized
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.nodes.texts import Tokenized
 
 
 class Core(Protocol):

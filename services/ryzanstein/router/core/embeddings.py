@@ -17,8 +17,8 @@ from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.router.failover.placement import RunnerPolicy
-from ryzanstein.router.nodes.embeddings import embed
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.calls.embeddings import embed
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 

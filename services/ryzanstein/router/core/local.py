@@ -33,10 +33,10 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.idempotency import IdempotencyKeys
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
-from ryzanstein.router.nodes import texts
+from ryzanstein.router.nodes.calls import texts
+from ryzanstein.router.nodes.calls.texts import Tokenized
+from ryzanstein.router.nodes.calls.token_count import count_prompt_tokens
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.nodes.texts import Tokenized
-from ryzanstein.router.nodes.token_count import count_prompt_tokens
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn
 

@@ -19,7 +19,7 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult, GapError
 from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Blame, blame
-from ryzanstein.router.nodes.connection import PROTOCOL
+from ryzanstein.router.nodes.links.connection import PROTOCOL
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)

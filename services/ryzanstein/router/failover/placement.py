@@ -21,7 +21,7 @@ from ryzanstein.router.choose import Ranking, beginning
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.nodes.link import UNLOADED
+from ryzanstein.router.nodes.links.link import UNLOADED
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 

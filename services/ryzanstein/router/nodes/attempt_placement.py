@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.links.link import NodeLink
 
 _MAX_TENANTS = 4096  # pairs of tenant and priority whose newest begun attempt a link remembers
 

@@ -16,8 +16,8 @@ import structlog
 from ryzanstein.awake import AwakeClock
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.likeness import Likeness
-from ryzanstein.router.nodes.link import CLOSED, NodeLink
-from ryzanstein.router.nodes.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.links.link import CLOSED, NodeLink
+from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.table import NodeTable, further_models
 from ryzanstein.router.telemetry import RouterTelemetry
 

@@ -14,8 +14,8 @@ from ryzanstein.generation import Attempt, GenerationRequest, NodePlace
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
-from ryzanstein.router.nodes.frames import AttemptSink
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.links.frames import AttemptSink
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.nodes.table import NodeTable, further_models

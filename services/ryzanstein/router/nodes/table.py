@@ -11,7 +11,7 @@ from ryzanstein.cluster import Beat
 from ryzanstein.generation import MAX_NAME_CHARS
 from ryzanstein.router.nodes.breaker import Breaker
 from ryzanstein.router.nodes.departed import DepartedModels
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import RecentLosses
 
 MAX_FURTHER_MODELS = 31  # of one node

@@ -32,8 +32,8 @@ from ryzanstein.generation import (
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.nodes.calls.texts import Tokenized
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.nodes.texts import Tokenized
 from ryzanstein.router.telemetry import RouterTelemetry
 
 MODEL = "echo"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.router.nodes import texts
+from ryzanstein.router.nodes.calls import texts
 from ryzanstein.v1 import text_pb2 as pb
 
 

@@ -10,7 +10,7 @@ import grpc
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import text_pb2 as pb

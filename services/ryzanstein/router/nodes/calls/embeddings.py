@@ -10,7 +10,7 @@ import grpc
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.rpc.interceptors import REQUEST_ID
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceStub
