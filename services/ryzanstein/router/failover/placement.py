@@ -221,7 +221,7 @@ class NodePlacement:
             raise errors.nodes_too_old(self._model, self._features)
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
-            raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
+            raise errors.all_drain(self._model, drained)
 
     def _left_s(self) -> float:
         """Returns how much time is left to wait for a node.
