@@ -110,14 +110,14 @@ class NodeEmbedding:
             case TokenPrompt(ids):
                 token_ids = list(ids)
         if not token_ids:
-            raise errors.invalid(f"input[{place}]", "must have at least one token")
+            raise errors.invalid(f"inputs[{place}]", "must have at least one token")
         most = self._most_tokens()
         if len(token_ids) > most:
-            violation = FieldViolation(f"input[{place}]", f"must have at most {most} tokens")
+            violation = FieldViolation(f"inputs[{place}]", f"must have at most {most} tokens")
             raise replace(errors.context_too_long(len(token_ids), 0, most), violations=(violation,))
         wrong = next((each for each in token_ids if each >= self._text.vocab_size), None)
         if wrong is not None:
-            raise errors.invalid(f"input[{place}]", f"each token id must be in [0, {self._text.vocab_size})", wrong)
+            raise errors.invalid(f"inputs[{place}]", f"each token id must be in [0, {self._text.vocab_size})", wrong)
         return token_ids
 
     def _most_tokens(self) -> int:

@@ -89,6 +89,8 @@ class EchoCore:
         return "".join(f"{token_id} " for token_id in token_ids)
 
     async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
+        if self.refusal is not None:
+            raise self.refusal
         if request.model not in (MODEL, ""):
             raise errors.not_found("model", request.model)
         self.embedded.append(request)

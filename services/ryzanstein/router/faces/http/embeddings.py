@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from starlette.responses import Response
 
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation import TENANT_ID, TextPrompt, TokenPrompt, valid_priority, valid_tenant
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
@@ -29,6 +31,7 @@ from ryzanstein.router.faces.http.prompts import deadline_of, name_of
 from ryzanstein.router.faces.http.sampling import token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import Body, TokenId, Whole
 
+_INPUTS = re.compile(r"inputs((?:\[[0-9]+\])?)(?:\.(?:text|token_ids))?")
 _LARGE_NUMBERS = 16_384
 """An answer with more numbers is written in a thread, a vector at a time."""
 
@@ -74,8 +77,11 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
     @app.post("/v1/embeddings", openapi_extra=described(EmbeddingBody, EmbeddingList))
     async def embeddings(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
-        body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
-        embedded = await while_connected(http.receive, core.embed(asked))
+        try:
+            body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
+            embedded = await while_connected(http.receive, core.embed(asked))
+        except RyzansteinError as error:
+            raise error.with_fields(_as_written) from None
         model, as_base64 = asked.model or core.model_of(""), body.encoding_format == "base64"
         if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
             content = _written(embedded, model, as_base64)
@@ -118,6 +124,12 @@ def _inputs(given: str | list[str | int | float | list[int | float]]) -> tuple[E
         TextPrompt(each) if isinstance(each, str) else TokenPrompt(token_ids_of(f"input[{i}]", each))
         for i, each in enumerate(cast("list[str | list[int | float]]", given))
     )
+
+
+def _as_written(field: str) -> str:
+    """Returns a field of EmbeddingRequest as a body has it: `input[3]` for `inputs[3].text`."""
+    found = _INPUTS.fullmatch(field)
+    return field if found is None else f"input{found[1]}"
 
 
 def _written(embedded: Sequence[Embedded], model: str, as_base64: bool) -> bytes:
