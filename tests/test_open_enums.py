@@ -28,7 +28,11 @@ from ryzanstein.cli import survey
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View

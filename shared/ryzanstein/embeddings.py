@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import TextPrompt, TokenPrompt, valid_priority
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.request import valid_priority
 
 MAX_INPUTS = 2048
 MAX_NUMBERS = 4_194_304

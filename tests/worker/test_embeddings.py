@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import embedding_pb2 as pb

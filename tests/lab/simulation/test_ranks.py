@@ -14,7 +14,11 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import Code
-from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, GenerationRequest, SamplingParams, TokenPrompt
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.prompts import TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartEnd, StartFault
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel
 from ryzanstein.tracing import Tracing

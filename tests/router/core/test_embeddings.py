@@ -13,7 +13,7 @@ import pytest
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.router.core import embeddings
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.core.embeddings import Embedder

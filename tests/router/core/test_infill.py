@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import CONSTRAINTS, PROMPT_CUTS
+from ryzanstein.generation.features import CONSTRAINTS, PROMPT_CUTS
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker

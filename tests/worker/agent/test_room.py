@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFault
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import worker_pb2 as pb

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.telemetry import RouterTelemetry
 
 TENANT_SHARE = 8

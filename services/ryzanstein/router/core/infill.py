@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein import errors
-from ryzanstein.generation import MAX_STOP_TOKEN_IDS, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import MAX_STOP_TOKEN_IDS
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.nodes.calls import texts
 from ryzanstein.router.nodes.calls.texts import Infilled

@@ -14,14 +14,10 @@ from dataclasses import replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation import (
-    ChatPrompt,
-    GenerationEvent,
-    GenerationRequest,
-    Message,
-    Prompt,
-    TokenPrompt,
-)
+from ryzanstein.generation.events import GenerationEvent
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.admission import Admission, Place
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.core.embeddings import Embedder

@@ -13,7 +13,9 @@ import structlog
 
 from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
+from ryzanstein.generation.events import PromptScores
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.tokens import FinishReason, Token
 from ryzanstein.router.failover.patience import Quiet
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult, GapError

@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, NodeState, Numerics
-from ryzanstein.generation import Attempt, GenerationRequest, NodePlace
+from ryzanstein.generation.attempt import Attempt, NodePlace
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState

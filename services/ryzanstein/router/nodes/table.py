@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ryzanstein.cluster import Beat
-from ryzanstein.generation import MAX_NAME_CHARS
+from ryzanstein.generation.names import MAX_NAME_CHARS
 from ryzanstein.router.nodes.breaker import Breaker
 from ryzanstein.router.nodes.departed import DepartedModels
 from ryzanstein.router.nodes.links.link import NodeLink

@@ -21,7 +21,8 @@ from ryzanstein import clock, errors
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState, Numerics
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Attempt, Prompt
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.prompts import Prompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.lending import KvLending

@@ -9,7 +9,8 @@ from grpc.aio import ServicerContext
 
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
-from ryzanstein.generation import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS, ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.features import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt
+from ryzanstein.generation.attempt import Attempt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire
 from ryzanstein.worker.agent.inbox import MAX_BYTES, ReadAhead

@@ -12,23 +12,10 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation import (
-    ChatPrompt,
-    Delta,
-    Finished,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    Prompt,
-    PromptScores,
-    PromptToken,
-    Started,
-    TextPrompt,
-    Token,
-    TokenLogprobs,
-    TopLogprob,
-    Usage,
-)
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, PromptScores, PromptToken, Started
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer

@@ -21,7 +21,9 @@ from starlette.responses import Response
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import TENANT_ID, TextPrompt, TokenPrompt, valid_priority, valid_tenant
+from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.request import valid_priority
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import call_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.nodes.calls.answer import answer_of, too_old
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster

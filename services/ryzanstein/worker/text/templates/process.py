@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
 from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
 from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered
