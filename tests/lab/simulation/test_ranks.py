@@ -88,7 +88,7 @@ class Client:
 
     def __init__(self, node):
         self.node = node
-        self.link = node.connect("router-t")
+        self.link = node.links.open("router-t")
         self.tokens: dict[int, list[tuple[int, int, int, str]]] = {}
         self.ends: dict[int, list[tuple[int, int, int]]] = {}
         self.failed: dict[int, object] = {}
@@ -116,7 +116,7 @@ class Client:
     async def submit(self, handle, sampling=SEEDED, prompt=PROMPT, generated=None, **more):
         request = GenerationRequest("", TokenPrompt(prompt), sampling, **more)
         known = generated or tuple(ChoiceProgress() for _ in range(sampling.n))
-        await self.node.submit(self.link, handle, Attempt(f"g{handle}", 1, request, known))
+        await self.node.submissions.submit(self.link, handle, Attempt(f"g{handle}", 1, request, known))
 
     async def ended(self, handle):
         """All choices, or the failure."""

@@ -87,12 +87,12 @@ class NodeEmbedding:
 
     async def _embedded(self, token_ids: list[int]) -> Embedded:
         async with self._at_once:
-            raw = await self._node.vector(self._text, self._group(token_ids))
+            raw = await self._node.submissions.vector(self._text, self._group(token_ids))
         return Embedded(finished(raw, self._model, self._asked), len(token_ids))
 
     def _group(self, token_ids: list[int]) -> SubmitGroup:
         return SubmitGroup(
-            group=self._node.new_group(),
+            group=self._node.submissions.new_group(),
             prompt_ids=token_ids,
             sampling=SamplingParams(temperature=0, max_tokens=1, seed=0),
             max_tokens=1,

@@ -37,7 +37,7 @@ class WorkerServicer(WorkerServiceServicer):
         requests = aiter(request_iterator)
         hello = await _hello(requests)
         node = self._models.linked(hello.model).node
-        link = node.connect(name_from_wire(hello.router_id, "router_id"))
+        link = node.links.open(name_from_wire(hello.router_id, "router_id"))
         stream = RouterStream(node, link)
         ahead = ReadAhead()
         reader = node.background.once("link_reader", stream.read(requests, _beat_interval_s(hello), ahead))
@@ -60,7 +60,7 @@ class WorkerServicer(WorkerServiceServicer):
             reader.cancel()
             taker.cancel()
             stream.close()
-            node.disconnect(link)
+            node.links.close(link)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         node = self._models.of(request.model).node
