@@ -51,8 +51,19 @@ class Numerics:
     weights: bytes = b""
 
     @property
+    def num_known(self) -> int:
+        """Returns how many of the two are known."""
+        return bool(self.computed) + bool(self.weights)
+
+    @property
     def known(self) -> bool:
-        return bool(self.computed or self.weights)
+        return self.num_known > 0
+
+    def completed(self, later: Numerics) -> Numerics:
+        """Returns these with what a later report adds; as they are if it is of something else."""
+        if self.differs(later):
+            return self
+        return Numerics(self.computed or later.computed, self.weights or later.weights)
 
     def differs(self, other: Numerics) -> bool:
         """Returns whether the two are known to compute other tokens."""

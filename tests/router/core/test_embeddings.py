@@ -15,9 +15,9 @@ from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.router.core import embeddings
-from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.failover.placement import RunnerPolicy
+from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.telemetry import RouterTelemetry
 
 
@@ -31,9 +31,14 @@ class Links:
 
     def __init__(self, *links: Link) -> None:
         self._links = links
+        self.breakers = {link.node_id: Breaker(time.monotonic, lambda state: None) for link in links}
 
     def least_loaded(self, model: str, excluded: Any = (), besides: Any = None) -> Link | None:
-        return next((link for link in self._links if link.node_id not in excluded), None)
+        admitted = (link for link in self._links if self.breakers[link.node_id].admits)
+        return next((link for link in admitted if link.node_id not in excluded), None)
+
+    def breaker(self, node_id: str) -> Breaker:
+        return self.breakers[node_id]
 
     def drained(self, model: str) -> tuple[str, ...]:
         return ()
@@ -43,7 +48,7 @@ class Links:
 
 
 def embedder(*links: Link) -> Embedder:
-    return Embedder(AnyNode(Links(*links), RunnerPolicy()), RouterTelemetry())  # type: ignore[arg-type]
+    return Embedder(Links(*links), RunnerPolicy(), RouterTelemetry())  # type: ignore[arg-type]
 
 
 def request(num_inputs: int, **more: Any) -> EmbeddingRequest:
@@ -81,6 +86,20 @@ async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:
     with pytest.raises(RyzansteinError) as late:
         await embedder().embed(request(1, deadline=clock.unix_s() + 0.1))
     assert (late.value.code, time.monotonic() - began < 2) == (Code.DEADLINE_EXCEEDED, True)
+
+
+async def test_a_breaker_that_lets_a_probe_pass_is_noticed_and_closed_by_its_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answering(link: Link, asked: EmbeddingRequest, inputs: Any) -> list[Embedded]:
+        return [Embedded(array("f", [1.0]), 1) for _ in inputs]
+
+    monkeypatch.setattr(embeddings, "embed", answering)
+    links = Links(Link())
+    links.breakers["node-0"].open()
+    began = time.monotonic()
+    asked = Embedder(links, RunnerPolicy(), RouterTelemetry())  # type: ignore[arg-type]
+    assert len(await asked.embed(request(3))) == 3
+    assert time.monotonic() - began < 5
+    assert links.breakers["node-0"].state is BreakerState.CLOSED
 
 
 async def test_an_input_that_is_too_large_for_the_router_is_named(start_node: Any, start_router: Any) -> None:

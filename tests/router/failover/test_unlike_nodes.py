@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
 import structlog
 
+from ryzanstein.cluster import Numerics
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.router.choose.rendezvous import weight
+from ryzanstein.router.nodes.likeness import kinds_of
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -71,6 +75,32 @@ async def test_where_none_of_its_kind_is_left_it_goes_on_elsewhere_and_is_counte
         assert await read(client) == (list(range(TOKENS)), [first.node_id, second.node_id])
     assert client.value("unlike_failovers_total", model="demo") == 1
     assert "answer continued by a node that computes other tokens" in [line["event"] for line in logs]
+
+
+async def test_attempts_that_bring_no_token_are_not_counted(three: tuple[Any, Any, Any, Any], until: Any) -> None:
+    client, first, second, third = three
+    await third.die()
+    first.die_at = 5
+    second.refuse = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    reading = asyncio.create_task(read(client))
+    await until(lambda: len(second.submits) >= 2)
+    assert client.value("unlike_failovers_total", model="demo") == 0
+    second.refuse = None
+    assert await reading == (list(range(TOKENS)), [first.node_id, second.node_id])
+    assert client.value("unlike_failovers_total", model="demo") == 1
+
+
+async def test_an_answer_belongs_to_the_version_that_accepted_it(three: tuple[Any, Any, Any, Any], until: Any) -> None:
+    """Its node may have another one before the first token: what runs ends on the version that it began on."""
+    client, first, _, third = three
+    first.freeze_at = 0
+    reading = asyncio.create_task(read(client))
+    await until(lambda: first.num_running == 1)
+    first.numerics = NEW
+    await until(lambda: client.router.links.numerics_of(first.node_id).computed == NEW)
+    first.die_at, first.freeze_at = 5, None
+    assert await reading == (list(range(TOKENS)), [first.node_id, third.node_id])
+    assert client.value("unlike_failovers_total", model="demo") == 0
 
 
 async def test_a_node_of_its_kind_that_fails_it_does_not_keep_it_from_the_others(three: tuple[Any, Any, Any, Any]) -> None:
@@ -141,3 +171,15 @@ async def test_contexts_of_other_lengths_are_shown(start_node: Any, start_router
     client = await start_router(await start_node("a"), await start_node("b", context_length=512))
     await until(lambda: client.value("model_contexts", model="demo") == 2)
     assert client.value("model_kinds", model="demo") == 1
+
+
+@dataclass
+class Node:
+    numerics: Numerics
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_kinds_do_not_depend_on_the_order_of_nodes(order: tuple[int, ...]) -> None:
+    """A node whose weights are not known yet hides nothing."""
+    nodes = [Node(Numerics("x")), Node(Numerics("x", b"1")), Node(Numerics("x", b"2"))]
+    assert len(kinds_of([nodes[i] for i in order])) == 2

@@ -80,6 +80,7 @@ class RouterProcess:
 
     flags: dict[str, str]
     log_path: Path
+    command: tuple[str, ...] = ("-m", "ryzanstein.router")
     process: asyncio.subprocess.Process | None = None
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
@@ -95,7 +96,7 @@ class RouterProcess:
         words = [word for name, value in self.flags.items() for word in (f"--{name}", value)]
         with self.log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "ryzanstein.router", *words, stdout=log, stderr=log, start_new_session=True
+                sys.executable, *self.command, *words, stdout=log, stderr=log, start_new_session=True
             )
         async with asyncio.timeout(START_S):
             while not await asyncio.to_thread(self._is_ready):

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ryzanstein.errors import Code
+from ryzanstein.generation.features import EXTENDED
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -409,3 +410,32 @@ async def test_without_a_journal_a_router_knows_its_own_generations_only(
     client = new_client()
     await client.ask(first, TOKENS, until_tokens=5)
     assert (await failure_of(client.come_back(second))).code is Code.NOT_FOUND
+
+
+# The router of an earlier version knows no feature; what it cannot read is the same.
+OF_AN_EARLIER_VERSION = """
+import sys
+from ryzanstein.router.journal import encoding
+encoding.KNOWN_FEATURES = frozenset()
+from ryzanstein.router.__main__ import main
+sys.exit(main())
+"""
+
+
+async def test_what_an_older_router_took_and_cannot_read_goes_on_at_a_newer_one(
+    start_node: Any, start_routers: Any, new_client: Any
+) -> None:
+    """Each time that the older one is asked it takes the generation again, so the head is another one each time."""
+    node = await start_node("a", step_s=0.01, features=(EXTENDED,))
+    first, older, newer = await start_routers(3, node)
+    await older.kill()
+    older.command = ("-c", OF_AN_EARLIER_VERSION)
+    await older.start()
+    client = new_client()
+    await client.ask(first, TOKENS, until_tokens=5, bad_words=["no"])
+    await first.kill()
+    error = await failure_of(client.come_back(older))
+    assert (error.code, error.reason) == (Code.UNIMPLEMENTED, "ROUTER_TOO_OLD")
+    await client.come_back(newer)
+    assert client.seen.tokens == {0: whole()}
+    assert await newer.value("generations_taken_over_total", cause="too_old") == 1

@@ -18,6 +18,7 @@ from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
+from ryzanstein.router.sessions.stores import memory, redis, sqlite
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
@@ -457,3 +458,21 @@ async def test_what_is_kept_of_responses_is_not_listed_and_has_a_bound_of_its_ow
     await store.delete(responses[1])
     await store.create(responses[0], "m", HELLO)
     assert sum(evicted) == 2
+
+
+async def test_a_call_looks_at_a_bounded_number_of_sessions(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of others before a tenant's next one make a page shorter, or empty; its token leads on."""
+    for module in (memory, redis, sqlite):
+        monkeypatch.setattr(module, "MOST_SCANNED", 4)
+    store = await open_store()
+    for number in range(10):
+        await store.create(f"s{number}", "m", tenant="acme" if number in (0, 7) else "beta")
+    pages, token = [], ""
+    while token or not pages:
+        page = await store.list(5, token, tenant="acme")
+        pages.append([each.session_id for each in page.sessions])
+        token = page.next_page_token
+        assert len(pages) < 5, "no end"
+    assert pages[:2] == [["s7"], []]
+    assert [session_id for page in pages for session_id in page] == ["s7", "s0"]
+    assert len((await store.list(6)).sessions) == 6

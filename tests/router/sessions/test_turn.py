@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation.messages import Message, Role
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -173,3 +174,39 @@ async def test_a_session_whose_answer_was_cancelled_is_free_for_every_router(
     await asyncio.sleep(0.1)
     await other.inference.Chat(chat("two"))
     assert sent(node) == [(USER, "two")]
+
+
+def named(tenant: str) -> dict[str, Any]:
+    return {"metadata": (("x-tenant-id", tenant),)}
+
+
+async def test_who_may_not_find_a_session_neither_ends_nor_blocks_what_speaks_there(start_node: Any, start_router: Any) -> None:
+    client = await start_router(await start_node("a", step_s=0.01))
+    await client.inference.Chat(chat("one"), **named("acme"))
+    stream = client.inference.StreamChat(inference.StreamChatRequest(chat=chat("two", tokens=60)), **named("acme"))
+    generation_id = (await stream.read()).event.started.generation_id
+    stream.cancel()  # it goes on, unread: its tenant could come back, or end it by another turn
+    for _ in range(3):
+        error = await refused(client.inference.Chat(chat("mine"), **named("beta")))
+        assert error.code is Code.NOT_FOUND
+    request = inference.AttachGenerationRequest(generation_id=generation_id)
+    tokens = 0
+    async for response in client.inference.AttachGeneration(request, **named("acme")):
+        tokens += len(response.event.delta.token_ids)
+    assert tokens == 60
+
+
+@pytest.mark.parametrize("ending", ["", ".object"])
+async def test_what_is_kept_of_a_response_is_no_session(start_node: Any, start_router: Any, ending: str) -> None:
+    """Its id has a digest of the tenant, which whoever knows the tenant's name can compute."""
+    client = await start_router(await start_node("a"))
+    session_id = "0123456789abcdef-resp_1" + ending
+    await client.router.sessions.create(session_id, "demo", (Message(Role.ASSISTANT, "secret"),))
+    for call, code in (
+        (client.sessions.GetSession(inference.GetSessionRequest(session_id=session_id)), Code.NOT_FOUND),
+        (client.sessions.DeleteSession(inference.DeleteSessionRequest(session_id=session_id)), Code.NOT_FOUND),
+        (client.sessions.CreateSession(inference.CreateSessionRequest(session_id=session_id)), Code.INVALID_ARGUMENT),
+        (client.inference.Chat(chat("more", session_id=session_id)), Code.NOT_FOUND),
+    ):
+        assert (await refused(call)).code is code
+    assert len((await client.router.sessions.get(session_id)).messages) == 1

@@ -22,6 +22,7 @@ class Machine:
     token_s: float = 0.0005
     pair_s: float = 1e-7
     noise: float = 0.0
+    hiccup: float = 0.0  # how often a step takes half as long again
     cost: PromptCost = field(default_factory=PromptCost)
     dice: random.Random = field(default_factory=lambda: random.Random(2))
 
@@ -29,6 +30,7 @@ class Machine:
         pairs = sum(num_context + n + 1 for n in range(num_tokens))
         took_s = self.base_s + self.token_s * num_tokens + self.pair_s * pairs
         took_s *= 1 + self.dice.uniform(-self.noise, self.noise)
+        took_s *= 1.5 if self.dice.random() < self.hiccup else 1.0
         self.cost.step(num_tokens, num_pairs(num_tokens, num_context), took_s)
         return took_s
 
@@ -72,6 +74,15 @@ def test_nearly_every_step_keeps_the_objective_on_a_noisy_machine(noise: float) 
     took_s = sorted(took_s for _, took_s in served(noise=noise).prompt(30_000))
     assert took_s[int(0.98 * len(took_s))] <= OBJECTIVE_S * 1.05
     assert sum(took_s) / len(took_s) > 0.6 * OBJECTIVE_S
+
+
+def test_rare_hiccups_count_as_often_as_they_come() -> None:
+    """One step in 25 would break the objective; one in 200 may, and does not make the others small."""
+    often = sorted(took_s for _, took_s in served(noise=0.05, hiccup=0.04).prompt(30_000))
+    assert often[int(0.98 * len(often))] <= OBJECTIVE_S * 1.05
+    rarely = served(noise=0.05, hiccup=0.005)
+    steps = [took_s for _, took_s in rarely.prompt(30_000)]
+    assert sorted(steps)[len(steps) // 2] > 0.85 * OBJECTIVE_S
 
 
 def test_the_first_chunk_is_small_and_grows() -> None:

@@ -17,6 +17,7 @@ from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 
 _ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
+_PROBE_S = 0.25  # a breaker that becomes half-open is no event
 _T = TypeVar("_T")
 
 
@@ -81,4 +82,4 @@ class AnyNode:
             left_s = min(left_s, deadline - clock.unix_s())
             if left_s <= 0:
                 raise errors.deadline_exceeded()
-        await self._links.changed(left_s)
+        await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)

@@ -21,7 +21,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.parts import CoreParts
-from ryzanstein.router.core.peers import MOVED, RESTARTED, OwnerLostError, Peers, moved
+from ryzanstein.router.core.peers import MOVED, RESTARTED, TOO_OLD, OwnerLostError, Peers, moved
 from ryzanstein.router.core.reader import PassedReader
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.journal import Head, Journal, JournalRecord, JournalUnavailableError, Owner
@@ -219,7 +219,11 @@ class ClusteredCore(LocalCore):
         """Returns why this router should take the generation over, or empty to ask its owner."""
         if head.owner.owner_id == self._cluster.owner_id or head.owner.address == self._owner.address:
             return RESTARTED
-        return lost.cause if lost is not None and lost.head == head else ""
+        if lost is None:
+            return ""
+        # A router that cannot read the request takes the generation each time that it is asked, with another epoch.
+        same = lost.head.owner == head.owner if lost.cause == TOO_OLD else lost.head == head
+        return lost.cause if same else ""
 
     async def _take(self, generation_id: str, head: Head, cause: str) -> Generation | None:
         """Takes a generation over. Returns None when another router was faster.

@@ -16,8 +16,10 @@ from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.any_node import AnyNode
+from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.nodes.calls.embeddings import embed
 from ryzanstein.router.nodes.links.link import NodeLink
+from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 
 PART = 32
@@ -30,10 +32,11 @@ _INPUT = re.compile(r"inputs?\[([0-9]{1,4})\]((?:\.[a-z_]+)?)")
 
 
 class Embedder:
-    """Has nodes make vectors."""
+    """Has the nodes of a roster make vectors."""
 
-    def __init__(self, nodes: AnyNode, telemetry: RouterTelemetry) -> None:
-        self._nodes, self._telemetry = nodes, telemetry
+    def __init__(self, links: Roster, policy: RunnerPolicy, telemetry: RouterTelemetry) -> None:
+        self._links, self._telemetry = links, telemetry
+        self._nodes = AnyNode(links, policy)
         self._sent: Counter[str] = Counter()
         self._num_inputs = 0
 
@@ -90,10 +93,20 @@ class Embedder:
         self._telemetry.embeddings.retries.labels(error.code.name.lower()).inc()
 
     async def _asked(self, link: NodeLink, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
-        node_id = link.node_id
+        node_id, breaker = link.node_id, self._links.breaker(link.node_id)
         self._sent[node_id] += len(inputs)
+        if breaker is not None:
+            breaker.sent()
         try:
-            return await embed(link, request, inputs)
+            embedded = await embed(link, request, inputs)
+        except BaseException:
+            if breaker is not None:
+                breaker.withdrawn()
+            raise
+        else:
+            if breaker is not None:
+                breaker.worked()
+            return embedded
         finally:
             self._sent[node_id] -= len(inputs)
             if not self._sent[node_id]:

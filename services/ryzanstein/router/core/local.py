@@ -56,7 +56,7 @@ class LocalCore:
         self._lifecycle = Lifecycle(parts, self._admission, self._keys)
         self._generations = self._lifecycle.retained
         self._any_node = AnyNode(parts.links, parts.policy.runner)
-        self._embedder = Embedder(self._any_node, parts.telemetry)
+        self._embedder = Embedder(parts.links, parts.policy.runner, parts.telemetry)
 
     @property
     def ready(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ryzanstein.cluster import Load
+from ryzanstein.cluster import Load, Numerics
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.events import PromptScores
 from ryzanstein.generation.reply_format import ReplyStyle
@@ -102,6 +102,8 @@ class AttemptRun:
         self.attempt = attempt
         self.node_id = node_id
         self.placement: AttemptPlacement | None = None
+        self.numerics = Numerics()
+        """How the version computes that accepted the attempt: a node may have another one before the attempt ends."""
         self.on_submitted: Callable[[float], None] | None = None
         self.told_prompt = generation.started is not None
         """Its node was told how much of the prompt to keep: an attempt had been accepted before."""
@@ -133,7 +135,15 @@ class AttemptRun:
             self._read_another_prompt(prompt_tokens)
             return
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
+        if self.placement is not None:
+            self.numerics = self.placement.link.numerics
         self._generation.start(self.node_id, prompt_tokens, reply, omitted)
+
+    def learned_numerics(self) -> Numerics:
+        """Returns how the attempt is computed, with what its node has said of that since it accepted."""
+        if self.placement is not None:
+            self.numerics = self.numerics.completed(self.placement.link.numerics)
+        return self.numerics
 
     def _read_another_prompt(self, prompt_tokens: int) -> None:
         """Drops the attempt before its first row: its tokens would continue another prompt."""

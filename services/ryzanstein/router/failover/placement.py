@@ -15,6 +15,7 @@ from hashlib import blake2b
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.cluster import Numerics
 from ryzanstein.errors import Code
 from ryzanstein.generation.attempt import NodePlace
 from ryzanstein.generation.features import CONSTRAINTS
@@ -86,14 +87,6 @@ class NodePlacement:
 
     def placed(self, node_id: str) -> None:
         """Records that an attempt starts on a node of the last ranking."""
-        if node_id in self._unlike():
-            self._telemetry.likeness.moved.labels(self._model).inc()
-            log.warning(
-                "answer continued by a node that computes other tokens",
-                generation_id=self._generation.generation_id,
-                to_node=node_id,
-                tokens=self._generation.log.num_tokens,
-            )
         if self._ranking is not None:
             self._links.place(self._ranking, node_id)
 
@@ -127,8 +120,17 @@ class NodePlacement:
             return b""
         return blake2b(key, digest_size=16).digest()
 
-    def worked(self) -> None:
-        """Forgets the faults of nodes and of the request, because the generation has grown."""
+    def worked(self, node_id: str, numerics: Numerics) -> None:
+        """Forgets the faults of nodes and of the request, because the generation has grown: there, and computed so."""
+        if numerics.differs(self._generation.numerics):
+            self._telemetry.likeness.moved.labels(self._model).inc()
+            log.warning(
+                "answer continued by a node that computes other tokens",
+                generation_id=self._generation.generation_id,
+                to_node=node_id,
+                tokens=self._generation.log.num_tokens,
+            )
+        self._generation.numerics = numerics
         self._excluded.clear()
         self._strikes.clear()
 

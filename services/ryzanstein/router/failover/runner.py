@@ -142,8 +142,7 @@ class Runner:
 
     def _on_worked(self, run: AttemptRun) -> None:
         self._breaker_worked(run.node_id)
-        self._generation.numerics = self._links.numerics_of(run.node_id)
-        self._placing.worked()
+        self._placing.worked(run.node_id, run.learned_numerics())
         for other in [other for other in self._runs if other is not run]:
             self._abandon(other)
             self._decide_race(run, other)

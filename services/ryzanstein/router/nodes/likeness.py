@@ -57,9 +57,12 @@ class Likeness:
 
 
 def kinds_of(nodes: Sequence[_Node]) -> list[_Node]:
-    """Returns the first node of each kind. A node that does not say how it computes counts as every kind."""
+    """Returns the first node of each kind. A node that does not say how it computes counts as every kind.
+
+    Nodes that say more come first: one that says little would hide those that differ from each other.
+    """
     examples: list[_Node] = []
-    for node in nodes:
+    for node in sorted(nodes, key=lambda node: node.numerics.num_known, reverse=True):
         if all(node.numerics.differs(other.numerics) for other in examples):
             examples.append(node)
     return examples

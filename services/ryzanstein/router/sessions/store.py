@@ -131,7 +131,9 @@ class SessionStore(Protocol):
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         """Returns a page of at most 1000 sessions (0: 100), without those that are kept of responses.
 
-        `tenant`: only that one's. Raises INVALID_ARGUMENT for an invalid size or token.
+        `tenant`: only that one's. A call looks at `MOST_SCANNED` sessions: with so many of others
+        before the next one, a page is shorter, or empty, and has a token all the same. Raises
+        INVALID_ARGUMENT for an invalid size or token.
         """
         ...
 
@@ -183,6 +185,8 @@ class ServingStore(SessionStore, Protocol):
         ...
 
 
+MOST_SCANNED = 2_000
+"""Sessions that one call of `list` looks at. A store that is asked for them all would keep turns waiting."""
 RESPONSE_MARK = "-resp_"
 _DIGEST_CHARS = 16
 RESPONSE_GLOB = "[0-9a-f]" * _DIGEST_CHARS + RESPONSE_MARK + "*"
@@ -213,6 +217,14 @@ def page_token(session: Session) -> str:
     It begins after this session in the descending order of (update_time, session_id).
     """
     return base64.urlsafe_b64encode(f"{session.update_time!r} {session.session_id}".encode()).decode()
+
+
+def page_of(scanned: Sequence[Session], size: int, tenant: str, *, more: bool) -> SessionPage:
+    """Returns the page of a tenant, or of all, from sessions in descending order. `more`: there may be others behind them."""
+    found = [each for each in scanned if tenant in ("", each.tenant) and not is_response(each.session_id)]
+    if len(found) > size:
+        return SessionPage(tuple(found[:size]), page_token(found[size - 1]))
+    return SessionPage(tuple(found), page_token(scanned[-1]) if more and scanned else "")
 
 
 def read_page_token(token: str) -> tuple[float, str]:

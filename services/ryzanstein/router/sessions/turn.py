@@ -17,7 +17,7 @@ from ryzanstein.generation.messages import Message, Role
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.store import ServingStore, Session, SessionBounds
+from ryzanstein.router.sessions.store import ServingStore, Session, SessionBounds, is_response
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -126,17 +126,24 @@ class Turns:
             return request, None
         if not isinstance(request.prompt, ChatPrompt):
             raise errors.invalid("session_id", "requires messages, not text or token_ids")
+        if is_response(request.session_id):
+            raise errors.not_found("session", request.session_id)
+        if request.tenant_named:  # before the claim, with which another tenant could end or block what runs there
+            self._refuse_foreign(request, await self._find(request.session_id))
         await self.claimed.claim(request.session_id, generation_id)
         try:
             session = await self._find(request.session_id)
-            if session is not None and request.tenant_named and not session.found_by(request.tenant):
-                self.telemetry.refused.labels("foreign_tenant").inc()
-                raise errors.not_found("session", request.session_id)
+            self._refuse_foreign(request, session)
             turn = Turn(self, request.session_id, generation_id, session, request.prompt.messages)
             return self._continued(request, turn), turn
         except BaseException:
             self.claimed.release(request.session_id, generation_id)
             raise
+
+    def _refuse_foreign(self, request: GenerationRequest, session: Session | None) -> None:
+        if session is not None and request.tenant_named and not session.found_by(request.tenant):
+            self.telemetry.refused.labels("foreign_tenant").inc()
+            raise errors.not_found("session", request.session_id)
 
     async def resume(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
         """Returns the turn of a generation that this router takes over from another one.

@@ -255,7 +255,7 @@ class ModelHost:
         self._on_ready(group, ranks)
         self._slept = None
         lead = ranks[0]
-        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.page_format)
+        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.numerics)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
         kernels = lead.kernels or "torch's operators"

@@ -13,13 +13,16 @@ what prompts cost is still known after a pause. Durations are in seconds.
 from __future__ import annotations
 
 import math
+from collections import deque
 
 _KEEP = 0.9  # weight of a step one step later: half after 7
 _LEAST_STEPS = 3
 _GROWTH = 2.0  # of a chunk from one step to the next: costs may be far from what was measured with a smaller one
 _LEAST_CHUNK = 16
 _FIRST_CHUNK = 32  # nothing is known of the cost
-_SPREADS = 2.0  # so many times the usual error is kept free
+_KEPT_ERRORS, _FEW_ERRORS = 100, 50  # from few on, their quantile is known
+_QUANTILE = 0.99  # of steps with prompt tokens that keep the objective
+_SPREADS, _NEWEST = 2.0, 10  # before: so many times the usual error of the newest is kept free
 _ALIKE = 1e-4  # relative variance of contexts below which their cost is not told apart from that of tokens
 
 
@@ -36,7 +39,7 @@ class PromptCost:
         """The duration of a step without prompt tokens; 0 before the first."""
         self._num_steps, self._largest = 0, 0.0
         self._xx = self._xz = self._zz = self._xy = self._zy = 0.0  # x tokens, z pairs, y duration beyond that of decodes
-        self._errors = self._weights = 0.0  # of predictions: squares, and how many there are
+        self._errors: deque[float] = deque(maxlen=_KEPT_ERRORS)  # of predictions, relative to them
         self._token_s = self._pair_s = 0.0
 
     @property
@@ -45,9 +48,13 @@ class PromptCost:
         return self._num_steps >= _LEAST_STEPS
 
     @property
-    def spread(self) -> float:
-        """Returns the usual error of a predicted step, relative to it."""
-        return math.sqrt(self._errors / self._weights) if self._weights else 0.0
+    def margin(self) -> float:
+        """Returns what nearly every step exceeds its prediction by at most, relative to it; never negative."""
+        if len(self._errors) >= _FEW_ERRORS:
+            ordered = sorted(self._errors)
+            return max(0.0, ordered[math.ceil(_QUANTILE * len(ordered)) - 1])
+        newest = list(self._errors)[-_NEWEST:]
+        return _SPREADS * math.sqrt(sum(error * error for error in newest) / len(newest)) if newest else 0.0
 
     def step(self, num_tokens: int, pairs: float, duration_s: float) -> None:
         """Records a step: its prompt tokens, their pairs, and its duration."""
@@ -73,7 +80,7 @@ class PromptCost:
 
     def aim_s(self, objective_s: float) -> float:
         """Returns the duration to plan for, so that nearly every step keeps the objective."""
-        return objective_s / (1 + min(1.0, _SPREADS * self.spread))
+        return objective_s / (1 + min(1.0, self.margin))
 
     def allowance(self, objective_s: float) -> Allowance:
         """Returns what a step may spend on prompts beside its decodes."""
@@ -84,9 +91,7 @@ class PromptCost:
 
     def _judge(self, duration_s: float, predicted_s: float) -> None:
         """Records how far a prediction was off. A step in which the machine stood still counts as twice as long."""
-        error = min(2.0, duration_s / predicted_s if predicted_s else 2.0) - 1
-        self._errors = _KEEP * self._errors + error * error
-        self._weights = _KEEP * self._weights + 1
+        self._errors.append(min(2.0, duration_s / predicted_s if predicted_s else 2.0) - 1)
 
     def _solved(self) -> tuple[float, float]:
         """Returns the costs of a token and of a pair with the least squares of errors, neither negative."""

@@ -61,7 +61,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     and values are kept; with it, the newest `hot_tokens` of a sequence are in `hot_pages`.
     `without_compression`: why it is not as set. `page_bytes` is the size of a page with the heads
     of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks. `hot_page_bytes` is
-    that of a hot page; 0: there are none.
+    that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
     """
 
     rank: int
@@ -88,6 +88,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     without_compression: str = ""
     page_bytes: int = 0
     page_format: str = ""
+    numerics: str = ""
     hot_page_bytes: int = 0
     lasting: AllLasting = ()
     sparse_attention: str = ""

@@ -25,6 +25,7 @@ from ryzanstein.worker.engine.plan import (
     needs_full_logits,
 )
 from ryzanstein.worker.model.choosing import load_chosen
+from ryzanstein.worker.model.kernels import REVISION
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.parallel import TensorParallel
@@ -154,6 +155,11 @@ class ModelRunner:
         """What is in a page and how it was computed: only pages of the same format are alike."""
         computed = str(self._options.torch_dtype).removeprefix("torch.")
         return f"{self._pages.description} computed={computed} weights={self.quantization}"
+
+    @property
+    def numerics(self) -> str:
+        """How tokens are computed: the format of pages, and whose kernels compute."""
+        return f"{self.page_format} kernels={'torch' if self._kernels is None else REVISION}"
 
     def move_pages(self, move: PageMove, slab: mmap.mmap) -> None:
         """Copies this rank's heads of pages between two steps."""

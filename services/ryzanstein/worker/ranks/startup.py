@@ -95,6 +95,7 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
         "page_bytes": runner.page_bytes,
         "hot_page_bytes": runner.hot_page_bytes,
         "page_format": runner.page_format,
+        "numerics": runner.numerics,
     }
 
 

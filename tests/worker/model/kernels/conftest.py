@@ -35,13 +35,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def results(normal: Normal) -> Callable[[NativeKernels], dict[str, Tensor]]:
-    """Computes with every kernel, on sizes that are and are not multiples of what registers hold."""
+def results(normal: Normal) -> Callable[..., dict[str, Tensor]]:
+    """Computes with every kernel, on sizes that are and are not multiples of what registers hold.
 
-    def everything(kernels: NativeKernels) -> dict[str, Tensor]:
+    `results(kernels)`, or `results(kernels, numbers)` with other numbers than normal ones.
+    """
+
+    def everything(kernels: NativeKernels, numbers: Normal = normal) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _drawn):
-            found |= compute(kernels, normal)
+        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _attended_parts, _drawn):
+            found |= compute(kernels, numbers)
         return found
 
     return everything
@@ -90,7 +93,7 @@ def _rows(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
 
 
 def _rotated(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
-    frequencies_R = torch.logspace(0, -4, 20).repeat(2)
+    frequencies_R = torch.tensor([10.0 ** (-4 * n / 19) for n in range(20)]).repeat(2)
     cos_T1R, sin_T1R = kernels.rotary_angles(torch.arange(9) * 700, frequencies_R, False, 1.5)
     angles = Angles(normal(13, 9, 1, 40), normal(14, 9, 1, 40), False)
     qkv_TC, pages_NC = normal(15, 9, 8 * 50), torch.zeros(20, 4 * 50, dtype=torch.float16)
@@ -122,6 +125,28 @@ def _attended_cold(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
         out_TKGD, lse_TKG = torch.zeros(41, 2, 3, 20), torch.zeros(41, 2, 3)
         kernels.attend(normal(22, 41, 2, 3, 20), pages_NC, keys, (0.3, None), out_TKGD, cold_BX=cold_BX, lse_TKG=lse_TKG)
         found |= {f"seal {kind}": cold_BX, f"attend {kind}": out_TKGD, f"lse {kind}": lse_TKG}
+    return found
+
+
+def _attended_parts(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    """More keys than a part has, of one sequence alone and of many tokens."""
+    found, all_M = {}, torch.arange(50)
+    pages_NC, layout = normal(23, 50 * 16, 2 * 2 * 24), ColdLayout(CHANNELS, 2, 24)
+    cold_BX = torch.zeros(50, layout.block_bytes, dtype=torch.uint8)
+    kernels.seal(pages_NC, all_M, cold_BX, all_M, layout)
+    for new in (1, 30):
+        for name, cold in (("hot", None), ("cold", ColdKeys(all_M[None], layout, 20))):
+            keys = PagedKeys(torch.tensor([0]), torch.tensor([new]), all_M[None], torch.tensor([790]), 16, cold=cold)
+            out_TKGD = torch.zeros(new, 2, 3, 24)
+            kernels.attend(
+                normal(24, new, 2, 3, 24),
+                pages_NC,
+                keys,
+                (0.3, None),
+                out_TKGD,
+                cold_BX=None if cold is None else cold_BX,
+            )
+            found[f"attend parts {name} {new}"] = out_TKGD
     return found
 
 

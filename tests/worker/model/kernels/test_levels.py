@@ -1,13 +1,16 @@
 """Which level a CPU has, and that each level's library computes what the one compiled for this machine does."""
 
+import hashlib
 import platform
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.model.kernels import REVISION
 from ryzanstein.worker.model.kernels.compiling import NotBuilt
 from ryzanstein.worker.model.kernels.levels import LEVELS, Level, best_level, levels_of
 from ryzanstein.worker.model.kernels.native import NativeKernels
@@ -254,7 +257,7 @@ def runs_here(level: Level) -> bool:
 
 @pytest.mark.parametrize("level", levels_of(platform.machine()), ids=lambda level: level.name)
 def test_a_levels_library_has_the_bits_of_the_one_for_this_machine(
-    level: Level, kernels: NativeKernels, results: Callable[[NativeKernels], dict[str, Tensor]], libraries: Path
+    level: Level, kernels: NativeKernels, results: Callable[..., dict[str, Tensor]], libraries: Path
 ) -> None:
     """The library of a lower level has narrower registers: what is summed across lanes then differs by rounding."""
     path = libraries / f"{level.name}.so"
@@ -270,3 +273,24 @@ def test_a_levels_library_has_the_bits_of_the_one_for_this_machine(
             assert torch.equal(packaged[name], expected), name
         else:
             torch.testing.assert_close(packaged[name], expected, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def exact_numbers(seed: int, *shape: int) -> Tensor:
+    """About normal numbers without a rounding on the way, so that every machine has the same."""
+    dice = np.random.default_rng(seed).integers(-512, 513, (6, *shape))
+    return torch.from_numpy((dice.sum(0) / 1024).astype(np.float32))
+
+
+# Of the level that every x86-64 CPU has on which the tests run, by the revision of the kernels. When this fails because a kernel
+# computes other bits, raise REVISION and put here what was found.
+DIGESTS = {2: ""}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the digest is of x86-64-v3")
+def test_other_bits_are_another_revision(results: Callable[..., dict[str, Tensor]], libraries: Path) -> None:
+    share_openmp()
+    found = results(NativeKernels(libraries / "x86-64-v3.so"), exact_numbers)
+    digest = hashlib.sha256()
+    for name in sorted(found):
+        digest.update(name.encode() + found[name].contiguous().view(torch.uint8).numpy().tobytes())
+    assert DIGESTS[REVISION] == digest.hexdigest()[:16]

@@ -29,14 +29,15 @@ class EmbeddingServicer(EmbeddingServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: _Context) -> pb.EmbedResponse:
         with self._calls.call("Embed", context) as call:
             user = name_from_wire(request.user, "user")
+            wanted = embed_from_wire(request, self._most.token_ids)
             asked = replace(
-                embed_from_wire(request, self._most.token_ids),
+                wanted,
+                model=wanted.model or self._core.model_of(""),
                 tenant=valid_tenant(call.tenant, user),
                 deadline=call.deadline,
                 request_id=call.request_id,
             )
             embedded = await self._core.embed(asked)
-            model = asked.model or self._core.model_of("")
             if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
-                return embedded_to_wire(embedded, model)
-            return await asyncio.to_thread(embedded_to_wire, embedded, model)
+                return embedded_to_wire(embedded, asked.model)
+            return await asyncio.to_thread(embedded_to_wire, embedded, asked.model)

@@ -9,7 +9,7 @@ import grpc
 
 from ryzanstein import errors
 from ryzanstein.router.faces.grpc.call import Calls
-from ryzanstein.router.sessions.store import Session, SessionStore
+from ryzanstein.router.sessions.store import Session, SessionStore, is_response
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import SessionServiceServicer
 from ryzanstein.wire.requests import MostParts, message_to_wire, messages_from_wire, name_from_wire
@@ -31,6 +31,8 @@ class SessionServicer(SessionServiceServicer):
     ) -> inference.CreateSessionResponse:
         with self._calls.call("CreateSession", context) as call:
             session_id = name_from_wire(request.session_id, "session_id")
+            if is_response(session_id):
+                raise errors.invalid("session_id", "is reserved for kept responses", session_id)
             model = name_from_wire(request.model, "model")
             messages = messages_from_wire(request.messages, self._most)
             fresh = not session_id
@@ -55,13 +57,17 @@ class SessionServicer(SessionServiceServicer):
     ) -> inference.DeleteSessionResponse:
         with self._calls.call("DeleteSession", context) as call:
             session_id = name_from_wire(request.session_id, "session_id")
+            if is_response(session_id):
+                raise errors.not_found("session", session_id)
             if tenant := call.named_tenant:
                 await self._found(session_id, tenant)
             await self._sessions.delete(session_id)
             return inference.DeleteSessionResponse()
 
     async def _found(self, session_id: str, tenant: str) -> Session:
-        """Returns a session of the tenant. Another tenant's is as unknown as one that never was."""
+        """Returns a session of the tenant. Another tenant's, or a kept response, is as unknown as one that never was."""
+        if is_response(session_id):
+            raise errors.not_found("session", session_id)
         session = await self._sessions.get(session_id)
         if not session.found_by(tenant):
             raise errors.not_found("session", session_id)

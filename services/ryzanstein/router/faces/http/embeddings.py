@@ -12,6 +12,7 @@ import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -81,14 +82,17 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
         request_id = call_of(http.scope).request_id
         try:
             body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
+            asked = replace(
+                asked, model=asked.model or core.model_of("")
+            )  # which may be another one when the vectors are there
             embedded = await while_connected(http.receive, core.embed(asked))
         except RyzansteinError as error:
             raise error.with_fields(_as_written) from None
-        model, as_base64 = asked.model or core.model_of(""), body.encoding_format == "base64"
+        as_base64 = body.encoding_format == "base64"
         if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
-            content = _written(embedded, model, as_base64)
+            content = _written(embedded, asked.model, as_base64)
         else:
-            content = await asyncio.to_thread(_written, embedded, model, as_base64)
+            content = await asyncio.to_thread(_written, embedded, asked.model, as_base64)
         return Response(content, media_type="application/json")
 
 

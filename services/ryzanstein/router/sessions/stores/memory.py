@@ -11,6 +11,7 @@ from ryzanstein import errors
 from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.claims import LocalClaims
 from ryzanstein.router.sessions.store import (
+    MOST_SCANNED,
     Session,
     SessionBounds,
     SessionPage,
@@ -18,76 +19,81 @@ from ryzanstein.router.sessions.store import (
     checked_page_size,
     extended,
     is_response,
-    page_token,
+    page_of,
     read_page_token,
 )
 
 
 class MemorySessions:
-    """A `SessionStore` that lives as long as the process. The dictionary is in the order of use."""
+    """A `SessionStore` that lives as long as the process.
+
+    Its dictionaries, of conversations and of what is kept of responses, are in the order of use.
+    """
 
     def __init__(self, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> None:
         self._bounds = bounds
         self._on_evicted = on_evicted
-        self._sessions: dict[str, Session] = {}
-        self._num = {False: 0, True: 0}  # conversations, and what is kept of responses
+        self._conversations: dict[str, Session] = {}
+        self._responses: dict[str, Session] = {}
         self._stored: dict[str, set[str]] = {}
         self._claims = LocalClaims()
+
+    def _like(self, session_id: str) -> dict[str, Session]:
+        """Returns the sessions of the same kind."""
+        return self._responses if is_response(session_id) else self._conversations
 
     async def create(
         self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
     ) -> Session:
-        if checked_id(session_id) in self._sessions:
+        if checked_id(session_id) in self._like(session_id):
             raise errors.already_exists("session", session_id)
         self._bounds.check(messages)
         now = time.time()
-        session = self._sessions[session_id] = Session(session_id, model, now, now, tuple(messages), tenant=tenant)
-        self._num[is_response(session_id)] += 1
+        session = self._like(session_id)[session_id] = Session(session_id, model, now, now, tuple(messages), tenant=tenant)
         self._evict(session_id)
         return session
 
     def _evict(self, session_id: str) -> None:
         """Drops the least recently used ones of the kind that this session has, if there are too many."""
-        kind = is_response(session_id)
-        surplus = self._num[kind] - self._bounds.most_like(session_id)
+        like = self._like(session_id)
+        surplus = len(like) - self._bounds.most_like(session_id)
         if surplus <= 0:
             return
-        for oldest in list(islice((each for each in self._sessions if is_response(each) is kind), surplus)):
+        for oldest in list(islice(like, surplus)):
             self._remove(oldest)
         self._on_evicted(surplus)
 
     def _remove(self, session_id: str) -> None:
-        del self._sessions[session_id]
+        del self._like(session_id)[session_id]
         self._stored.pop(session_id, None)
-        self._num[is_response(session_id)] -= 1
 
     async def get(self, session_id: str) -> Session:
-        session = self._sessions.get(session_id)
+        session = self._like(session_id).get(session_id)
         if session is None:
             raise errors.not_found("session", session_id)
         return session
 
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, start = checked_page_size(page_size), read_page_token(page_token)
-        shown = [s for s in self._sessions.values() if not is_response(s.session_id) and tenant in ("", s.tenant)]
-        newest_first = sorted(shown, key=_order, reverse=True)
-        after = [s for s in newest_first if not page_token or _order(s) < start]
-        page = tuple(replace(session, messages=()) for session in after[:size])
-        return SessionPage(page, _next_token(page, len(after) > size))
+        newest_first = sorted(self._conversations.values(), key=_order, reverse=True)
+        after = (replace(each, messages=()) for each in newest_first if not page_token or _order(each) < start)
+        num_scanned = MOST_SCANNED if tenant else size + 1
+        scanned = list(islice(after, num_scanned))
+        return page_of(scanned, size, tenant, more=len(scanned) == num_scanned)
 
     async def delete(self, session_id: str) -> None:
-        if session_id not in self._sessions:
+        if session_id not in self._like(session_id):
             raise errors.not_found("session", session_id)
         self._remove(session_id)
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
-        session = await self.get(session_id)
+        session, like = await self.get(session_id), self._like(session_id)
         stored = self._stored.setdefault(session_id, set())
         if added := generation_id not in stored:
-            del self._sessions[session_id]
-            self._sessions[session_id] = extended(session, messages, model, node_id)
+            del like[session_id]
+            like[session_id] = extended(session, messages, model, node_id)
         if generation_id:
             stored.add(generation_id)
             self._claims.turn_stored(session_id, generation_id)
@@ -108,13 +114,9 @@ class MemorySessions:
         return False
 
     async def close(self) -> None:
-        self._sessions.clear()
-        self._num = {False: 0, True: 0}
+        self._conversations.clear()
+        self._responses.clear()
 
 
 def _order(session: Session) -> tuple[float, str]:
     return session.update_time, session.session_id
-
-
-def _next_token(page: Sequence[Session], more: bool) -> str:
-    return page_token(page[-1]) if more else ""

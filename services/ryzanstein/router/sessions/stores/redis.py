@@ -21,13 +21,14 @@ from ryzanstein import errors
 from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, SessionBusyError
 from ryzanstein.router.sessions.store import (
+    MOST_SCANNED,
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
     is_response,
-    page_token,
+    page_of,
     read_page_token,
     store_unavailable,
 )
@@ -116,18 +117,16 @@ class RedisSessions:
 
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, position = checked_page_size(page_size), read_page_token(page_token)
-        found: list[Session] = []
-        at_once = _MOST_AT_ONCE if tenant else size + 1
-        while len(found) <= size:
+        scanned: list[Session] = []
+        more, at_once = True, min(MOST_SCANNED, _MOST_AT_ONCE) if tenant else size + 1
+        while more and len(scanned) < (MOST_SCANNED if tenant else size + 1):
             values = (repr(position[0]), position[1], at_once, self._prefix)
             num_ids, rows = await self._run("LIST", (f"{self._prefix}sessions",), values)
-            listed = [_listed(row) for row in rows]
-            found += [each for each in listed if tenant in ("", each.tenant) and not is_response(each.session_id)]
-            if num_ids < at_once or not listed:
-                break
-            position = listed[-1].update_time, listed[-1].session_id
-        page = tuple(found[:size])
-        return SessionPage(page, _next_token(page) if len(found) > size else "")
+            scanned += map(_listed, rows)
+            more = num_ids == at_once and bool(rows)
+            if more:
+                position = scanned[-1].update_time, scanned[-1].session_id
+        return page_of(scanned, size, tenant, more=more)
 
     async def delete(self, session_id: str) -> None:
         keys = self._keys(session_id, "session", "messages", "turns", "sessions", "changed")
@@ -201,7 +200,3 @@ def _unpacked(packed: str) -> Message:
 def _listed(row: Sequence[str]) -> Session:
     session_id, model, create_time, update_time, node_id, tenant = row
     return Session(session_id, model, float(create_time), float(update_time), (), node_id, tenant)
-
-
-def _next_token(page: Sequence[Session]) -> str:
-    return page_token(page[-1])

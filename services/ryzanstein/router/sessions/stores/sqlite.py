@@ -18,13 +18,14 @@ from typing import TypeVar
 from ryzanstein import errors
 from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.store import (
+    MOST_SCANNED,
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
     is_response,
-    page_token,
+    page_of,
     read_page_token,
 )
 from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
@@ -149,11 +150,11 @@ class SqliteSessions:
     def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:
         query = (
             f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE {CONVERSATIONS} AND (update_time, session_id) < (?, ?)"
-            " AND ? IN ('', tenant) ORDER BY update_time DESC, session_id DESC LIMIT ?"
+            " ORDER BY update_time DESC, session_id DESC LIMIT ?"
         )
-        rows = self._connection.execute(query, (*start, tenant, size + 1)).fetchall()
-        page = tuple(_session(row, ()) for row in rows[:size])
-        return SessionPage(page, page_token(page[-1]) if len(rows) > size else "")
+        num_scanned = MOST_SCANNED if tenant else size + 1
+        rows = self._connection.execute(query, (*start, num_scanned)).fetchall()
+        return page_of([_session(row, ()) for row in rows], size, tenant, more=len(rows) == num_scanned)
 
     def _delete(self, session_id: str) -> None:
         with self.changes.changing(session_id), transaction(db := self._connection):

@@ -101,7 +101,7 @@ class KeptResponses:
             found = json.loads(message.content)
         except (RyzansteinError, ValueError):
             return None
-        return found if isinstance(found, dict) else None  # a client may have written into such a session
+        return found if isinstance(found, dict) else None  # clients of earlier versions may have written into such a session
 
     async def _found(self, tenant: str, response_id: str) -> tuple[Message, ...]:
         try:
