@@ -69,7 +69,7 @@ async def infill(link: NodeLink, model: str, prefix: str, suffix: str, deadline:
             raise
         if left_s <= TIMEOUT_S:
             raise errors.deadline_exceeded() from None
-        raise errors.unavailable("NODE_NOT_READY", f"node {link.node_id} did not answer in {TIMEOUT_S:g} s") from None
+        raise errors.unavailable("LINK_DOWN", f"node {link.node_id} did not answer in {TIMEOUT_S:g} s") from None
     if not answer.infill:
         raise too_old(link, "fills in no middle")
     return Infilled(answer.token_ids, answer.stop_token_ids)
