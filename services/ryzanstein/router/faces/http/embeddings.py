@@ -82,9 +82,8 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
         request_id = call_of(http.scope).request_id
         try:
             body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
-            asked = replace(
-                asked, model=asked.model or core.model_of("")
-            )  # which may be another one when the vectors are there
+            # Named now: it may be another one when the vectors are there.
+            asked = replace(asked, model=asked.model or core.model_of(""))
             embedded = await while_connected(http.receive, core.embed(asked))
         except RyzansteinError as error:
             raise error.with_fields(_as_written) from None
