@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.native import NativeKernels

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.constraints.matching import Bits, GrammarState

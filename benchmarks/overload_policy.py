@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from traffic import quantile
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan

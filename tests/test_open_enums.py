@@ -28,11 +28,15 @@ from ryzanstein.cli import survey
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View
-from ryzanstein.router.nodes.frames import deliver
+from ryzanstein.router.nodes.links.frames import deliver
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
 from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire

@@ -25,30 +25,14 @@ from ryzanstein.cluster import (
 )
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import (
-    Attempt,
-    ChatPrompt,
-    ChoiceProgress,
-    Delta,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    Message,
-    NodePlace,
-    PromptScores,
-    PromptToken,
-    Role,
-    SamplingParams,
-    Started,
-    TemplateOptions,
-    TextPrompt,
-    Token,
-    TokenLogprobs,
-    TokenPrompt,
-    ToolCall,
-    TopLogprob,
-    Usage,
-)
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress, NodePlace
+from ryzanstein.generation.events import Delta, Finished, PromptScores, PromptToken, Started
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import TextPrompt, TokenPrompt, valid_priority
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.request import valid_priority
 
 MAX_INPUTS = 2048
 MAX_NUMBERS = 4_194_304
@@ -36,7 +37,7 @@ class EmbeddingRequest:
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT that names the field and its bound."""
         if not 1 <= len(self.inputs) <= MAX_INPUTS:
-            raise errors.invalid("input", f"must have between 1 and {MAX_INPUTS} entries", len(self.inputs))
+            raise errors.invalid("inputs", f"must have between 1 and {MAX_INPUTS} entries", len(self.inputs))
         if self.dimensions is not None and self.dimensions < 1:
             raise errors.invalid("dimensions", "must be at least 1", self.dimensions)
         if self.dimensions is not None:
@@ -62,4 +63,4 @@ def check_numbers(num_inputs: int, dimensions: int) -> None:
     """Raises INVALID_ARGUMENT if an answer would be too large."""
     if num_inputs * dimensions > MAX_NUMBERS:
         bound = f"inputs times numbers of a vector ({dimensions}) must be at most {MAX_NUMBERS}"
-        raise errors.invalid("input", bound, num_inputs)
+        raise errors.invalid("inputs", bound, num_inputs)

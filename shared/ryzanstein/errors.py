@@ -7,8 +7,8 @@ into OpenAI error bodies. Nothing here depends on either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 DOMAIN = "ryzanstein.v1"
@@ -69,6 +69,24 @@ class RyzansteinError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def with_fields(self, named: Callable[[str], str]) -> RyzansteinError:
+        """Returns the error with other names of the invalid fields, in its message too.
+
+        It is the error itself where `named` changes none.
+        """
+        names = {each.field: named(each.field) for each in self.violations}
+        if all(name == field for field, name in names.items()):
+            return self
+        message, metadata = self.message, dict(self.metadata)
+        for field_name, name in names.items():
+            if message.startswith(f"{field_name}:"):
+                message = name + message.removeprefix(field_name)
+                break
+        if (field_name := metadata.get("field", "")) in names:
+            metadata["field"] = names[field_name]
+        violations = tuple(replace(each, field=names[each.field]) for each in self.violations)
+        return replace(self, message=message, metadata=metadata, violations=violations)
 
 
 def invalid(field_name: str, description: str, value: object = None) -> RyzansteinError:
@@ -216,6 +234,11 @@ def no_nodes(model: str, why: str, cause: str = "") -> RyzansteinError:
         {"model": model, "cause": cause} if cause else {"model": model},
         retry_after_s=1.0,
     )
+
+
+def all_drain(model: str, node_ids: Sequence[str]) -> RyzansteinError:
+    """Returns the error for a model whose nodes all drain because an operator requested it."""
+    return no_nodes(model, f"all its nodes are draining ({', '.join(node_ids)[:256]})", ALL_DRAIN)
 
 
 def nodes_too_old(model: str, features: Collection[str]) -> RyzansteinError:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.rpc.reading import RequestReading, readable

@@ -16,12 +16,15 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import CONSTRAINTS, Attempt
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.features import CONSTRAINTS
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import text_pb2 as text
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
+from ryzanstein.v1.text_pb2_grpc import TextServiceServicer, add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from ryzanstein.wire.attempts import attempt_from_wire
 
@@ -29,6 +32,8 @@ MODEL = "demo"
 CONTEXT_LENGTH = 4096
 PROMPT = 100
 """Tokens of a prompt that is cut, as scripted nodes count."""
+INFILL = (1, 2, 3)
+"""The tokens of every prompt to fill in the middle."""
 
 
 def token_id(choice: int, index: int) -> int:
@@ -118,7 +123,10 @@ class ScriptedNode(WorkerServiceServicer):
     """False: it cuts anew, whatever an earlier node has kept."""
     knows_models: bool = True
     """False: an older node, which takes every stream for one of its model."""
+    knows_infill: bool = True
+    """False: an older node, which makes a plain prompt of a request to fill in the middle."""
     default_tokens: int = 16
+    fills: list[text.TokenizeRequest] = field(default_factory=list)
     submits: list[worker.Submit] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
     router_beats: list[float] = field(default_factory=list)
@@ -142,6 +150,7 @@ class ScriptedNode(WorkerServiceServicer):
         self._incarnation = self.fixed_incarnation or uuid.uuid4().hex
         self._server = RpcServer("127.0.0.1", self.port, [])
         add_WorkerServiceServicer_to_server(self, self._server.server)
+        add_TextServiceServicer_to_server(ScriptedTexts(self), self._server.server)
         await self._server.start()
         self.port = self._server.port
 
@@ -179,8 +188,8 @@ class ScriptedNode(WorkerServiceServicer):
     async def CountPromptTokens(self, request: worker.CountPromptTokensRequest, context: Any) -> Any:
         if self.refuse is not None:
             raise self.refuse
-        text = request.text or "".join(message.content for message in request.messages.messages)
-        return worker.CountPromptTokensResponse(tokens=len(text.split()))
+        prompt = request.text or "".join(message.content for message in request.messages.messages)
+        return worker.CountPromptTokensResponse(tokens=len(prompt.split()))
 
     async def _read(self, frames: AsyncIterator[worker.ConnectRequest], running: dict[int, Running], beats: list[int]) -> None:
         async for frame in frames:
@@ -318,6 +327,19 @@ class ScriptedNode(WorkerServiceServicer):
         output.index.append(index)
         output.token_id.append(token_id(choice, index) + (1_000_000 * self._kept(run) if run is not None and self.room else 0))
         output.text.append(token_text(choice, index))
+
+
+class ScriptedTexts(TextServiceServicer):
+    """The tokenizer of a scripted node, which knows only how to fill in the middle."""
+
+    def __init__(self, node: ScriptedNode) -> None:
+        self._node = node
+
+    async def Tokenize(self, request: text.TokenizeRequest, context: Any) -> text.TokenizeResponse:
+        self._node.fills.append(request)
+        while self._node.frozen:  # noqa: ASYNC110 - a switch that any test may turn
+            await asyncio.sleep(0.002)
+        return text.TokenizeResponse(token_ids=INFILL, infill=self._node.knows_infill, stop_token_ids=[4])
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation import ChoiceProgress, TokenPrompt
+from ryzanstein.generation.attempt import ChoiceProgress
+from ryzanstein.generation.prompts import TokenPrompt
 
 pytestmark = pytest.mark.cluster
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation import ChoiceProgress, FinishReason, TokenPrompt
+from ryzanstein.generation.attempt import ChoiceProgress
+from ryzanstein.generation.prompts import TokenPrompt
+from ryzanstein.generation.tokens import FinishReason
 
 pytestmark = pytest.mark.cluster
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import embedding_pb2 as pb
@@ -107,16 +107,16 @@ async def test_vectors_are_cut_where_the_model_says_so_and_what_it_cannot_do_is_
         (texts(TEXTS[0], dimensions=17), "dimensions"),
         (texts(TEXTS[0], dimensions=0), "dimensions"),
         (texts(TEXTS[0], prompt_name="passage"), "prompt_name"),
-        (texts(), "input"),
+        (texts(), "inputs"),
         (texts(TEXTS[0], priority=11), "priority"),
         (pb.EmbedRequest(inputs=[pb.EmbedInput()]), "inputs[0]"),
-        (pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=inference.TokenIds(ids=[10**6]))]), "input[0]"),
+        (pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=inference.TokenIds(ids=[10**6]))]), "inputs[0]"),
     ):
         error = await refused(stub, request)
         assert (error.code, error.violations[0].field) == (Code.INVALID_ARGUMENT, field), error
     too_long = await refused(stub, texts(TEXTS[0], "12 " * 1000))
     assert (too_long.reason, too_long.metadata["context_length"]) == ("CONTEXT_TOO_LONG", "768")
-    assert too_long.violations[0].field == "input[1]"
+    assert too_long.violations[0].field == "inputs[1]"
     late = await refused(stub, texts(*(f"{i} " * 300 for i in range(500))), timeout=0.2)
     assert late.code is Code.DEADLINE_EXCEEDED
     async with connect(node.address) as link:

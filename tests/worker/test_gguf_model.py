@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.sizing import need_of

@@ -10,7 +10,7 @@ import sys
 import grpc
 import pytest
 
-from ryzanstein.generation import TokenPrompt
+from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as pb

@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from safetensors.torch import load_file, save_file
 
 from ryzanstein.errors import Code
-from ryzanstein.generation import TokenPrompt
+from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker import devices
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation import ChatPrompt, Message, Role
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.text.tokenizer import TextModel
 
 pytestmark = pytest.mark.cluster

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.generation import FinishReason, TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.tokens import FinishReason
 
 BOMBS = {
     "indent": "{{ messages | tojson(indent=100000000) }}",

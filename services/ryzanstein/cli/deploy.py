@@ -23,7 +23,7 @@ from ryzanstein.cli.phases import Phase
 from ryzanstein.cli.rollout import Ending, Rollout
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import MAX_NAME_CHARS
+from ryzanstein.generation.names import MAX_NAME_CHARS
 from ryzanstein.model_paths import is_gguf, model_name
 
 WAIT_S = 300.0

@@ -34,8 +34,10 @@ from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
-from ryzanstein.router.nodes.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.linker import Linker
+from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.roster import Roster
+from ryzanstein.router.nodes.table import NodeTable
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
@@ -66,6 +68,7 @@ class Router:
     core: LocalCore
     sessions: SessionStore
     links: Roster
+    linker: Linker
     telemetry: RouterTelemetry
     tracing: Tracing
 
@@ -85,9 +88,11 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
-        links = Roster(router_id, _thresholds(settings), _chooser(settings, router_id, telemetry), telemetry, awake)
-        stack.push_async_callback(links.close)
-        await stack.enter_async_context(_following(settings, router_id, links, telemetry))
+        table = NodeTable()
+        links = Roster(router_id, table, _chooser(settings, router_id, telemetry), awake)
+        linker = Linker(router_id, table, _thresholds(settings), telemetry, awake)
+        stack.push_async_callback(linker.close)
+        await stack.enter_async_context(_following(settings, router_id, linker, telemetry))
         journal = await stack.enter_async_context(open_journal(settings))
         # A new id at each start: a restarted process does not have the old generations.
         owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
@@ -103,7 +108,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         parts = CoreParts(links, turns, _policy(settings), telemetry, tracing)
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
-        yield Router(core, sessions, links, telemetry, tracing)
+        yield Router(core, sessions, links, linker, telemetry, tracing)
 
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
@@ -137,12 +142,12 @@ def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _following(
-    settings: RouterSettings, router_id: str, links: Roster, telemetry: RouterTelemetry
+    settings: RouterSettings, router_id: str, linker: Linker, telemetry: RouterTelemetry
 ) -> AsyncIterator[None]:
     fixed = [address.strip() for address in settings.nodes.split(",") if address.strip()]
-    view = ClusterView(router_id, fixed, links, ViewCache(settings.state_dir / "view.json"), telemetry)
+    view = ClusterView(router_id, fixed, linker, ViewCache(settings.state_dir / "view.json"), telemetry)
     if not settings.orchestrator:
-        links.follow(fixed)
+        linker.follow(fixed)
         yield
         return
     await view.start()

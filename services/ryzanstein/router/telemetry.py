@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.background import Background
-from ryzanstein.generation import Started
+from ryzanstein.generation.events import Started
 from ryzanstein.loop_lag import LoopLag
 from ryzanstein.metrics import (
     DURATION_BUCKETS,

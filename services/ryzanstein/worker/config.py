@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from ryzanstein.config import ServiceSettings
-from ryzanstein.generation import MAX_CHOICES, MAX_NAME_CHARS
+from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.sampling import MAX_CHOICES
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
 from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation import Delta, Finished, FinishReason, Started
+from ryzanstein.generation.events import Delta, Finished, Started
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.replies.reader import ReplyReader, Said, shown_reason
 
 

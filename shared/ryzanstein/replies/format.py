@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation import MAX_TOOL_CALLS, ChatPrompt, Prompt, ReplyFormat, ReplyStyle
+from ryzanstein.generation.messages import MAX_TOOL_CALLS
+from ryzanstein.generation.prompts import ChatPrompt, Prompt
+from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
 from ryzanstein.replies.families import FAMILIES
 from ryzanstein.tools import ToolMode
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
-from ryzanstein.generation import TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.requests import name_from_wire

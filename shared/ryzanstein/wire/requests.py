@@ -7,28 +7,20 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from ryzanstein import errors
-from ryzanstein.generation import (
+from ryzanstein.generation.messages import MAX_TOOL_CALLS, Message, Role, ToolCall
+from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest, valid_priority
+from ryzanstein.generation.sampling import (
     EXTENDED_PARAMS,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
-    MAX_NAME_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOOL_CALLS,
-    PLAIN_TEMPLATE,
-    ChatPrompt,
-    GenerationRequest,
-    Message,
-    Prompt,
-    Role,
     SamplingParams,
-    TemplateOptions,
-    TextPrompt,
-    TokenPrompt,
-    ToolCall,
-    valid_priority,
 )
+from ryzanstein.generation.template_options import PLAIN_TEMPLATE, TemplateOptions
 from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire

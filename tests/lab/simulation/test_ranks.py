@@ -14,7 +14,11 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import Code
-from ryzanstein.generation import Attempt, ChoiceProgress, FinishReason, GenerationRequest, SamplingParams, TokenPrompt
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.prompts import TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartEnd, StartFault
 from ryzanstein.lab.simulation.scripted_model import ScriptedModel
 from ryzanstein.tracing import Tracing
@@ -84,7 +88,7 @@ class Client:
 
     def __init__(self, node):
         self.node = node
-        self.link = node.connect("router-t")
+        self.link = node.links.open("router-t")
         self.tokens: dict[int, list[tuple[int, int, int, str]]] = {}
         self.ends: dict[int, list[tuple[int, int, int]]] = {}
         self.failed: dict[int, object] = {}
@@ -112,7 +116,7 @@ class Client:
     async def submit(self, handle, sampling=SEEDED, prompt=PROMPT, generated=None, **more):
         request = GenerationRequest("", TokenPrompt(prompt), sampling, **more)
         known = generated or tuple(ChoiceProgress() for _ in range(sampling.n))
-        await self.node.submit(self.link, handle, Attempt(f"g{handle}", 1, request, known))
+        await self.node.submissions.submit(self.link, handle, Attempt(f"g{handle}", 1, request, known))
 
     async def ended(self, handle):
         """All choices, or the failure."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams, TextPrompt, TokenPrompt
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.router.choose import affinity
 
 

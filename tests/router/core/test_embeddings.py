@@ -13,7 +13,7 @@ import pytest
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.router.core import embeddings
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.failover.placement import RunnerPolicy
@@ -40,6 +40,9 @@ class Links:
     def breaker(self, node_id: str) -> Breaker:
         return self.breakers[node_id]
 
+    def drained(self, model: str) -> tuple[str, ...]:
+        return ()
+
     async def changed(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
 
@@ -52,18 +55,30 @@ def request(num_inputs: int, **more: Any) -> EmbeddingRequest:
     return EmbeddingRequest("demo", tuple(TextPrompt(str(i)) for i in range(num_inputs)), **more)
 
 
-async def test_an_error_names_the_input_by_its_place_in_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("inputs[{}]", "inputs[70]"),
+        ("inputs[{}].text", "inputs[70].text"),
+        ("input[{}]", "inputs[70]"),  # a node of an earlier version
+        ("input", "inputs"),
+        ("dimensions", "dimensions"),
+    ],
+)
+async def test_an_error_names_the_input_by_its_place_in_the_whole_request(
+    monkeypatch: pytest.MonkeyPatch, said: str, shown: str
+) -> None:
     async def refusing(link: Link, asked: EmbeddingRequest, inputs: Any) -> Any:
         wrong = next((i for i, each in enumerate(inputs) if each.text == "70"), None)
         if wrong is not None:
-            raise errors.invalid(f"input[{wrong}]", "must have at least one token")
+            raise errors.invalid(said.format(wrong), "must have at least one token")
         return [Embedded(array("f", [1.0]), 1) for _ in inputs]
 
     monkeypatch.setattr(embeddings, "embed", refusing)
     with pytest.raises(RyzansteinError) as refused:
         await embedder(Link()).embed(request(100))
-    assert refused.value.violations[0].field == refused.value.metadata["field"] == "input[70]"
-    assert refused.value.message == "input[70]: must have at least one token"
+    assert refused.value.violations[0].field == refused.value.metadata["field"] == shown
+    assert refused.value.message == f"{shown}: must have at least one token"
 
 
 async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:
@@ -85,3 +100,10 @@ async def test_a_breaker_that_lets_a_probe_pass_is_noticed_and_closed_by_its_suc
     assert len(await asked.embed(request(3))) == 3
     assert time.monotonic() - began < 5
     assert links.breakers["node-0"].state is BreakerState.CLOSED
+
+
+async def test_an_input_that_is_too_large_for_the_router_is_named(start_node: Any, start_router: Any) -> None:
+    client = await start_router(await start_node("a"), max_prompt_chars=3)
+    with pytest.raises(RyzansteinError) as refused:
+        await client.router.core.embed(EmbeddingRequest("demo", (TextPrompt("abc"), TextPrompt("abcd"))))
+    assert [each.field for each in refused.value.violations] == ["inputs[1].text"]

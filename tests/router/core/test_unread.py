@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, Token
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, ReplyFormat, Started, Token, Usage
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
+from ryzanstein.generation.reply_format import ReplyFormat
+from ryzanstein.generation.tokens import FinishReason, Token, Usage
 from ryzanstein.replies.reader import Said, read_message
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.grpc.replies import read_events

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.v1 import inference_pb2 as inference
 
 

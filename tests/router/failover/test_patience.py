@@ -7,9 +7,9 @@ import pytest
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Load
 from ryzanstein.router.failover.patience import Patience, Quiet
-from ryzanstein.router.nodes.link import NodeLink
-from ryzanstein.router.nodes.phi_detector import PhiThresholds
-from ryzanstein.router.nodes.roster import AttemptPlacement
+from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
+from ryzanstein.router.nodes.links.link import NodeLink
+from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 
 PATIENCE = Patience(accept_s=5.0, silence_s=20.0)
 IDLE, QUEUE = Load(running=3, waiting=0, capacity=64), Load(running=64, waiting=128, capacity=64)

@@ -259,7 +259,7 @@ async def test_the_only_node_that_could_hold_it_leaves_while_the_request_waits(
     await until(lambda: bool(small.submits))
     await large.die()
     await until(lambda: not client.router.links.members.get("large"))
-    client.router.links.follow([small.address])  # its lease expired
+    client.router.linker.follow([small.address])  # its lease expired
     error = await reading.failure()
     assert (error.code, error.reason, error.metadata["cause"]) == (Code.UNAVAILABLE, "NO_NODES", "refused")
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import RequestKey
+from ryzanstein.generation.request import RequestKey
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, UnsharedKeys
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc

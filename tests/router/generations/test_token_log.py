@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ryzanstein.generation import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, Token
 from ryzanstein.router.generations.token_log import AppendResult, GapError, TokenLog
 
 

@@ -12,22 +12,12 @@ from hypothesis import strategies as st
 
 from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
-from ryzanstein.generation import (
-    ChatPrompt,
-    FinishReason,
-    GenerationRequest,
-    Message,
-    RequestKey,
-    Role,
-    SamplingParams,
-    TemplateOptions,
-    TextPrompt,
-    Token,
-    TokenLogprobs,
-    TokenPrompt,
-    ToolCall,
-    TopLogprob,
-)
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest, RequestKey
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult
 from ryzanstein.router.journal.encoding import (

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import RequestKey
+from ryzanstein.generation.request import RequestKey
 from ryzanstein.router.generations.idempotency import IdempotencyKeys
 from ryzanstein.router.journal import journal as journals
 from ryzanstein.router.journal.journal import Append, KeyClaim, Owner

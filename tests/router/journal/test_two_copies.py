@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.generation import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, Token
 from ryzanstein.router.journal.journal import JournalUnavailableError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference

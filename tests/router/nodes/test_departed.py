@@ -35,16 +35,16 @@ async def test_a_departed_node_that_still_answers_gets_its_lost_link_again(
 ) -> None:
     node = await start_node("a", other_models=("second",))
     router = await start_router(node)
-    roster = router.router.links
+    linker = router.router.linker
     await until(lambda: models(router) == {"demo", "second"})
-    roster.follow([])
-    link = next(link for link in roster._tasks if link.model == model)
+    linker.follow([])
+    link = next(link for link in linker.links if link.model == model)
     link._connection.end("link_lost")
     await until(lambda: models(router) == {"demo", "second"} - {model or "demo"})
-    roster.follow([])
+    linker.follow([])
     await until(lambda: models(router) == {"demo", "second"})
     await node.die()
-    await until(lambda: not roster._tasks)
+    await until(lambda: not linker.links)
 
 
 async def test_a_departed_node_is_not_asked_for_a_model_that_it_no_longer_lists(
@@ -52,15 +52,15 @@ async def test_a_departed_node_is_not_asked_for_a_model_that_it_no_longer_lists(
 ) -> None:
     node = await start_node("a", other_models=("second",))
     router = await start_router(node)
-    roster = router.router.links
+    linker = router.router.linker
     await until(lambda: models(router) == {"demo", "second"})
     node.other_models = ()
-    await until(lambda: [link.model for link in roster._tasks if link.departed] == ["second"])
-    roster.follow([])
-    next(link for link in roster._tasks if link.model)._connection.end("link_lost")
-    await until(lambda: [link.model for link in roster._tasks] == [""])
+    await until(lambda: [link.model for link in linker.links if link.departed] == ["second"])
+    linker.follow([])
+    next(link for link in linker.links if link.model)._connection.end("link_lost")
+    await until(lambda: [link.model for link in linker.links] == [""])
     await asyncio.sleep(0.2)
-    assert [link.model for link in roster._tasks] == [""]
+    assert [link.model for link in linker.links] == [""]
 
 
 async def test_the_model_of_a_node_that_disappeared_is_missing_and_not_unknown(
@@ -68,14 +68,14 @@ async def test_the_model_of_a_node_that_disappeared_is_missing_and_not_unknown(
 ) -> None:
     gone, stays = await start_node("a", other_models=("second",)), await start_node("b")
     router = await start_router(gone, stays, failover_wait_s=0.1)
-    roster = router.router.links
+    linker = router.router.linker
     await until(lambda: models(router) == {"demo", "second"})
     await gone.die()
-    roster.follow([stays.address])
-    await until(lambda: [link.node_id for link in roster._tasks] == ["b"])
+    linker.follow([stays.address])
+    await until(lambda: [link.node_id for link in linker.links] == ["b"])
     assert (await refusal(router, "second")).reason == "NO_NODES"
     assert (await refusal(router, "third")).reason == "MODEL_NOT_FOUND"
-    assert roster.known_models == {"demo"}, "a request without a model takes the one that is left"
+    assert router.router.links.known_models == {"demo"}, "a request without a model takes the one that is left"
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ async def test_the_model_of_a_node_that_left_is_unknown_only_if_it_was_unloaded(
 ) -> None:
     leaves, stays = await start_node("a", model="second"), await start_node("b")
     router = await start_router(leaves, stays, failover_wait_s=0.1)
-    roster = router.router.links
+    linker = router.router.linker
     leaves.state, leaves.model, leaves.reason = last
     await until(lambda: models(router) == {"demo"})
-    roster.follow([stays.address])
+    linker.follow([stays.address])
     await leaves.die()
-    await until(lambda: [link.node_id for link in roster._tasks] == ["b"])
+    await until(lambda: [link.node_id for link in linker.links] == ["b"])
     assert (await refusal(router, "second")).reason == expected
 
 
@@ -103,8 +103,8 @@ async def test_a_model_that_the_orchestrator_lists_is_known_before_its_node_is_l
     start_node: Any, start_router: Any
 ) -> None:
     router = await start_router(await start_node("a"), failover_wait_s=0.1)
-    roster = router.router.links
-    roster.follow([*(link.address for link in roster._tasks), "127.0.0.1:1"], models=["demo", "second"])
+    linker = router.router.linker
+    linker.follow([*(link.address for link in linker.links), "127.0.0.1:1"], models=["demo", "second"])
     assert (await refusal(router, "second")).reason == "NO_NODES"
     assert (await refusal(router, "third")).reason == "MODEL_NOT_FOUND"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ryzanstein.cluster import NO_MODEL
 from ryzanstein.router.nodes.breaker import BreakerState
-from ryzanstein.router.nodes.roster import MAX_FURTHER_MODELS
+from ryzanstein.router.nodes.table import MAX_FURTHER_MODELS
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 
@@ -71,9 +71,9 @@ async def test_a_model_that_the_node_has_no_longer_is_not_served(
     await until(lambda: models(router) == {"demo", "second", "third"})
     node.other_models = ("third",)
     # Its stream stays for what runs there; a node that has unloaded the model ends it.
-    await until(lambda: [link.model for link in router.router.links._tasks if link.departed] == ["second"])
+    await until(lambda: [link.model for link in router.router.linker.links if link.departed] == ["second"])
     node.other_models = ("third", "second")
-    await until(lambda: not [link for link in router.router.links._tasks if link.departed])
+    await until(lambda: not [link for link in router.router.linker.links if link.departed])
     assert models(router) == {"demo", "second", "third"}
 
 
@@ -95,15 +95,15 @@ async def test_a_member_that_leaves_and_returns_keeps_all_its_models(
 ) -> None:
     node = await start_node("a", other_models=("second",))
     router = await start_router(node)
-    roster = router.router.links
+    linker = router.router.linker
     await until(lambda: models(router) == {"demo", "second"})
-    roster.follow([])
-    assert [link.departed for link in roster._tasks] == [True, True]
-    roster.follow([node.address])
-    assert [link.departed for link in roster._tasks] == [False, False]
+    linker.follow([])
+    assert [link.departed for link in linker.links] == [True, True]
+    linker.follow([node.address])
+    assert [link.departed for link in linker.links] == [False, False]
     await node.die()
-    roster.follow([])
-    await until(lambda: not roster._tasks)
+    linker.follow([])
+    await until(lambda: not linker.links)
 
 
 async def test_an_older_node_is_never_asked_for_a_model_in_vain(

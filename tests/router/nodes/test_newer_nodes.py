@@ -85,9 +85,9 @@ async def test_a_link_whose_task_fails_is_made_again(
 ) -> None:
     node = await start_node("a")
     router = await start_router(ready_nodes=0)
-    links = router.router.links
+    linker = router.router.linker
     failing = True
-    link_up = links.link_up
+    link_up = linker.link_up
 
     def fails_at_first(*arguments: Any) -> None:
         nonlocal failing
@@ -96,8 +96,8 @@ async def test_a_link_whose_task_fails_is_made_again(
             raise KeyError("nobody has thought of this")
         link_up(*arguments)
 
-    monkeypatch.setattr(links, "link_up", fails_at_first)
-    links.follow([node.address])
-    await until(lambda: bool(links.models))
+    monkeypatch.setattr(linker, "link_up", fails_at_first)
+    linker.follow([node.address])
+    await until(lambda: bool(router.router.links.models))
     assert router.value("background_task_ends_total", task="link", outcome="failed") == 1
     assert tokens(await rest_of(router.inference.StreamChat(chat()))) == TOKENS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.router.nodes.connection import WORKING_BEAT_S
+from ryzanstein.router.nodes.links.connection import WORKING_BEAT_S
 from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 80
@@ -159,8 +159,8 @@ async def test_an_address_that_leaves_and_comes_back_at_once_is_linked_again(
     node = await start_node("a")
     await node.die()
     client = await start_router(node, ready_nodes=0)
-    client.router.links.follow([])
-    client.router.links.follow([node.address])
+    client.router.linker.follow([])
+    client.router.linker.follow([node.address])
     await node.start()
     await until(lambda: client.router.core.ready)
 

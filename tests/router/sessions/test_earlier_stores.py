@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation import Message, Role, ToolCall
+from ryzanstein.generation.messages import Message, Role, ToolCall
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions

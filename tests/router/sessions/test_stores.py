@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import ChatPrompt, GenerationRequest, Message, Role, SamplingParams
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore

@@ -9,18 +9,13 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collecto
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 
 from ryzanstein.errors import Code, RyzansteinError, unavailable
-from ryzanstein.generation import (
-    Attempt,
-    ChatPrompt,
-    ChoiceProgress,
-    FinishReason,
-    GenerationRequest,
-    Message,
-    ReplyStyle,
-    Role,
-    SamplingParams,
-    TokenPrompt,
-)
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt, TokenPrompt
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent.generations import RunningGenerations

@@ -10,17 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import (
-    Attempt,
-    ChatPrompt,
-    GenerationRequest,
-    Message,
-    Prompt,
-    Role,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.agent.intake import ReadPrompt
 from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
@@ -37,11 +40,11 @@ async def test_long_prompts_that_come_at_once_are_bounded_as_short_ones(monkeypa
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)
-    link, running = node.connect("router-t"), []
+    link, running = node.links.open("router-t"), []
 
     async def submit(handle: int) -> None:
         request = GenerationRequest("", TextPrompt("hello " * 1000), SamplingParams(n=CHOICES, max_tokens=1000))
-        await node.submit(link, handle, Attempt(f"g{handle}", 1, request, (ChoiceProgress(),) * CHOICES))
+        await node.submissions.submit(link, handle, Attempt(f"g{handle}", 1, request, (ChoiceProgress(),) * CHOICES))
         running.append(node.version.running.num_choices)
 
     await asyncio.gather(*(submit(handle) for handle in range(AT_ONCE)))

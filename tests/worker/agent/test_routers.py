@@ -5,7 +5,7 @@ import pytest
 from ryzanstein import errors
 from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 
 

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation import Attempt, ChoiceProgress, GenerationRequest, SamplingParams, TextPrompt
+from ryzanstein.generation.attempt import Attempt, ChoiceProgress
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFault
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import worker_pb2 as pb
@@ -52,12 +55,12 @@ class SleepingNode:
         choice = ModelChoice.at(str(MODEL_DIR))
         await self.node.host.load(choice)
         await self.node.host.settled(choice)
-        await self.node.sleep()
+        await self.node.idleness.sleep()
         assert self.node.host.asleep
         self.connect()
 
     def connect(self) -> RouterLink:
-        self.link = self.node.connect("router-t")
+        self.link = self.node.links.open("router-t")
         self.stream = RouterStream(self.node, self.link)
         self.taker = self.node.background.once("link_taker", self.stream.take_all(self.ahead))
         return self.link
@@ -69,7 +72,7 @@ class SleepingNode:
     def disconnect(self) -> None:
         self.taker.cancel()
         self.stream.close()
-        self.node.disconnect(self.link)
+        self.node.links.close(self.link)
 
     async def outputs(self, num_ended: int) -> tuple[list[int], list[int]]:
         """The handles that finished and those that failed, once there are so many."""
@@ -102,7 +105,7 @@ async def sleeping() -> AsyncIterator[SleepingNode]:
     await node.start()
     yield node
     node.disconnect()
-    await node.node.unload()
+    await node.node.versions.unload()
     await node.node.background.close()
 
 
@@ -148,8 +151,10 @@ async def test_a_wake_that_nobody_waits_for_any_more_gives_other_models_their_tu
     await other.start()
     memory = ModelMemory(100)
     awake = [other.node]
-    sleeping.node.room = SharedRoom(memory, "one", lambda: [node for node in awake if not node.host.asleep], "one", 100)
-    other.node.room = SharedRoom(memory, "two", list, "two", 100)
+    sleeping.node.idleness.room = SharedRoom(
+        memory, "one", lambda: [node.idleness for node in awake if not node.host.asleep], "one", 100
+    )
+    other.node.idleness.room = SharedRoom(memory, "two", list, "two", 100)
     await other.send(submit(1))
     await other.outputs(1)
     await until(lambda: other.node.num_running == 0)
@@ -161,7 +166,7 @@ async def test_a_wake_that_nobody_waits_for_any_more_gives_other_models_their_tu
     assert (memory.taken("one"), memory.taken("two")) == (100, 0)
     assert sleeping.node.num_running == 0
     other.disconnect()
-    await other.node.unload()
+    await other.node.versions.unload()
     await other.node.background.close()
 
 
@@ -174,7 +179,7 @@ async def test_a_model_that_falls_asleep_while_pages_are_fetched_is_woken_again(
         nonlocal times
         times += 1
         if times == 1:
-            await sleeping.node.sleep()
+            await sleeping.node.idleness.sleep()
 
     monkeypatch.setattr(sleeping.node.version.pages, "restore", restore)
     await sleeping.send(submit(1))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation import FinishReason, SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import ChoiceEnd, GroupFailed, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import (

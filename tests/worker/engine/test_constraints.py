@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ryzanstein.errors import CONSTRAINT_FAILED
-from ryzanstein.generation import FinishReason, SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.plan import SampleRow, needs_full_logits
 
 

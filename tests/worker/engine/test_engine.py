@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.errors import Code
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 
 
 def results(it) -> dict:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.messages import SubmitGroup
 
 small_prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 from ryzanstein.worker.model.collectives import Collectives
 from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed
 from ryzanstein.worker.model.draw import Draw
 from ryzanstein.worker.model.kernels.native import NativeKernels

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import TextPrompt
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, ModelRefused
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize

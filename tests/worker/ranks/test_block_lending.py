@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.messages import EngineStats, SetBlockLimit, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.group import GroupEvents
 from ryzanstein.worker.ranks.forking import ForkServer

@@ -8,7 +8,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation import ChatPrompt, Message, ReplyFormat, ReplyStyle, Role, ToolCall
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
 from ryzanstein.replies.reader import read_message
 from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.constraints.lark import grammar

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import ChatPrompt, Message, Role
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 

@@ -11,7 +11,9 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import ChatPrompt, Message, Role, TemplateOptions
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.template_options import TemplateOptions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 HELLO = (Message(Role.USER, "hello"),)

@@ -272,10 +272,9 @@ class Checks:
             return
         if router.core.running:
             self.violated(BrokenPromise.LEFT, f"{router.core.running} generations run on {service.name}")
-        linked = set(router.links._nodes)
         wanted = {node.name for node in self._cluster.nodes if node.wanted}
         for place in self._places:
-            if place.node in wanted and place.name not in linked:
+            if place.node in wanted and router.links.breaker(place.name) is None:
                 self.violated(BrokenPromise.REST, f"{service.name} has no link to {place.name}")
         for what, count in _left_in(router):
             if count:

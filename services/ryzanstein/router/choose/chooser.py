@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from ryzanstein.generation import GenerationRequest
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity
 from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ModelRouting, Ranking
 from ryzanstein.router.choose.node_view import NodeView

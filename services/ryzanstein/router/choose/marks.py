@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import takewhile
 
-from ryzanstein.generation import ChatPrompt, Message, Prompt, Role, TextPrompt, TokenPrompt
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 # About 64 tokens, four blocks of a typical KV cache. A shorter match is not worth a preference.
 FIRST_MARK_BYTES = 256

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from ryzanstein.generation import GenerationRequest
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity, affinity
 from ryzanstein.router.choose.limits import Limit, NoLimit
 from ryzanstein.router.choose.node_view import NodeView

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from ryzanstein.generation import GenerationRequest
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity, beginning
 from ryzanstein.router.choose.limits import Limit
 from ryzanstein.router.choose.marks import marks

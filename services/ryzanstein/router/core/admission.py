@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.telemetry import RouterTelemetry
 
 TENANT_SHARE = 8
@@ -132,17 +132,20 @@ class Admission:
     def leave_line(self, model: str) -> None:
         _take_one(self._entering, model)
 
-    def check_size(self, prompt: Prompt) -> None:
-        """Raises INVALID_ARGUMENT, naming the field and the bound, for a prompt that is too big."""
+    def check_size(self, prompt: Prompt, path: str = "") -> None:
+        """Raises INVALID_ARGUMENT, naming the field and the bound, for a prompt that is too big.
+
+        `path` comes before the name of the field.
+        """
         match prompt:
             case ChatPrompt(messages):
                 self._at_most("messages", "messages", len(messages), self._limits.max_messages)
                 chars = prompt.num_chars
                 self._at_most("messages", "characters in total", chars, self._limits.max_prompt_chars)
             case TextPrompt(text, suffix):
-                self._at_most("text", "characters", len(text) + len(suffix or ""), self._limits.max_prompt_chars)
+                self._at_most(f"{path}text", "characters", len(text) + len(suffix or ""), self._limits.max_prompt_chars)
             case TokenPrompt(token_ids):
-                self._at_most("token_ids", "ids", len(token_ids), self._limits.max_prompt_tokens)
+                self._at_most(f"{path}token_ids", "ids", len(token_ids), self._limits.max_prompt_tokens)
 
     def _at_most(self, field: str, what: str, count: int, bound: int) -> None:
         if count > bound:

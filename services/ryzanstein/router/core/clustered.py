@@ -18,7 +18,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.backoff import Backoff
-from ryzanstein.generation import GenerationEvent
+from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.core.peers import MOVED, RESTARTED, TOO_OLD, OwnerLostError, Peers, moved

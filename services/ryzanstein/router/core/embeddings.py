@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
-from ryzanstein import clock, errors
+from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.failover.placement import RunnerPolicy
-from ryzanstein.router.nodes.embeddings import embed
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.calls.embeddings import embed
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -27,16 +27,16 @@ PART = 32
 MAX_RUNNING = 16_384
 """Inputs of all requests of a router at once."""
 _AT_ONCE = 8  # parts of one request
-_PROBE_S = 0.25  # a breaker that becomes half-open is no event
-_ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
-_INPUT = re.compile(r"input\[([0-9]{1,4})\]")
+# Nodes of earlier versions name them `input[0]`, and all together `input`.
+_INPUT = re.compile(r"inputs?\[([0-9]{1,4})\]((?:\.[a-z_]+)?)")
 
 
 class Embedder:
     """Has the nodes of a roster make vectors."""
 
     def __init__(self, links: Roster, policy: RunnerPolicy, telemetry: RouterTelemetry) -> None:
-        self._links, self._policy, self._telemetry = links, policy, telemetry
+        self._links, self._telemetry = links, telemetry
+        self._nodes = AnyNode(links, policy)
         self._sent: Counter[str] = Counter()
         self._num_inputs = 0
 
@@ -80,21 +80,17 @@ class Embedder:
     async def _part(self, request: EmbeddingRequest, begin: int) -> list[Embedded]:
         """Returns the vectors of one part, from the first node that can make them."""
         inputs = request.inputs[begin : begin + PART]
-        failed: dict[str, RyzansteinError] = {}
-        num_failed, until = 0, time.monotonic() + self._policy.failover_wait_s
-        while True:
-            link = self._links.least_loaded(request.model, failed, self._sent)
-            if link is None:
-                await self._none_left(request, failed, until)
-                continue
-            try:
-                return await self._asked(link, request, inputs)
-            except RyzansteinError as error:
-                num_failed += 1
-                if error.code not in _ELSEWHERE or num_failed >= self._policy.max_fruitless_attempts:
-                    raise _placed(error, begin) from None
-                self._telemetry.embeddings.retries.labels(error.code.name.lower()).inc()
-                failed[link.node_id] = error
+
+        async def asked(link: NodeLink) -> list[Embedded]:
+            return await self._asked(link, request, inputs)
+
+        try:
+            return await self._nodes.ask(request.model, request.deadline, asked, besides=self._sent, on_retry=self._count)
+        except RyzansteinError as error:
+            raise error.with_fields(partial(_whole_name, begin)) from None
+
+    def _count(self, error: RyzansteinError) -> None:
+        self._telemetry.embeddings.retries.labels(error.code.name.lower()).inc()
 
     async def _asked(self, link: NodeLink, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
         node_id, breaker = link.node_id, self._links.breaker(link.node_id)
@@ -116,41 +112,10 @@ class Embedder:
             if not self._sent[node_id]:
                 del self._sent[node_id]
 
-    async def _none_left(self, request: EmbeddingRequest, failed: dict[str, RyzansteinError], until: float) -> None:
-        """Returns when another node may be tried; those that were lost are tried again then.
 
-        Raises the last error where waiting does not help, or NO_NODES after `failover_wait_s`, or
-        DEADLINE_EXCEEDED.
-        """
-        last = next(reversed(failed.values()), None)
-        left_s = until - time.monotonic()
-        if last is not None and (last.code is not Code.UNAVAILABLE or left_s <= 0):
-            raise last
-        if left_s <= 0:
-            raise errors.no_nodes(request.model, f"none was available for {self._policy.failover_wait_s:g} s")
-        if request.deadline is not None:
-            left_s = min(left_s, request.deadline - clock.unix_s())
-            if left_s <= 0:
-                raise errors.deadline_exceeded()
-        await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)
-        failed.clear()
-
-
-def _placed(error: RyzansteinError, begin: int) -> RyzansteinError:
-    """Returns the error of a part that begins there: the input that it names is one of the whole request."""
-    names = {each.field: _whole_name(each.field, begin) for each in error.violations}
-    if not begin or all(names[field] == field for field in names):
-        return error
-    message, metadata = error.message, dict(error.metadata)
-    for field, name in names.items():
-        if message.startswith(f"{field}:"):
-            message = name + message.removeprefix(field)
-    if (field := metadata.get("field", "")) in names:
-        metadata["field"] = names[field]
-    violations = tuple(replace(each, field=names[each.field]) for each in error.violations)
-    return replace(error, message=message, metadata=metadata, violations=violations)
-
-
-def _whole_name(field: str, begin: int) -> str:
+def _whole_name(begin: int, field: str) -> str:
+    """Returns the name of an input in the whole request, for its name in a part that begins there."""
+    if field == "input":
+        return "inputs"
     found = _INPUT.fullmatch(field)
-    return field if found is None else f"input[{begin + int(found[1])}]"
+    return field if found is None else f"inputs[{begin + int(found[1])}]{found[2]}"

@@ -18,7 +18,7 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.core.admission import Admission, Place
 from ryzanstein.router.core.cut_off import CutOffs
 from ryzanstein.router.core.parts import CoreParts

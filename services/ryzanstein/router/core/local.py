@@ -14,18 +14,14 @@ from dataclasses import replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation import (
-    MAX_STOP_TOKEN_IDS,
-    ChatPrompt,
-    GenerationEvent,
-    GenerationRequest,
-    Message,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-)
+from ryzanstein.generation.events import GenerationEvent
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.admission import Admission, Place
+from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.core.embeddings import Embedder
+from ryzanstein.router.core.infill import filled, has_middle
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
@@ -33,10 +29,10 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.idempotency import IdempotencyKeys
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
-from ryzanstein.router.nodes import texts
+from ryzanstein.router.nodes.calls import texts
+from ryzanstein.router.nodes.calls.texts import Tokenized
+from ryzanstein.router.nodes.calls.token_count import count_prompt_tokens
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.nodes.texts import Tokenized
-from ryzanstein.router.nodes.token_count import count_prompt_tokens
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn
 
@@ -59,6 +55,7 @@ class LocalCore:
         self._keys = IdempotencyKeys(parts.keys, parts.telemetry)
         self._lifecycle = Lifecycle(parts, self._admission, self._keys)
         self._generations = self._lifecycle.retained
+        self._any_node = AnyNode(parts.links, parts.policy.runner)
         self._embedder = Embedder(parts.links, parts.policy.runner, parts.telemetry)
 
     @property
@@ -192,8 +189,8 @@ class LocalCore:
     async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
         """See `Core.embed`. A request takes one place, as a generation does."""
         request.validate()
-        for given in request.inputs:
-            self._admission.check_size(given)
+        for i, given in enumerate(request.inputs):
+            self._admission.check_size(given, f"inputs[{i}].")
         deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
         request = replace(request, model=self.model_of(request.model), deadline=deadline)
         place = self._admission.enter(request.tenant)
@@ -233,11 +230,11 @@ class LocalCore:
 
     async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place."""
-        given, request = request.prompt, await self._filled(request)
         request, turn = await self._opened(request, generation_id)
         try:
-            request = self._completed(request, given)
+            request = self._completed(request)
             place.wait_for(request.model, self._generations.waiting(request.model))
+            request = await filled(request, self._deadline(request), self._any_node)
             if turn is not None:
                 await turn.ensure(request.model, request.tenant)
             return self._launch(generation_id, request, turn, place, resumable)
@@ -245,22 +242,6 @@ class LocalCore:
             if turn is not None:
                 turn.release()
             raise
-
-    async def _filled(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns a request to fill in the middle in the model's own tokens; any other as it is."""
-        if not isinstance(request.prompt, TextPrompt) or request.prompt.suffix is None:
-            return request
-        for name in ("truncate_prompt_tokens", "keep_prompt_head"):
-            if getattr(request.sampling, name) is not None:
-                raise errors.invalid(f"sampling.{name}", "is not supported with a suffix")
-        model = self.model_of(request.model)
-        filled = await texts.infill(self._links, model, request.prompt.text, request.prompt.suffix)
-        stops = tuple(dict.fromkeys((*request.sampling.stop_token_ids, *filled.stop_token_ids)))
-        if len(stops) > MAX_STOP_TOKEN_IDS:
-            most = MAX_STOP_TOKEN_IDS - len(filled.stop_token_ids)
-            raise errors.invalid("stop_token_ids", f"must have at most {most} entries with a suffix", len(stops))
-        sampling = replace(request.sampling, stop_token_ids=stops)
-        return replace(request, model=model, prompt=TokenPrompt(tuple(filled.token_ids)), sampling=sampling)
 
     async def _opened(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
         """Opens the session's turn. Ends an unread generation that still claims the session."""
@@ -277,27 +258,26 @@ class LocalCore:
             return await self.interrupt(busy.generation_id)
         return self._others is not None and await self._others.interrupt(busy.owner, busy.generation_id)
 
-    def _completed(self, request: GenerationRequest, given: Prompt) -> GenerationRequest:
-        """Returns the request with a model, seed and deadline, which a client may omit. `given`: the client's own prompt."""
+    def _completed(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request with a model, seed and deadline, which a client may omit."""
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
             model=self.model_of(request.model),
-            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(request, given)),
+            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(request)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )
 
-    def _kept_head(self, request: GenerationRequest, given: Prompt) -> int | None:
+    def _kept_head(self, request: GenerationRequest) -> int | None:
         """Returns the head of its prompt that is kept if that does not fit; None: it is refused.
 
         A prompt to fill in the middle is never cut: what is in its own middle says where that is.
         """
         sampling = request.sampling
-        if isinstance(given, TextPrompt) and given.suffix is not None:
-            return None
-        if request.never_cut or sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None:
+        cut_by_client = sampling.keep_prompt_head is not None or sampling.truncate_prompt_tokens is not None
+        if request.never_cut or has_middle(request.prompt) or cut_by_client:
             return sampling.keep_prompt_head
         return self._policy.keep_prompt_head
 

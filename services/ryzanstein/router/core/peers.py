@@ -20,7 +20,8 @@ from grpc_status import rpc_status
 
 from ryzanstein import errors
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
-from ryzanstein.generation import TENANT_ID, Delta, GenerationEvent
+from ryzanstein.generation.events import Delta, GenerationEvent
+from ryzanstein.generation.names import TENANT_ID
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.rpc.client import open_channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ryzanstein.generation import Delta, Finished, GenerationEvent, PromptScores, Started
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, PromptScores, Started
 
 
 class PassedReader:

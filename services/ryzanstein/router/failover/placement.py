@@ -17,12 +17,16 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Numerics
 from ryzanstein.errors import Code
-from ryzanstein.generation import CONSTRAINTS, ChatPrompt, GenerationRequest, NodePlace, Role
+from ryzanstein.generation.attempt import NodePlace
+from ryzanstein.generation.features import CONSTRAINTS
+from ryzanstein.generation.messages import Role
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose import Ranking, beginning
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, Lost
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.nodes.link import UNLOADED
+from ryzanstein.router.nodes.links.link import UNLOADED
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -223,7 +227,7 @@ class NodePlacement:
             raise errors.nodes_too_old(self._model, self._features)
         if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
-            raise errors.no_nodes(self._model, f"all its nodes are draining ({', '.join(drained)[:256]})", errors.ALL_DRAIN)
+            raise errors.all_drain(self._model, drained)
 
     def _left_s(self) -> float:
         """Returns how much time is left to wait for a node.

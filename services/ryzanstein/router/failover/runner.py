@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from ryzanstein.generation import Attempt
+from ryzanstein.generation.attempt import Attempt
 from ryzanstein.router.failover.attempt import (
     BACK_PRESSURE,
     NO_PROGRESS,
@@ -33,7 +33,7 @@ from ryzanstein.router.failover.attempt import (
 from ryzanstein.router.failover.hedges import HedgeBudget
 from ryzanstein.router.failover.placement import NodePlacement, RunnerPolicy
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.nodes.connection import PROTOCOL
+from ryzanstein.router.nodes.links.connection import PROTOCOL
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import RequestKey
+from ryzanstein.generation.request import RequestKey
 from ryzanstein.router.telemetry import RouterTelemetry
 
 _LOOK_S = 0.05

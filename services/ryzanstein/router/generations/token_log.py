@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from ryzanstein.generation import ChoiceProgress, FinishReason, Token
+from ryzanstein.generation.attempt import ChoiceProgress
+from ryzanstein.generation.tokens import FinishReason, Token
 
 
 class AppendResult(IntEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ryzanstein import errors
-from ryzanstein.generation import RequestKey
+from ryzanstein.generation.request import RequestKey
 from ryzanstein.router.generations.idempotency import KeyHolder
 from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, KeyClaim
 from ryzanstein.router.journal.metrics import JournalOutage

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from ryzanstein.cluster import Numerics
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.telemetry import LikenessMetrics
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import MAX_NAME_CHARS, Message
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.names import MAX_NAME_CHARS
 
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 100

@@ -18,11 +18,11 @@ import structlog
 from ryzanstein.background import STOP, Background
 from ryzanstein.cluster import Instruction, ModelNeed, ModelReport, NodeState
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom, gibibytes
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import ModelAgent, NodeModels
 from ryzanstein.worker.agent.needs import ModelNeeds
-from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.operations import Replacement
 from ryzanstein.worker.agent.wanted import WantedModel, wanted_models
 from ryzanstein.worker.config import MAX_FURTHER_MODELS
@@ -176,9 +176,7 @@ class DeployedModels:
         finally:
             self._leaving.discard(name)
             del self._served[name]
-            if agent.node.room is not None:
-                agent.node.room.close()
-            agent.node.idle_unload_s, agent.node.room = 0.0, None
+            agent.node.idleness.keep_awake()
             self._memory.give_back(agent)
         if agent is not self._models.first:
             await self._models.remove(name)
@@ -265,12 +263,12 @@ class DeployedModels:
         One that may sleep waits until others like it give way.
         """
         model, agent = self._served[name].model, self._served[name].agent
-        agent.node.idle_unload_s = model.idle_unload_s
+        agent.node.idleness.unload_s = model.idle_unload_s
         if not model.idle_unload_s:
-            agent.node.room = None
+            agent.node.idleness.room = None
             self._memory.grow(agent, size)
             return
-        room = agent.node.room = SharedRoom(self._memory, agent, partial(self._resting, agent), name, size)
+        room = agent.node.idleness.room = SharedRoom(self._memory, agent, partial(self._resting, agent), name, size)
         while True:
             try:
                 await room.take()
@@ -279,10 +277,11 @@ class DeployedModels:
                 log.warning("model waits for memory", model=name, reason=error.message)
                 await asyncio.sleep(_ROOM_AGAIN_S)
 
-    def _resting(self, but: ModelAgent) -> list[NodeAgent]:
+    def _resting(self, but: ModelAgent) -> list[Idleness]:
         """Returns the models that may be put to sleep now for another one."""
-        nodes = (served.agent.node for served in self._served.values() if served.agent is not but)
-        return [node for node in nodes if node.idle_unload_s and node.rested_s > 0 and node.host.serving is not None]
+        awake = (served.agent.node for served in self._served.values() if served.agent is not but)
+        models = (node.idleness for node in awake if node.host.serving is not None)
+        return [model for model in models if model.unload_s and model.rested_s > 0]
 
     def _report(self, name: str, served: ServedModel) -> ModelReport:
         model, node = served.model, served.agent.node

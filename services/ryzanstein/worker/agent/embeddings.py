@@ -21,7 +21,9 @@ from grpc.aio import ServicerContext
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers, no_embeddings
 from ryzanstein.errors import FieldViolation, RyzansteinError
-from ryzanstein.generation import TENANT_ID, SamplingParams, TextPrompt, TokenPrompt, valid_tenant
+from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire
@@ -85,12 +87,12 @@ class NodeEmbedding:
 
     async def _embedded(self, token_ids: list[int]) -> Embedded:
         async with self._at_once:
-            raw = await self._node.vector(self._text, self._group(token_ids))
+            raw = await self._node.submissions.vector(self._text, self._group(token_ids))
         return Embedded(finished(raw, self._model, self._asked), len(token_ids))
 
     def _group(self, token_ids: list[int]) -> SubmitGroup:
         return SubmitGroup(
-            group=self._node.new_group(),
+            group=self._node.submissions.new_group(),
             prompt_ids=token_ids,
             sampling=SamplingParams(temperature=0, max_tokens=1, seed=0),
             max_tokens=1,
@@ -110,14 +112,14 @@ class NodeEmbedding:
             case TokenPrompt(ids):
                 token_ids = list(ids)
         if not token_ids:
-            raise errors.invalid(f"input[{place}]", "must have at least one token")
+            raise errors.invalid(f"inputs[{place}]", "must have at least one token")
         most = self._most_tokens()
         if len(token_ids) > most:
-            violation = FieldViolation(f"input[{place}]", f"must have at most {most} tokens")
+            violation = FieldViolation(f"inputs[{place}]", f"must have at most {most} tokens")
             raise replace(errors.context_too_long(len(token_ids), 0, most), violations=(violation,))
         wrong = next((each for each in token_ids if each >= self._text.vocab_size), None)
         if wrong is not None:
-            raise errors.invalid(f"input[{place}]", f"each token id must be in [0, {self._text.vocab_size})", wrong)
+            raise errors.invalid(f"inputs[{place}]", f"each token id must be in [0, {self._text.vocab_size})", wrong)
         return token_ids
 
     def _most_tokens(self) -> int:

@@ -16,7 +16,10 @@ import structlog
 from opentelemetry.trace import Span
 
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
-from ryzanstein.generation import Attempt, FinishReason, PromptScores, PromptToken, ReplyStyle, Token, TokenLogprobs, TopLogprob
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.events import PromptScores, PromptToken
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.vectors import error_of

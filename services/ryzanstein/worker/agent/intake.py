@@ -16,16 +16,11 @@ from typing import TypeVar
 from ryzanstein import clock, errors
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES
 from ryzanstein.errors import Code, FieldViolation, RyzansteinError
-from ryzanstein.generation import (
-    MAX_PROMPT_SCORES,
-    Attempt,
-    ChatPrompt,
-    Prompt,
-    ReplyStyle,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.events import MAX_PROMPT_SCORES
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint
 from ryzanstein.worker.text.calling import without_system

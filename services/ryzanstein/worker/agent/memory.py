@@ -67,7 +67,7 @@ class ModelMemory:
 
 
 class Sleeper(Protocol):
-    """A model that may be put to sleep; see `node.NodeAgent`."""
+    """A model that may be put to sleep; see `idleness.Idleness`."""
 
     @property
     def rested_s(self) -> float: ...

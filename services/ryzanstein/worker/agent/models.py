@@ -88,7 +88,7 @@ class NodeModels:
         """Removes the agent of a further model that has been unloaded. Its links end."""
         agent = self._others.pop(model)
         self._list()
-        agent.node.end_links()
+        agent.node.links.end()
         agent.stop()
         if self._health is not None:
             await self._health.forget(agent.node.settings.node_id)
@@ -107,7 +107,7 @@ class NodeModels:
 
     async def unload(self) -> None:
         """Unloads all models; returns when no rank is left."""
-        await asyncio.gather(*(agent.node.unload() for agent in self))
+        await asyncio.gather(*(agent.node.versions.unload() for agent in self))
 
     async def drain(self, grace_s: float, *reason: str) -> int:
         """Drains all agents at once, see `Operations.drain`; returns how many generations remain."""
@@ -119,7 +119,7 @@ class NodeModels:
 
     def end_links(self) -> None:
         for each in self:
-            each.node.end_links()
+            each.node.links.end()
 
     def _make(self, model: str, place: int) -> ModelAgent:
         node = self._new_agent(model, place)

@@ -107,8 +107,8 @@ class Operations:
         log.info("drain started", reason=reason, running=self._node.num_running, grace_s=grace_s)
         try:
             async with asyncio.timeout(grace_s):
-                await self._node.idle()
-                await self._node.hand_over()
+                await self._node.versions.idle()
+                await self._node.versions.hand_over()
         except TimeoutError:
             log.warning("drain grace period expired", running=self._node.num_running)
         return self._node.num_running
@@ -134,8 +134,8 @@ class Operations:
 
     async def _hand_over(self) -> None:
         """Hands over the pages of conversations as soon as nothing runs."""
-        await self._node.idle()
-        await self._node.hand_over()
+        await self._node.versions.idle()
+        await self._node.versions.hand_over()
 
     async def profile(self, rank: int, steps: int) -> bytes:
         """Returns a Chrome trace of the rank's next steps.
@@ -178,7 +178,7 @@ class Operations:
         log.info("model replacement started", model=choice.name, path=choice.path, revision=choice.revision)
         async with self._changing:
             self.replacement = Replacement(choice)
-            version = self._node.new_version()
+            version = self._node.versions.new()
             try:
                 await version.host.load(choice)
                 await version.host.settled(choice)
@@ -191,7 +191,7 @@ class Operations:
                 await version.host.unload()
                 raise
             self.replacement = None
-            await self._node.switch(version, self._node.settings.drain_grace_s)
+            await self._node.versions.switch(version, self._node.settings.drain_grace_s)
         return True
 
     async def refusal(self, choice: ModelChoice) -> str:
@@ -218,7 +218,7 @@ class Operations:
         try:
             await self.drain(self._node.settings.drain_grace_s, MODEL_CHANGES)
             async with self._changing:
-                await self._node.unload()
+                await self._node.versions.unload()
                 await self._node.lending.settled()
         finally:
             self._node.drains.discard(MODEL_CHANGES)

@@ -15,7 +15,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from ryzanstein import errors
-from ryzanstein.generation import Attempt, ChatPrompt, Prompt, Role, SamplingParams
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.messages import Role
+from ryzanstein.generation.prompts import ChatPrompt, Prompt
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.agent.intake import ReadPrompt
 
 ANSWER_TOKENS = 1024

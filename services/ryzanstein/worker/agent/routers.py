@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason, PromptScores, ReplyStyle, Token
+from ryzanstein.generation.events import PromptScores
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.tokens import FinishReason, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire
 from ryzanstein.wire.membership import beat_to_wire

@@ -9,7 +9,8 @@ from grpc.aio import ServicerContext
 
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
-from ryzanstein.generation import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS, ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.features import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
@@ -36,7 +37,7 @@ class WorkerServicer(WorkerServiceServicer):
         requests = aiter(request_iterator)
         hello = await _hello(requests)
         node = self._models.linked(hello.model).node
-        link = node.connect(name_from_wire(hello.router_id, "router_id"))
+        link = node.links.open(name_from_wire(hello.router_id, "router_id"))
         stream = RouterStream(node, link)
         ahead = ReadAhead()
         reader = node.background.once("link_reader", stream.read(requests, _beat_interval_s(hello), ahead))
@@ -59,7 +60,7 @@ class WorkerServicer(WorkerServiceServicer):
             reader.cancel()
             taker.cancel()
             stream.close()
-            node.disconnect(link)
+            node.links.close(link)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         node = self._models.of(request.model).node

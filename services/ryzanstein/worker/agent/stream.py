@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt
+from ryzanstein.generation.attempt import Attempt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire
 from ryzanstein.worker.agent.inbox import MAX_BYTES, ReadAhead
@@ -84,12 +84,12 @@ class RouterStream:
             attempt = attempt_from_wire(submit)
         except RyzansteinError as error:
             ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
-            self._node.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
+            self._node.submissions.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
             return
-        if self._node.may_take_long(attempt) and self._may_wait():
+        if self._node.submissions.may_take_long(attempt) and self._may_wait():
             self._wait(submit.handle, attempt, submit.ByteSize())
         else:
-            await self._node.submit(self._link, submit.handle, attempt)
+            await self._node.submissions.submit(self._link, submit.handle, attempt)
 
     def _may_wait(self) -> bool:
         """Returns whether another attempt may wait beside the stream: at most as many as the engine's queue holds.
@@ -108,7 +108,7 @@ class RouterStream:
 
     async def _waited(self, handle: int, attempt: Attempt) -> None:
         with _ending(self._link):
-            await self._node.submit(self._link, handle, attempt)
+            await self._node.submissions.submit(self._link, handle, attempt)
 
     def _over(self, handle: int, size: int) -> None:
         del self._waiting[handle]
@@ -119,7 +119,7 @@ class RouterStream:
     def _cancel(self, handle: int) -> None:
         if (waiting := self._waiting.get(handle)) is not None:
             waiting.cancel()
-        self._node.cancel(self._link, handle)
+        self._node.submissions.cancel(self._link, handle)
 
     def close(self) -> None:
         """Cancels the attempts that wait."""

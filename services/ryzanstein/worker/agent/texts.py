@@ -9,7 +9,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, TextPrompt
+from ryzanstein.generation.prompts import ChatPrompt, TextPrompt
 from ryzanstein.v1 import text_pb2 as pb
 from ryzanstein.v1.text_pb2_grpc import TextServiceServicer
 from ryzanstein.wire.requests import conversation_from_wire, name_from_wire, template_from_wire

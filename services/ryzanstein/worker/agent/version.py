@@ -15,7 +15,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Attempt
+from ryzanstein.generation.attempt import Attempt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent.early_tokens import EarlyTokens
 from ryzanstein.worker.agent.generations import RunningGenerations

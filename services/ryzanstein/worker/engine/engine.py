@@ -13,7 +13,7 @@ from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
 from ryzanstein.worker.engine.batch import Batch, Members
 from ryzanstein.worker.engine.groups import Groups

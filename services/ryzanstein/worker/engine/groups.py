@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.pace import StepPace

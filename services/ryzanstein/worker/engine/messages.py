@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.pooling import Pooling
 
 

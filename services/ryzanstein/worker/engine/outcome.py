@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, GroupFailed, StepEvents
 from ryzanstein.worker.engine.plan import SampledToken
 from ryzanstein.worker.engine.sequence import Sequence

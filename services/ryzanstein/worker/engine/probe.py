@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.plan import Executor, OutOfMemory, SampleRow, SequencesFailed, StepPlan
 
 # Ids that every vocabulary has. Some of them may be broken themselves, or reserved and never

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from ryzanstein.generation import FinishReason
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import SampleRow, TokenConstraint

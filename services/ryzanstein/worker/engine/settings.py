@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.generation import MAX_CHOICES
+from ryzanstein.generation.sampling import MAX_CHOICES
 from ryzanstein.worker.engine.extents import AllLasting, Extents, Windows
 
 

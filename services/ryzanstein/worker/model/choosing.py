@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed, StepPlan
 from ryzanstein.worker.model.architectures.registry import read_config

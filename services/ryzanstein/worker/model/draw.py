@@ -12,7 +12,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 
 _MOST_BITS = 50  # float64 has 52 bits after the leading one
 

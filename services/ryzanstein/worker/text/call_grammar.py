@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation import ReplyStyle
+from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.replies.families import DEEPSEEK_TOKENS
 from ryzanstein.tools import Tool, Tools
 

@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ryzanstein.generation import ChatPrompt, Message, ReplyStyle, Role, ToolCall
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.replies.families import MARKERS
 from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
 

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from ryzanstein import errors
 from ryzanstein.errors import FieldViolation, RyzansteinError
-from ryzanstein.generation import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids

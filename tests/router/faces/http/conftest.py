@@ -12,28 +12,15 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation import (
-    ChatPrompt,
-    Delta,
-    Finished,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    Prompt,
-    PromptScores,
-    PromptToken,
-    Started,
-    TextPrompt,
-    Token,
-    TokenLogprobs,
-    TopLogprob,
-    Usage,
-)
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, PromptScores, PromptToken, Started
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.nodes.calls.texts import Tokenized
 from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.nodes.texts import Tokenized
 from ryzanstein.router.telemetry import RouterTelemetry
 
 MODEL = "echo"
@@ -89,6 +76,8 @@ class EchoCore:
         return "".join(f"{token_id} " for token_id in token_ids)
 
     async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
+        if self.refusal is not None:
+            raise self.refusal
         if request.model not in (MODEL, ""):
             raise errors.not_found("model", request.model)
         self.embedded.append(request)

@@ -12,18 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation import (
-    Delta,
-    Finished,
-    FinishReason,
-    Message,
-    Role,
-    Started,
-    Token,
-    TokenLogprobs,
-    TopLogprob,
-    Usage,
-)
+from ryzanstein.generation.events import Delta, Finished, Started
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect

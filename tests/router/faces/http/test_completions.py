@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ryzanstein.generation import TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
 
 
 async def complete(http, **fields):

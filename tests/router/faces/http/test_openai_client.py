@@ -9,7 +9,8 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import Message, Role, TextPrompt, TokenPrompt
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
 
 USER = [{"role": "user", "content": "one two three"}]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+from dataclasses import replace
 
 import httpx
 import pytest
 
+from ryzanstein import errors
+from ryzanstein.errors import FieldViolation
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -114,6 +117,34 @@ async def test_embeddings_of_each_form_of_input(http, face):
     packed = await http.post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"})
     assert base64.b64decode(packed.json()["data"][0]["embedding"]) == struct.pack("<3f", 0.5, -0.25, 0)
     assert (await http.post("/v1/embeddings", json={"model": "x", "input": "a"})).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("inputs", "input"),
+        ("inputs[70]", "input[70]"),
+        ("inputs[3].text", "input[3]"),
+        ("inputs[3].token_ids", "input[3]"),
+        ("dimensions", "dimensions"),
+    ],
+)
+async def test_errors_of_embeddings_name_the_field_as_the_body_has_it(http, face, field, param):
+    face.core.refusal = errors.invalid(field, "is wrong")
+    refused = (await http.post("/v1/embeddings", json={"input": ["a", "b"]})).json()["error"]
+    assert (refused["param"], refused["message"]) == (param, f"{param}: is wrong")
+
+
+async def test_an_embedding_that_is_too_long_is_named_too(http, face):
+    violation = FieldViolation("inputs[1]", "must have at most 5 tokens")
+    face.core.refusal = replace(errors.context_too_long(9, 0, 5), violations=(violation,))
+    refused = (await http.post("/v1/embeddings", json={"input": ["a", "b"]})).json()["error"]
+    assert (refused["param"], refused["code"]) == ("input[1]", "context_length_exceeded")
+
+
+async def test_too_large_a_number_of_inputs_or_numbers_is_named(http):
+    refused = await http.post("/v1/embeddings", json={"input": ["a"] * 2000, "dimensions": 100_000})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
 
 
 async def test_whole_numbers_are_token_ids_and_fractions_are_not(http, face):

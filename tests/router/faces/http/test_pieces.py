@@ -8,17 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.generation import (
-    Delta,
-    Finished,
-    FinishReason,
-    GenerationEvent,
-    ReplyFormat,
-    Started,
-    Token,
-    TokenLogprobs,
-    Usage,
-)
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
+from ryzanstein.generation.reply_format import ReplyFormat
+from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, Usage
 from ryzanstein.router.faces.http.chunks import Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Message, Role, Started
+from ryzanstein.generation.events import Started
+from ryzanstein.generation.messages import Message, Role
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from ryzanstein import errors
-from ryzanstein.generation import Delta, Started, Token
+from ryzanstein.generation.events import Delta, Started
+from ryzanstein.generation.tokens import Token
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import ChatDialect
 from ryzanstein.router.faces.http.gate import HttpLimits

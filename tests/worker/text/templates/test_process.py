@@ -14,7 +14,8 @@ import pytest
 
 from ryzanstein.backoff import Backoff
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import ChatPrompt, Message, Role
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.programs.bounds import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess

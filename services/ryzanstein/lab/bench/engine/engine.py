@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein import errors
-from ryzanstein.generation import MAX_CHOICES
+from ryzanstein.generation.sampling import MAX_CHOICES
 from ryzanstein.lab.bench.engine.flight import Engines, Round, losses_as_errors
 from ryzanstein.worker.ranks.messages import RankSpec
 

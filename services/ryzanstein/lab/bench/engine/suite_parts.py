@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.lab.bench.engine.suite_rounds import RoundLog, Subject, repeated
 from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.engine import Engine

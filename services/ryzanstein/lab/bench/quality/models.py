@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.loading import slice_bytes

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import grpc
 
-from ryzanstein.generation import FinishReason, Message
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.answers import ChoiceExpected
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks

@@ -9,7 +9,9 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from ryzanstein.generation import ChatPrompt, Message, Role, SamplingParams
+from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.lab.simulation.answers import SeenAnswer
 from ryzanstein.lab.simulation.plan import FIRST_MODEL, ClientPlan, SimulationPlan
 from ryzanstein.lab.simulation.scripted_model import demo_text

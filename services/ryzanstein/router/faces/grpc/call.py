@@ -17,7 +17,8 @@ from structlog.contextvars import get_contextvars
 
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import TENANT_ID, GenerationRequest, valid_tenant
+from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.peers import OWNER, WHOLE
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
 from ryzanstein.router.faces.request_key import keyed

@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 import grpc
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, GenerationEvent, GenerationRequest, Prompt, TextPrompt
+from ryzanstein.generation.events import GenerationEvent
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer

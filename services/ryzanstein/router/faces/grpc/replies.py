@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
-from ryzanstein.generation import Delta, Finished, GenerationEvent, Started
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
 from ryzanstein.replies.follower import ReplyFollower
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.core.core import Core

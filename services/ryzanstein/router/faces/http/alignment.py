@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ryzanstein.generation import Token, TokenLogprobs
+from ryzanstein.generation.tokens import Token, TokenLogprobs
 
 _State = tuple[bytes, int]
 

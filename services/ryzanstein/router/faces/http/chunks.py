@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ryzanstein.generation import GenerationEvent, Started, Usage
+from ryzanstein.generation.events import GenerationEvent, Started
+from ryzanstein.generation.tokens import Usage
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.dialect import Dialect, omitted_body, usage_body

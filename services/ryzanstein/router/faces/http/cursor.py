@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ryzanstein import errors
-from ryzanstein.generation import MAX_CHOICES
+from ryzanstein.generation.sampling import MAX_CHOICES
 
 _FIELD = "Last-Event-ID"
 _POSITION = re.compile(r"([0-9]{1,2}):([0-9]{1,9})(\.?)")

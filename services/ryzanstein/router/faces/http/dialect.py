@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from ryzanstein.generation import FinishReason, Message, PromptToken, TopLogprob, Usage
+from ryzanstein.generation.events import PromptToken
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.tokens import FinishReason, TopLogprob, Usage
 from ryzanstein.replies.parts import CallDelta
 from ryzanstein.replies.reader import NOTHING, Said
 from ryzanstein.router.faces.http.alignment import LogprobRow

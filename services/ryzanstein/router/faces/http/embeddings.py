@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,10 @@ from starlette.responses import Response
 
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
-from ryzanstein.generation import TENANT_ID, TextPrompt, TokenPrompt, valid_priority, valid_tenant
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.request import valid_priority
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import call_of
@@ -30,6 +34,7 @@ from ryzanstein.router.faces.http.prompts import deadline_of, name_of
 from ryzanstein.router.faces.http.sampling import token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import Body, TokenId, Whole
 
+_INPUTS = re.compile(r"inputs((?:\[[0-9]+\])?)(?:\.(?:text|token_ids))?")
 _LARGE_NUMBERS = 16_384
 """An answer with more numbers is written in a thread, a vector at a time."""
 
@@ -75,9 +80,14 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
     @app.post("/v1/embeddings", openapi_extra=described(EmbeddingBody, EmbeddingList))
     async def embeddings(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
-        body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
-        asked = replace(asked, model=asked.model or core.model_of(""))  # which may be another one when the vectors are there
-        embedded, as_base64 = await while_connected(http.receive, core.embed(asked)), body.encoding_format == "base64"
+        try:
+            body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
+            # Named now: it may be another one when the vectors are there.
+            asked = replace(asked, model=asked.model or core.model_of(""))
+            embedded = await while_connected(http.receive, core.embed(asked))
+        except RyzansteinError as error:
+            raise error.with_fields(_as_written) from None
+        as_base64 = body.encoding_format == "base64"
         if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
             content = _written(embedded, asked.model, as_base64)
         else:
@@ -119,6 +129,12 @@ def _inputs(given: str | list[str | int | float | list[int | float]]) -> tuple[E
         TextPrompt(each) if isinstance(each, str) else TokenPrompt(token_ids_of(f"input[{i}]", each))
         for i, each in enumerate(cast("list[str | list[int | float]]", given))
     )
+
+
+def _as_written(field: str) -> str:
+    """Returns a field of EmbeddingRequest as a body has it: `input[3]` for `inputs[3].text`."""
+    found = _INPUTS.fullmatch(field)
+    return field if found is None else f"input{found[1]}"
 
 
 def _written(embedded: Sequence[Embedded], model: str, as_base64: bool) -> bytes:

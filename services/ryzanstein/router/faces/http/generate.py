@@ -21,7 +21,8 @@ from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import GenerationEvent, GenerationRequest, Started
+from ryzanstein.generation.events import GenerationEvent, Started
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect

@@ -12,7 +12,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ryzanstein.generation import Delta, GenerationEvent, Started, Usage
+from ryzanstein.generation.events import Delta, GenerationEvent, Started
+from ryzanstein.generation.tokens import Usage
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.chunks import Chunk, Chunks
 from ryzanstein.router.faces.http.cursor import Cursor

@@ -10,7 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ryzanstein.generation import Delta, Finished, FinishReason, GenerationEvent, Started, Usage
+from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
+from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.replies.follower import ReplyFollower
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow

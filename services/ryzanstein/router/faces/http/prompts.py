@@ -10,25 +10,12 @@ from typing import Protocol, cast
 from msgspec import Raw
 
 from ryzanstein import clock, errors
-from ryzanstein.generation import (
-    MAX_CHOICES,
-    MAX_LOGPROBS,
-    MAX_NAME_CHARS,
-    TENANT_ID,
-    ChatPrompt,
-    GenerationRequest,
-    Message,
-    Prompt,
-    Role,
-    SamplingParams,
-    TemplateOptions,
-    TextPrompt,
-    TokenPrompt,
-    ToolCall,
-    valid_priority,
-    valid_tenant,
-    with_variable,
-)
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.names import MAX_NAME_CHARS, TENANT_ID, valid_tenant
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest, valid_priority
+from ryzanstein.generation.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from ryzanstein.generation.template_options import TemplateOptions, with_variable
 from ryzanstein.router.faces.http.sampling import sampling_params, token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import (
     ChatCompletionRequest,

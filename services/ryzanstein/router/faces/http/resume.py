@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from ryzanstein.generation import Delta
+from ryzanstein.generation.events import Delta
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.http.cursor import Cursor

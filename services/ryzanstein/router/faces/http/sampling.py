@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from ryzanstein import errors
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.router.faces.http.response_format import constraint_of
 from ryzanstein.router.faces.http.schemas import GenerationOptions, Whole
 

@@ -16,13 +16,13 @@ from msgspec import Meta, Raw
 
 from ryzanstein import errors
 from ryzanstein.constraints import MAX_ALTERNATIVES
-from ryzanstein.generation import (
+from ryzanstein.generation.messages import MAX_TOOL_CALLS
+from ryzanstein.generation.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOOL_CALLS,
 )
 from ryzanstein.tools import MAX_TOOLS
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation import GenerationEvent, Started
+from ryzanstein.generation.events import GenerationEvent, Started
 from ryzanstein.router.faces.http.chunks import Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error

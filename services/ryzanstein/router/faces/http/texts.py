@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.answers import DetokenizeAnswer, TokenizeAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader

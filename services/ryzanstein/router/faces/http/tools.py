@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein import errors
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, OfferedTool, ToolChoice
 from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from ryzanstein.generation import MAX_CHOICES
+from ryzanstein.generation.sampling import MAX_CHOICES
 from ryzanstein.router.faces.http.chunks import Chunk
 from ryzanstein.router.faces.http.failures import HttpFailure
 from ryzanstein.router.faces.http.schemas import Body

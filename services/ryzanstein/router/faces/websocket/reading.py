@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 
-from ryzanstein.generation import GenerationEvent, Started
+from ryzanstein.generation.events import GenerationEvent, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.reader import PassedReader
 from ryzanstein.router.faces.answer import read_start

@@ -9,7 +9,8 @@ import msgspec
 from starlette.datastructures import Headers
 
 from ryzanstein import errors
-from ryzanstein.generation import TENANT_ID, GenerationRequest
+from ryzanstein.generation.names import TENANT_ID
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.request_id import request_id
 from ryzanstein.router.faces.disconnect import CANCEL_ON_DISCONNECT, RUN_DETACHED, on_disconnect
 from ryzanstein.router.faces.http.bodies import BodyReader

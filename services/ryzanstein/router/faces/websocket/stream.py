@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ryzanstein import errors
-from ryzanstein.generation import GenerationRequest, Started
+from ryzanstein.generation.events import Started
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave
 from ryzanstein.router.faces.http.chunks import Chunk, Chunks

@@ -19,7 +19,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Message
+from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.resilient.backlog import Backlog, Write
 from ryzanstein.router.sessions.resilient.outage import StoreOutage
 from ryzanstein.router.sessions.resilient.recent import Changes, RecentSessions

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from ryzanstein import errors
-from ryzanstein.generation import Message
+from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.claims import LocalClaims
 from ryzanstein.router.sessions.store import (
     MOST_SCANNED,

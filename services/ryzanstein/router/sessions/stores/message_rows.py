@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.generation import Message, Role
+from ryzanstein.generation.messages import Message, Role
 
 _WHOLE = "message"
 _decoder = msgspec.json.Decoder(Message)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ryzanstein import errors
-from ryzanstein.generation import Message
+from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.store import (
     MOST_SCANNED,
     Session,

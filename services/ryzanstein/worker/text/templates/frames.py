@@ -9,7 +9,7 @@ import struct
 
 import msgspec
 
-from ryzanstein.generation import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.text.templates.rendering import Outcome, TemplateSource
 
 LENGTH = struct.Struct("!I")

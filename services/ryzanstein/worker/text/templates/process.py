@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.text.programs.bounds import ProgramBounds
 from ryzanstein.worker.text.programs.starting import AgentProgram, RunningProgram
 from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed

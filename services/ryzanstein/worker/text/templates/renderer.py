@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jinja2 import TemplateSyntaxError
 
-from ryzanstein.generation import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.text.templates.rendering import (
     Limited,
     Outcome,

@@ -9,7 +9,7 @@ import msgspec
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt
 
 TEMPLATE_LIMIT = "TEMPLATE_LIMIT"
 MAX_SHOWN_CHARS = 300

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ryzanstein.generation import ChatPrompt, Message, Role, ToolCall, template_variables
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.template_options import template_variables
 from ryzanstein.tools import Tool
 
 Text = Callable[[str], str]

@@ -10,7 +10,7 @@ import torch
 from tests.worker.model.gguf.test_tokenizers import nasty
 from tokenizers import Tokenizer
 
-from ryzanstein.generation import SamplingParams
+from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.model.gguf import block_types
 from ryzanstein.worker.model.gguf.to_checkpoint import to_directory

@@ -11,7 +11,11 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ryzanstein import errors
-from ryzanstein.generation import MAX_LOGPROBS, ChatPrompt, GenerationRequest, Message, Role, TemplateOptions, ToolCall
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import MAX_LOGPROBS
+from ryzanstein.generation.template_options import TemplateOptions
 from ryzanstein.router.faces.http.prompts import base_request, name_of, with_effort
 from ryzanstein.router.faces.http.sampling import sampling_params, whole
 from ryzanstein.router.faces.http.schemas import (

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ryzanstein.generation import FinishReason, GenerationEvent, Message, Role, Started, ToolCall, Usage
+from ryzanstein.generation.events import GenerationEvent, Started
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.replies.parts import CallDelta
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.http.cursor import Cursor

@@ -19,7 +19,8 @@ from prometheus_client import Counter
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Message, Role, Started
+from ryzanstein.generation.events import Started
+from ryzanstein.generation.messages import Message, Role
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.items import items_of

@@ -14,7 +14,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation import FinishReason, GenerationEvent, Message
+from ryzanstein.generation.events import GenerationEvent
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ryzanstein.generation import FinishReason, Started, Usage
+from ryzanstein.generation.events import Started
+from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.router.faces.http.dialect import omitted_body
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 

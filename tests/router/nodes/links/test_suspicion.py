@@ -11,8 +11,8 @@ import pytest
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState
-from ryzanstein.router.nodes.phi_detector import PhiThresholds
-from ryzanstein.router.nodes.suspicion import DEAF, SILENCE, Level, SuspicionWatch
+from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.links.suspicion import DEAF, SILENCE, Level, SuspicionWatch
 
 WORKING = Beat(state=NodeState.READY, load=Load(running=1))
 IDLE = Beat(state=NodeState.READY)

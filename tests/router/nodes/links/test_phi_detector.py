@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.router.nodes.phi_detector import (
+from ryzanstein.router.nodes.links.phi_detector import (
     MAX_UNANSWERED,
     BeatDetector,
     BeatIntervals,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import Delta, SamplingParams, Token
+from ryzanstein.generation.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,3 @@ def test_a_parameter_out_of_its_bound_is_refused_by_name(params: dict[str, objec
 def test_the_bounds_themselves_are_allowed(params: dict[str, object]) -> None:
     SamplingParams(**params).validate()  # type: ignore[arg-type]
     assert SamplingParams(**params) == SamplingParams(**params)  # type: ignore[arg-type]
-
-
-def test_the_text_of_a_delta_is_the_text_of_its_tokens() -> None:
-    assert Delta(0, 3, (Token(1, "a"), Token(2, ""), Token(3, "bc")), "node-0").text == "abc"

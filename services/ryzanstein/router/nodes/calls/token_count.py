@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ryzanstein import errors
-from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import conversation_to_wire, message_to_wire

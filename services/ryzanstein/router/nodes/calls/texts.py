@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import grpc
-
-from ryzanstein import errors
+from ryzanstein import clock, errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.router.nodes.link import NodeLink
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.router.nodes.calls.answer import answer_of, too_old
+from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
-from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import text_pb2 as pb
 from ryzanstein.v1.text_pb2_grpc import TextServiceStub
 from ryzanstein.wire.requests import conversation_to_wire, template_to_wire
@@ -54,16 +52,26 @@ class Infilled(NamedTuple):
     stop_token_ids: Sequence[int]
 
 
-async def infill(links: Roster, model: str, prefix: str, suffix: str) -> Infilled:
-    """Returns a prompt to fill in the middle. Raises as `tokenize` does, and NODES_TOO_OLD if all nodes are."""
+async def infill(link: NodeLink, model: str, prefix: str, suffix: str, deadline: float) -> Infilled:
+    """Returns a prompt to fill in the middle, in the tokens of the link's node.
+
+    Raises UNAVAILABLE for a node that is lost or does not answer, NODES_TOO_OLD for one of an earlier
+    version, DEADLINE_EXCEEDED after `deadline` (Unix seconds), else the node's own error.
+    """
+    left_s = deadline - clock.unix_s()
+    if left_s <= 0:
+        raise errors.deadline_exceeded()
     request = pb.TokenizeRequest(model=model, text=prefix, suffix=suffix)
-    link, too_old = _link(links, model), set[str]()
-    while not (answer := await _asked(link, "Tokenize", request)).infill:
-        too_old.add(link.node_id)
-        if (other := links.least_loaded(model, too_old)) is None:
-            text = f"node {link.node_id} is of an older version, which fills in no middle"
-            raise RyzansteinError(text, Code.UNIMPLEMENTED, "NODES_TOO_OLD")
-        link = other
+    try:
+        answer = await _asked(link, "Tokenize", request, min(TIMEOUT_S, left_s))
+    except RyzansteinError as error:
+        if error.code is not Code.DEADLINE_EXCEEDED:
+            raise
+        if left_s <= TIMEOUT_S:
+            raise errors.deadline_exceeded() from None
+        raise errors.unavailable("LINK_DOWN", f"node {link.node_id} did not answer in {TIMEOUT_S:g} s") from None
+    if not answer.infill:
+        raise too_old(link, "fills in no middle")
     return Infilled(answer.token_ids, answer.stop_token_ids)
 
 
@@ -80,12 +88,6 @@ def _link(links: Roster, model: str) -> NodeLink:
     return link
 
 
-async def _asked(link: NodeLink, method: str, request: Any) -> Any:
-    try:
-        return await getattr(TextServiceStub(link.channel), method)(request, timeout=TIMEOUT_S)
-    except grpc.aio.AioRpcError as failure:
-        if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise RyzansteinError(
-                f"node {link.node_id} is of an older version, which does not tokenize", Code.UNIMPLEMENTED, "NODES_TOO_OLD"
-            ) from None
-        raise error_from_rpc(failure) from None
+async def _asked(link: NodeLink, method: str, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
+    call = getattr(TextServiceStub(link.channel), method)(request, timeout=timeout_s)
+    return await answer_of(link, call, "does not tokenize")

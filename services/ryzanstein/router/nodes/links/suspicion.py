@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.cluster import Beat
-from ryzanstein.router.nodes.phi_detector import BeatDetector, BeatIntervals, Echoes, PhiThresholds, Progress
+from ryzanstein.router.nodes.links.phi_detector import BeatDetector, BeatIntervals, Echoes, PhiThresholds, Progress
 
 SILENCE = "silence"
 STALL = "stall"

@@ -18,11 +18,11 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
-from ryzanstein.generation import Attempt
-from ryzanstein.router.nodes.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
-from ryzanstein.router.nodes.frames import AttemptSink, deliver
-from ryzanstein.router.nodes.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
-from ryzanstein.router.nodes.suspicion import Level, SuspicionWatch
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
+from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
+from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
+from ryzanstein.router.nodes.links.suspicion import Level, SuspicionWatch
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import submit_now

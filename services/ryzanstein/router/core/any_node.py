@@ -1,0 +1,85 @@
+"""Has any node of a model answer a call: the least loaded, then others. Waits while there is none.
+
+For calls that leave no state on a node, so that the answer of each is as good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from ryzanstein import clock, errors
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.router.failover.placement import RunnerPolicy
+from ryzanstein.router.nodes.links.link import NodeLink
+from ryzanstein.router.nodes.roster import Roster
+
+_ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
+_PROBE_S = 0.25  # a breaker that becomes half-open is no event
+_T = TypeVar("_T")
+
+
+def _ignore(error: RyzansteinError) -> None:
+    """Does nothing."""
+
+
+class AnyNode:
+    """The nodes of a roster, of which any may answer."""
+
+    def __init__(self, links: Roster, policy: RunnerPolicy) -> None:
+        self._links, self._policy = links, policy
+
+    async def ask(
+        self,
+        model: str,
+        deadline: float | None,
+        call: Callable[[NodeLink], Awaitable[_T]],
+        *,
+        besides: Mapping[str, int] = MappingProxyType({}),
+        on_retry: Callable[[RyzansteinError], None] = _ignore,
+    ) -> _T:
+        """Returns the answer of the first node that gives one.
+
+        `deadline` is Unix seconds, `besides` what nodes were sent beside their streams, and `on_retry`
+        is called with each error after which another node is asked. Raises NO_NODES when there was no
+        node for `failover_wait_s`, DEADLINE_EXCEEDED, or a node's error where asking others does not
+        help or `max_fruitless_attempts` have failed.
+        """
+        failed: dict[str, RyzansteinError] = {}
+        num_failed, until = 0, time.monotonic() + self._policy.failover_wait_s
+        while True:
+            link = self._links.least_loaded(model, failed, besides)
+            if link is None:
+                await self._wait(model, deadline, failed, until)
+                failed.clear()
+                continue
+            try:
+                return await call(link)
+            except RyzansteinError as error:
+                # A node of an older version does no work for the call, so any number may say so.
+                num_failed += error.code is not Code.UNIMPLEMENTED
+                if error.code not in _ELSEWHERE or num_failed >= self._policy.max_fruitless_attempts:
+                    raise
+                on_retry(error)
+                failed[link.node_id] = error
+
+    async def _wait(self, model: str, deadline: float | None, failed: Mapping[str, RyzansteinError], until: float) -> None:
+        """Returns when another node may be asked; those that were lost are asked again then.
+
+        Raises the last error where waiting does not help.
+        """
+        last = next(reversed(failed.values()), None)
+        left_s = until - time.monotonic()
+        if last is not None and (last.code is not Code.UNAVAILABLE or left_s <= 0):
+            raise last
+        if last is None and (drained := self._links.drained(model)):
+            raise errors.all_drain(model, drained)
+        if left_s <= 0:
+            raise errors.no_nodes(model, f"none was available for {self._policy.failover_wait_s:g} s")
+        if deadline is not None:
+            left_s = min(left_s, deadline - clock.unix_s())
+            if left_s <= 0:
+                raise errors.deadline_exceeded()
+        await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)

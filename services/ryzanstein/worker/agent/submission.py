@@ -1,0 +1,204 @@
+"""An attempt's way from a router's link to the engine: admitted, tokenized, woken for, handed over.
+
+Also the way of an input of which a vector is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+import msgspec
+import structlog
+
+from ryzanstein import clock, errors
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.worker.agent import intake
+from ryzanstein.worker.agent.idleness import Idleness
+from ryzanstein.worker.agent.intake import Judged, ReadPrompt
+from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
+from ryzanstein.worker.agent.routers import RouterLink
+from ryzanstein.worker.agent.version import ModelVersion
+from ryzanstein.worker.agent.versions import ModelVersions
+from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.text.choice import ChoiceText
+from ryzanstein.worker.text.grammars.judge import ConstraintJudge
+from ryzanstein.worker.text.templates.rendering import ChatRenderer
+from ryzanstein.worker.text.tokenizer import TextModel
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """An attempt in the model's terms. `judged` is None without a constraint."""
+
+    attempt: Attempt
+    text: TextModel
+    read: ReadPrompt
+    texts: Sequence[ChoiceText]
+    judged: Judged | None
+
+
+class Submissions:
+    """Takes attempts and inputs to the engine of the version that serves.
+
+    `drains` are the reasons, if any, for which everything new is refused. `on_busy` is called when
+    an idle model gets work.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        versions: ModelVersions,
+        idleness: Idleness,
+        telemetry: WorkerTelemetry,
+        *,
+        templates: ChatRenderer,
+        constraints: ConstraintJudge,
+        drains: Set[str],
+        on_busy: Callable[[], None],
+    ) -> None:
+        self._settings, self._versions, self._idleness = settings, versions, idleness
+        self._telemetry, self._templates, self._constraints = telemetry, templates, constraints
+        self._drains, self._on_busy = drains, on_busy
+        self._groups = count(1)
+
+    def may_take_long(self, attempt: Attempt) -> bool:
+        """Returns whether the attempt may wait before it is submitted: for ranks that sleep, for pages, or for a grammar."""
+        version = self._versions.serving
+        return version.host.asleep or intake.has_grammar(attempt) or version.pages.may_restore(attempt)
+
+    async def submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
+        """Accepts the attempt, or fails it on its link.
+
+        Cancelled before the attempt is handed to the engine: nothing was started.
+        """
+        try:
+            while not await self._submit(link, handle, attempt):
+                log.info("model replaced or asleep while an attempt arrived", generation_id=attempt.generation_id)
+        except RyzansteinError as error:
+            ids = {"request_id": attempt.request.request_id, "generation_id": attempt.generation_id}
+            self.refuse(link, handle, error, attempt=attempt.attempt, **ids)
+
+    async def vector(self, text: TextModel, group: SubmitGroup) -> bytes:
+        """Returns the vector that the model with this text side makes of a group's prompt. Wakes ranks that sleep.
+
+        Raises UNAVAILABLE when another node should be tried, else the error of the group.
+        """
+        version = self._versions.serving
+        self._require_taking()
+        await self._idleness.wake(version)
+        self._require_taking()
+        version.serving()
+        if version is not self._versions.serving or text is not version.host.text:
+            raise self._model_changed()
+        self._check(version, None, 1)
+        if self._versions.num_running == 0:
+            self._on_busy()
+        return await version.vectors.vector(group)
+
+    def new_group(self) -> int:
+        """Returns the number of a new group of the engine."""
+        return next(self._groups)
+
+    def cancel(self, link: RouterLink, handle: int) -> None:
+        """Cancels a generation for its router; unknown handles are ignored."""
+        for version in self._versions:
+            version.running.cancel(link, handle)
+
+    def refuse(self, link: RouterLink, handle: int, error: RyzansteinError, **ids: str | int) -> None:
+        """Fails an attempt of which nothing was started.
+
+        A refusal is never a fault of the node in the sense of a breaker: the error code says
+        whether another node may be tried. `ids` are added to the log line.
+        """
+        self._telemetry.refusals.labels(error.reason).inc()
+        log.info("generation refused", reason=error.reason, message=error.message, **ids)
+        link.fail(handle, error, node_fault=False)
+
+    async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> bool:
+        """Hands the attempt to the engine; returns False when the version that serves has changed, or sleeps again."""
+        version = self._versions.serving
+        arrived = await self._read(attempt, self._admit(version, attempt))
+        await self._idleness.wake(version)
+        cut = await self._fitted(version, arrived)
+        await version.pages.restore(arrived.attempt, cut.read.token_ids, arrived.text.name)
+        if version is not self._versions.serving or version.host.asleep:  # pages may take longer than the rest of its idle time
+            return False
+        self._start(version, link, handle, arrived, cut)
+        return True
+
+    async def _read(self, attempt: Attempt, text: TextModel) -> _Arrived:
+        """Tokenizes the attempt's prompt and compiles its constraint."""
+        sampling = attempt.request.sampling
+        cuts = sampling.keep_prompt_head is not None
+        keep = None if cuts else sampling.truncate_prompt_tokens
+        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
+        attempt = intake.constrained(attempt, read, text)
+        if read.reply is not None and read.reply.calls and not text.calling.native:
+            self._telemetry.tool_fallbacks.inc()
+        texts = await intake.texts_of(attempt, text)
+        return _Arrived(attempt, text, read, texts, await intake.judged(attempt, text, self._constraints))
+
+    async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> CutPrompt:
+        """Returns the prompt, cut if the request allows that and it does not fit."""
+        if arrived.attempt.request.sampling.keep_prompt_head is None:
+            return CutPrompt(arrived.read)
+        again = partial(intake.tokenize, model=arrived.text, templates=self._templates)
+        return await fitted(arrived.attempt, arrived.read, version.serving().context_length, again)
+
+    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: _Arrived, cut: CutPrompt) -> None:
+        """Hands the attempt to the engine. Without an await, so that what is checked first still holds at the end."""
+        attempt, text, judged = arrived.attempt, arrived.text, arrived.judged
+        self._require_taking()
+        serving = version.serving()
+        if text is not version.host.text:
+            raise self._model_changed()
+        self._check(version, attempt.request.deadline, attempt.request.sampling.n)  # again: others arrived meanwhile
+        was_idle = self._versions.num_running == 0
+        number = self.new_group()
+        asked = intake.group_of(attempt, number, cut.read.token_ids, text, serving.context_length, judged=judged)
+        follows = version.pages.follow(number, attempt, text.name)
+        asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
+        submit = version.running.open(
+            link, handle, attempt, asked, text, texts=arrived.texts, reply=cut.read.reply, num_omitted=cut.num_omitted
+        )
+        if submit is not None:
+            if judged is not None:
+                version.tell_tokens(judged.table)
+            serving.group.send(submit)
+        if was_idle:
+            self._on_busy()
+
+    def _admit(self, version: ModelVersion, attempt: Attempt) -> TextModel:
+        """Returns the text model if the attempt may be tokenized; raises the refusal otherwise."""
+        self._require_taking()
+        text = version.text(attempt)
+        if text.embedding is not None:
+            raise errors.failed_precondition("EMBEDDINGS_ONLY", f"model {text.name} makes embeddings; it generates no text")
+        self._check(version, attempt.request.deadline, attempt.request.sampling.n)
+        return text
+
+    def _require_taking(self) -> None:
+        if self._drains:
+            raise errors.draining(self._settings.node_id)
+
+    def _model_changed(self) -> RyzansteinError:
+        return errors.unavailable("NODE_NOT_READY", f"node {self._settings.node_id}: the model changed")
+
+    def _check(self, version: ModelVersion, deadline: float | None, num: int) -> None:
+        """Checks the deadline, and bounds what is on its way to the engine: `num` sequences more.
+
+        The engine itself decides whom a full queue refuses, and reports that at once.
+        """
+        if deadline is not None and deadline <= clock.unix_s():
+            raise errors.deadline_exceeded()
+        bound = 2 * self._settings.max_waiting + self._settings.max_sequences
+        if version.num_sequences + num > bound:
+            raise errors.queue_full(version.num_sequences, bound)

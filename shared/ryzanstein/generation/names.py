@@ -1,0 +1,26 @@
+"""Bounds on the names in requests, and the name of the tenant."""
+
+from __future__ import annotations
+
+import re
+
+from ryzanstein import errors
+
+MAX_NAME_CHARS = 128
+VISIBLE = re.compile(r"[\x21-\x7e]+")
+"""Visible ASCII characters."""
+TENANT_ID = "x-tenant-id"
+"""The HTTP header and the gRPC metadata key that name the tenant."""
+
+
+def valid_tenant(given: str, user: str) -> str:
+    """Returns who is charged: the tenant that the caller's gateway names, else the user.
+
+    Raises INVALID_ARGUMENT for a tenant name of over 128 characters or with other characters than
+    visible ASCII.
+    """
+    if not given:
+        return user
+    if len(given) > MAX_NAME_CHARS or not VISIBLE.fullmatch(given):
+        raise errors.invalid(TENANT_ID, f"must have 1 to {MAX_NAME_CHARS} visible ASCII characters", given[:64])
+    return given

@@ -1,0 +1,57 @@
+"""What a chat template is given besides the messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ryzanstein import errors
+
+MAX_TEMPLATE_VARIABLES_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What a chat template is given besides the messages.
+
+    `variables` is a JSON object, or empty. With `continues` the last message is the beginning of
+    the answer.
+    """
+
+    variables: str = ""
+    add_generation_prompt: bool = True
+    continues: bool = False
+
+    def validate(self) -> None:
+        """Raises INVALID_ARGUMENT, which names the field."""
+        if self.variables:
+            template_variables(self.variables)
+        if self.continues and self.add_generation_prompt:
+            raise errors.invalid("continue_final_message", "requires add_generation_prompt: false", True)
+
+
+PLAIN_TEMPLATE = TemplateOptions()
+_TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+def template_variables(text: str) -> dict[str, Any]:
+    """Returns the variables of a chat template. Raises INVALID_ARGUMENT for anything but their JSON."""
+    field = "chat_template_kwargs"
+    if len(text) > MAX_TEMPLATE_VARIABLES_CHARS:
+        raise errors.invalid(field, f"must have at most {MAX_TEMPLATE_VARIABLES_CHARS} characters of JSON", len(text))
+    try:
+        variables = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        raise errors.invalid(field, "must be a JSON object") from None
+    if not isinstance(variables, dict):
+        raise errors.invalid(field, "must be a JSON object")
+    for name in variables:
+        if not name.isidentifier() or name in _TEMPLATES_OWN:
+            raise errors.invalid(f"{field}.{name[:64]}", "is not a variable that a request may set")
+    return variables
+
+
+def with_variable(text: str, name: str, value: str) -> str:
+    """Returns the variables with one more. Raises as `template_variables`."""
+    return json.dumps(template_variables(text) | {name: value}, separators=(",", ":"))
