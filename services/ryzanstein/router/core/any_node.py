@@ -65,7 +65,7 @@ class AnyNode:
                 on_retry(error)
                 failed[link.node_id] = error
 
-    async def _wait(self, model: str, deadline: float | None, failed: Mapping[str, RyzansteinError], until: float) -> None:
+    async def _wait(self, model: str, deadline: float | None, failed: dict[str, RyzansteinError], until: float) -> None:
         """Returns when another node may be asked; those that were lost are asked again then.
 
         Raises the last error where waiting does not help.

@@ -9,7 +9,7 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-def declared(library: CDLL, name: str, *types: type[Any], returns: type[Any] | None = None) -> Function:
+def declared(library: CDLL, name: str, *types: Any, returns: type[Any] | None = None) -> Function:
     """Returns a function with the types of its arguments and of its result.
 
     Raises AttributeError if the library does not have it.
@@ -20,9 +20,9 @@ def declared(library: CDLL, name: str, *types: type[Any], returns: type[Any] | N
     return found
 
 
-def pointers(count: int) -> tuple[type[c_void_p], ...]:
+def pointers(count: int) -> tuple[type[Any], ...]:
     return (c_void_p,) * count
 
 
-def integers(count: int) -> tuple[type[c_int64], ...]:
+def integers(count: int) -> tuple[type[Any], ...]:
     return (c_int64,) * count
