@@ -18,7 +18,8 @@ from collections import deque
 _KEEP = 0.9  # weight of a step one step later: half after 7
 _LEAST_STEPS = 3
 _GROWTH = 2.0  # of a chunk from one step to the next: costs may be far from what was measured with a smaller one
-_LEAST_CHUNK = 16
+_LEAST_CHUNK = 16  # where decodes alone take longer than the objective
+_SMALLEST_CHUNK = 4  # else: what a token costs grows with its context, and 16 may take longer than is left
 _FIRST_CHUNK = 32  # nothing is known of the cost
 _KEPT_ERRORS, _FEW_ERRORS = 100, 50  # from few on, their quantile is known
 _QUANTILE = 0.99  # of steps with prompt tokens that keep the objective
@@ -117,7 +118,7 @@ class Allowance:
 
     def room(self, num_context: int) -> int:
         """Returns how many tokens behind so many others fit. The first prompt gets some in any case: it must not starve."""
-        least = 0 if self._taken else _LEAST_CHUNK
+        least = 0 if self._taken else _LEAST_CHUNK if self._left_s <= 0 else _SMALLEST_CHUNK
         return max(least, min(self._fits(num_context), self._most - self._taken))
 
     def take(self, num_tokens: int, num_context: int) -> None:
