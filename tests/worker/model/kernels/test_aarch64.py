@@ -83,10 +83,10 @@ def test_what_is_not_summed_across_lanes_has_the_bits_of_this_machine(
     here = results(kernels)
     with emulation.emulated_kernels() as emulated:
         there = results(emulated)
-    summed_across_lanes = {"rms_norm", "float_product_unpacked", "attend torch.float32", "attend torch.float16"}
+    summed_across_lanes = ("rms_norm", "float_product_unpacked", "attend", "lse")
     of_the_c_library = {"gelu", "gelu gate", "rotary_angles"}  # erf, sine, cosine: glibc's code for Arm is another
     for name, expected in here.items():
-        if name in summed_across_lanes | of_the_c_library:
+        if name.startswith(summed_across_lanes) or name in of_the_c_library:
             torch.testing.assert_close(there[name], expected, rtol=1e-4, atol=1e-4, msg=name)
         else:
             assert torch.equal(there[name], expected), name
