@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein import errors
 from ryzanstein.cluster import NO_MODEL
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
@@ -122,6 +123,70 @@ async def test_a_begun_answer_waits_for_room_however_often_it_is_refused(
     await reading.task
     assert reading.tokens == whole(60)
     assert client.value("breaker_state", node_id=backup.node_id) == 0
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+async def test_a_begun_answer_outlasts_a_lack_of_memory(
+    start_node: Any, start_router: Any, until: Any, num_nodes: int
+) -> None:
+    nodes = [await start_node(name, step_s=0.02) for name in "ab"[:num_nodes]]
+    client = await start_router(*nodes, failover_wait_s=WAIT_S)
+    reading = Reading(client, 60)
+    await until(lambda: len(reading.tokens) >= 5)
+    for node in nodes:
+        node.refuse = RyzansteinError("no memory", Code.RESOURCE_EXHAUSTED, errors.OUT_OF_MEMORY, retry_after_s=0.3)
+    primary = next(node for node in nodes if node.node_id in reading.nodes)
+    await primary.die()
+    await primary.start()
+    await asyncio.sleep(0.5)
+    for node in nodes:
+        node.refuse = None
+    await reading.task
+    assert reading.tokens == whole(60)
+
+
+async def test_a_begun_answer_ends_with_its_error_when_memory_stays_short(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    nodes = [await start_node(name, step_s=0.02) for name in "ab"]
+    client = await start_router(*nodes, failover_wait_s=60.0, max_fruitless_attempts=3)
+    reading = Reading(client, 60)
+    await until(lambda: len(reading.tokens) >= 5)
+    before = sum(len(node.submits) for node in nodes)
+    for node in nodes:
+        node.refuse = RyzansteinError("no memory", Code.RESOURCE_EXHAUSTED, errors.OUT_OF_MEMORY, retry_after_s=0.1)
+    primary = next(node for node in nodes if node.node_id in reading.nodes)
+    await primary.die()
+    await primary.start()
+    error = await reading.failure()
+    assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, errors.OUT_OF_MEMORY)
+    assert 2 <= sum(len(node.submits) for node in nodes) - before <= 4
+    assert client.value("failovers_exhausted_total", cause="request_fault") == 1
+
+
+async def test_the_faults_of_a_request_are_counted_anew_after_each_token(start_node: Any, start_router: Any, until: Any) -> None:
+    """One node could not run it at its beginning and another one much later: they do not agree."""
+    nodes = [await start_node(name, step_s=0.02) for name in "abc"]
+    client = await start_router(*nodes, failover_wait_s=60.0)
+    primary = (await primary_first(client, nodes))[0]
+    not_finite = RyzansteinError("not finite", Code.INTERNAL, errors.LOGITS_NOT_FINITE)
+    primary.refuse = not_finite
+    reading = Reading(client, 60)
+    await until(lambda: len(reading.tokens) >= 5)
+    second = next(node for node in nodes if node.node_id in reading.nodes)
+    (third,) = (node for node in nodes if node not in (primary, second))
+    primary.refuse, second.refuse = None, not_finite
+    third.refuse = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_after_s=0.1)
+    await second.die()
+    await second.start()
+    await until(lambda: client.value("link_up", node_id=second.node_id) == 1 and primary.node_id in reading.nodes)
+    before = len(second.submits)
+    await primary.die()
+    await until(lambda: len(second.submits) > before)
+    third.refuse = None
+    await reading.task
+    assert reading.tokens == whole(60)
+    assert reading.nodes == [second.node_id, primary.node_id, third.node_id]
 
 
 async def test_a_request_that_comes_while_the_only_node_recovers_waits_for_it(

@@ -132,6 +132,7 @@ class NodePlacement:
             )
         self._generation.numerics = numerics
         self._excluded.clear()
+        self._refused_by.clear()
         self._strikes.clear()
 
     def hedge_nodes(self, node_id: str) -> list[str]:
@@ -171,12 +172,16 @@ class NodePlacement:
         self._require_acceptable(lost)
         if sum(self._strikes) >= self._policy.max_fruitless_attempts:
             self._count_in_vain(lost)
+            if lost.error is not None and self._lacks_memory(lost):
+                raise lost.error
             raise errors.attempts_exhausted(len(self._strikes), lost.cause, lost.reason)
         return await self._wait(lost)
 
     def _strike(self, lost: Lost) -> float:
         """Returns how far the request may be the cause of the attempt's end."""
-        if lost.run.fruitful or lost.cause in _BLAMELESS or self._links.awake.lately_paused:
+        if lost.run.fruitful or self._links.awake.lately_paused:
+            return 0.0
+        if lost.cause in _BLAMELESS and not self._lacks_memory(lost):
             return 0.0
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
@@ -274,10 +279,19 @@ class NodePlacement:
 
         They agree, so the cause is the request.
         """
-        if lost.cause == REQUEST_FAULT and lost.error is not None:
+        if lost.cause == REQUEST_FAULT and lost.error is not None and not self._lacks_memory(lost):
             others = self._links.could_serve(self._model, self._never() | self._refused_by)
             if len(self._refused_by) > 1 or not others:
                 raise lost.error
+
+    def _lacks_memory(self, lost: Lost) -> bool:
+        """Returns whether the node had no memory for an answer that has begun.
+
+        Memory becomes free again, so the answer is tried on, also there, as long as its strikes
+        allow. One that has not begun need not wait.
+        """
+        reason = None if lost.error is None else lost.error.reason
+        return lost.cause == REQUEST_FAULT and reason == errors.OUT_OF_MEMORY and self._generation.log.num_tokens > 0
 
     def _require_acceptable(self, lost: Lost) -> None:
         if lost.error is not None and self._is_mistake(lost, unknown=True):
@@ -318,7 +332,7 @@ class NodePlacement:
 
 def _pause_s(lost: Lost) -> float:
     """Returns how long the generation does not try the node again."""
-    asked_s = lost.error.retry_after_s if lost.error is not None and lost.cause == BACK_PRESSURE else None
+    asked_s = lost.error.retry_after_s if lost.error is not None and lost.cause in (BACK_PRESSURE, REQUEST_FAULT) else None
     return min(max(asked_s or 0.0, _LOOK_AGAIN_S), _LONGEST_PAUSE_S)
 
 
