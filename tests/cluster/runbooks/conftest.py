@@ -84,7 +84,7 @@ class Page:
     @classmethod
     def read(cls, path: Path) -> Page:
         text = path.read_text()
-        listed = re.search(r"^Faults: (.*)\.$", text, re.MULTILINE)
+        listed = re.search(r"^Faults: (.*?)\.$", text, re.MULTILINE | re.DOTALL)
         faults = re.findall(r"`([a-z0-9_]+)`", listed[1]) if listed else []
         parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
         sections = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -169,11 +169,13 @@ def _host(url: str) -> str:
 class Load:
     """Clients that stream long answers all the time, each a thread, from `start` to `close`, or inside `with`.
 
-    `failures`: what they could not finish; `answering`: the node that gave each client its last token.
+    `distinct`: no two ask for the same. `failures`: what they could not finish; `answering`: the node that gave each client its
+    last token.
     """
 
     addresses: list[str]
     clients: int = 3
+    distinct: bool = False
     failures: list[str] = field(default_factory=list)
     finished: int = 0
     answering: dict[str, str] = field(default_factory=dict)
@@ -213,7 +215,7 @@ class Load:
                 self._ask(inference_grpc.InferenceServiceStub(channel), f"load-{number}-{turn}")
 
     def _ask(self, stub: Any, user: str) -> None:
-        message = inference.Message(role=inference.ROLE_USER, content="Count from 1 to 60.")
+        message = inference.Message(role=inference.ROLE_USER, content=f"{user}. " * self.distinct + "Count from 1 to 60.")
         sampling = inference.SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
         chat = inference.ChatRequest(messages=[message], user=user, sampling=sampling)
         seen = 0
@@ -311,8 +313,8 @@ class World:
             assert time.monotonic() < deadline, "generations do not end"
             time.sleep(0.3)
 
-    def load(self, clients: int = 3) -> Load:
-        return Load(self.cluster.router_addresses[:1], clients)
+    def load(self, clients: int = 3, *, distinct: bool = False) -> Load:
+        return Load(self.cluster.router_addresses[:1], clients, distinct)
 
 
 class Walk:

@@ -21,6 +21,7 @@ import pytest
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.scrape import total
 from ryzanstein.lab.chaos.clocks import Clocks
+from ryzanstein.lab.chaos.small_disk import SmallDisk
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
@@ -267,6 +268,16 @@ def test_session_store_sqlite(world: Any, walk: Any, all_ready: None) -> None:
     finally:
         held.kill()
         held.communicate()
+
+
+def test_page_tier(make_world: Any, walk: Any, tmp_path: Path) -> None:
+    """The pages are on a disk of their own that something else fills up. Damaged pages are the laboratory's `pages_damaged`."""
+    with SmallDisk(tmp_path / "pages") as disk:
+        flags = ("--kv-replication", "none", "--kv-disk-bytes", str(2**28), "--kv-disk-dir", str(tmp_path / "pages"))
+        with make_world(num_nodes=1, tp=1, worker_flags=flags) as world, world.load(distinct=True) as load:
+            variables = world.variables("node-0", KV_DISK_DIR=str(tmp_path / "pages"))
+            walk(world, "page-tier", variables).run(load=load, strike=disk.fill)
+            assert load.failures == []
 
 
 def test_load_imbalance(make_world: Any, walk: Any) -> None:

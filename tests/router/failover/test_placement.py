@@ -126,9 +126,7 @@ async def test_a_begun_answer_waits_for_room_however_often_it_is_refused(
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-async def test_a_begun_answer_outlasts_a_lack_of_memory(
-    start_node: Any, start_router: Any, until: Any, num_nodes: int
-) -> None:
+async def test_a_begun_answer_outlasts_a_lack_of_memory(start_node: Any, start_router: Any, until: Any, num_nodes: int) -> None:
     nodes = [await start_node(name, step_s=0.02) for name in "ab"[:num_nodes]]
     client = await start_router(*nodes, failover_wait_s=WAIT_S)
     reading = Reading(client, 60)
@@ -164,7 +162,9 @@ async def test_a_begun_answer_ends_with_its_error_when_memory_stays_short(
     assert client.value("failovers_exhausted_total", cause="request_fault") == 1
 
 
-async def test_the_faults_of_a_request_are_counted_anew_after_each_token(start_node: Any, start_router: Any, until: Any) -> None:
+async def test_faults_of_a_request_are_counted_anew_after_each_token(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
     """One node could not run it at its beginning and another one much later: they do not agree."""
     nodes = [await start_node(name, step_s=0.02) for name in "abc"]
     client = await start_router(*nodes, failover_wait_s=60.0)
