@@ -13,8 +13,9 @@ other node computed. Once without replication, once with it.
 `overhead`: two nodes and --clients clients in sessions of their own, which send --prompt new tokens in each turn and read 64.
 Clusters with `--kv-replication none` and `sessions` run at the same time and are loaded in turn: A, B, B, A and so on. The
 overhead is one minus the ratio of tokens per second, new prompts and answers together. Both nodes, sender and receiver, share
-this machine's cores. Memory of the cache that is written for the first time costs more than later: --warm-up SECONDS fills a
-small one (--kv-bytes) before the rounds.
+this machine's cores. The nodes' processor time a token, which other work on the machine changes less, is counted besides.
+Memory of the cache that is written for the first time costs more than later: --warm-up SECONDS fills a small one (--kv-bytes)
+before the rounds.
 
 `disk`: one node with a disk tier. The first token of a conversation's second turn: computed again by a node without a tier,
 and read from the disk by a node that was killed and started again.
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.v1 import inference_pb2 as pb
@@ -150,9 +152,17 @@ def load(running: LocalCluster, seconds: float, salt: int, clients: int, prompt:
     return sum(counts) / (time.monotonic() - began)
 
 
+def processor_s(running: LocalCluster) -> float:
+    """Returns the processor time that the nodes' agents and ranks have used."""
+    agents = [psutil.Process(running.services[node].pid) for node in running.node_ids]
+    times = [each.cpu_times() for agent in agents for each in (agent, *agent.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
 def overhead(model: Path, given: argparse.Namespace) -> dict[str, Any]:
     clients, prompt = given.clients, given.prompt
     rates: dict[str, list[float]] = {"none": [], "sessions": []}
+    tokens, spent_s = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
     with ExitStack() as stack:
         clusters = {policy: stack.enter_context(cluster(model, policy, threads=1, kv_bytes=given.kv_bytes)) for policy in rates}
         for running in clusters.values():
@@ -160,12 +170,18 @@ def overhead(model: Path, given: argparse.Namespace) -> dict[str, Any]:
         for number in range(given.rounds):
             order = ("none", "sessions") if number % 4 in (0, 3) else ("sessions", "none")
             for policy in order:
+                before_s, began_s = processor_s(clusters[policy]), time.monotonic()
                 rates[policy].append(load(clusters[policy], given.seconds, number, clients, prompt))
+                tokens[policy] += rates[policy][-1] * (time.monotonic() - began_s)
+                spent_s[policy] += processor_s(clusters[policy]) - before_s
         sent = sum(metric(clusters["sessions"], node, "page_bytes_sent_total") for node in clusters["sessions"].node_ids)
+    us_per_token = {policy: 1e6 * spent_s[policy] / tokens[policy] for policy in rates}
     ratios = sorted(one / two for one, two in zip(rates["sessions"], rates["none"], strict=True))
     return {
         "tokens_per_s": {policy: [round(rate, 1) for rate in each] for policy, each in rates.items()},
         "overhead": round(1 - sum(rates["sessions"]) / sum(rates["none"]), 4),
+        "processor_us_per_token": {policy: round(each, 1) for policy, each in us_per_token.items()},
+        "processor_overhead": round(us_per_token["sessions"] / us_per_token["none"] - 1, 4),
         "of_rounds": [round(1 - ratio, 4) for ratio in reversed(ratios)],
         "sent_bytes": int(sent),
     }

@@ -30,6 +30,15 @@ INLINE i64 part_keys(i64 D, int key_kind) { return PART_HEAD + (key_kind == CHAN
 INLINE i64 part_values(i64 D, int key_kind) { return part_keys(D, key_kind) + PAGE * D * item_bytes_of(key_kind); }
 INLINE i64 part_bytes(i64 D, int key_kind) { return part_values(D, key_kind) + PAGE * value_row_bytes(D); }
 
+#if defined(__aarch64__)
+/* Four numbers, twice. */
+INLINE int8x8_t four_at(const char *from) {
+    int32_t four;
+    memcpy(&four, from, sizeof four);
+    return vreinterpret_s8_s32(vdup_n_s32(four));
+}
+#endif
+
 /* FP8 numbers times 2^-8, from i on. The bits of e4m3 are those of a float16 whose exponent is 8 smaller: subnormal numbers
    need no care, and a shift replaces a table. */
 INLINE Lanes load_fp8(const char *from) {
@@ -40,9 +49,7 @@ INLINE Lanes load_fp8(const char *from) {
     __m128i bits = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)from)), 7);
     return (Lanes)_mm256_cvtph_ps(_mm_and_si128(bits, _mm_set1_epi16((short)0xbfff)));
 #elif defined(__aarch64__)
-    int32_t four;
-    memcpy(&four, from, sizeof four);
-    int16x4_t bits = vget_low_s16(vshll_n_s8(vreinterpret_s8_s32(vdup_n_s32(four)), 7));
+    int16x4_t bits = vget_low_s16(vshll_n_s8(four_at(from), 7));
     return (Lanes)vcvt_f32_f16(vreinterpret_f16_s16(vand_s16(bits, vdup_n_s16((short)0xbfff))));
 #else
     Words bits = __builtin_convertvector(*(const Bytes *)from, Words);
@@ -53,14 +60,23 @@ INLINE Lanes load_fp8(const char *from) {
 #endif
 }
 
+/* GCC 12 makes scalar conversions of the generic one. */
+INLINE Lanes load_int8(const char *from) {
+#if LANES == 16
+    return (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif LANES == 8 && defined(__AVX2__)
+    return (Lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(__aarch64__)
+    return (Lanes)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four_at(from)))));
+#else
+    return __builtin_convertvector(__builtin_convertvector(*(const Bytes *)from, Words), Lanes);
+#endif
+}
+
 /* Returns a vector of numbers from i on. */
 INLINE Lanes load_item(const char *from, i64 i, const int kind) {
     if (kind == FP8) return load_fp8(from + i);
-#if LANES == 16
-    if (kind == INT8) return (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(from + i))));
-#else
-    if (kind == INT8) return __builtin_convertvector(__builtin_convertvector(*(const Bytes *)(from + i), Words), Lanes);
-#endif
+    if (kind == INT8) return load_int8(from + i);
     return load_cached(from, i, kind == HALF);
 }
 

@@ -143,9 +143,10 @@ INLINE void add_columns(const Block *b, i64 r, i64 d, i64 W, const int rows, con
         if (b->end_R[r + i] > end) add_values(b, end, b->end_R[r + i], r + i, d, W, 1, width, kind);
 }
 
-/* Adds several vectors at once, so that adjacent memory is read together. */
+/* Adds several vectors at once, so that adjacent memory is read together; as many as registers hold the sums of. */
 INLINE void add_rows(const Block *b, i64 r, i64 W, const int rows, const int kind) {
-    const int widest = rows == 1 ? 8 : 4;
+    const int few = LANES == 8 && rows == 4; /* 16 registers */
+    const int widest = rows == 1 ? 8 : few ? 2 : 4;
     i64 d = 0;
     if (widest >= 8)
         for (; d + 8 * LANES <= W; d += 8 * LANES) add_columns(b, r, d, W, rows, 8, kind);

@@ -72,11 +72,14 @@ INLINE void store_some(float *to, Lanes value, i64 count) {
     else memcpy(to, &value, (size_t)count * sizeof(float));
 }
 
+/* GCC 12 makes scalar conversions of the generic one. */
 INLINE Lanes widen(const char *from) {
-#if LANES == 16 /* GCC 12 makes scalar conversions of the generic one */
+#if LANES == 16
     return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif LANES == 8 && defined(__F16C__)
     return (Lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    return (Lanes)vcvt_f32_f16(vld1_f16((const __fp16 *)from));
 #else
     return __builtin_convertvector(*(const HalfLanes *)from, Lanes);
 #endif
@@ -94,6 +97,8 @@ INLINE void store_cached(char *to, i64 i, Lanes value, const int half) {
     else _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
 #elif LANES == 8 && defined(__F16C__)
     else _mm_storeu_si128((__m128i *)(to + 2 * i), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    else vst1_f16((__fp16 *)(to + 2 * i), vcvt_f16_f32((float32x4_t)value));
 #else
     else *(HalfLanes *)(to + 2 * i) = __builtin_convertvector(value, HalfLanes);
 #endif
