@@ -90,16 +90,16 @@ def test_a_draw_is_that_of_the_plain_formula(
     """But within 1e-9 of where one token's part of the distribution ends and the next one's begins, and of a bound."""
     (params, uniform), x_V = drawing, logits(kind, seed, vocab)[0]
     (token,) = kernels.sampling.draw(x_V[None], [draw_of(0, vocab, uniform, **params)]).tolist()
-    bounds = [{**params, "top_p": top_p} for top_p in _around(params["top_p"])]
-    assert token in {plainly_drawn(x_V, bound, u) for bound in bounds for u in _around(uniform)}
+    bounds = [{**params, "top_p": top_p} for top_p in (params["top_p"], *_around(params["top_p"]))]
+    assert any(token in plainly_drawn(x_V, bound, *_around(uniform)) for bound in bounds)
 
 
-def _around(value: float) -> tuple[float, ...]:
-    return value, max(value - 1e-9, 0.0), min(value + 1e-9, 1.0)
+def _around(value: float) -> tuple[float, float]:
+    return max(value - 1e-9, 0.0), min(value + 1e-9, 1.0)
 
 
-def plainly_drawn(x_V: torch.Tensor, params: dict[str, Any], uniform: float) -> int:
-    """Sorted probabilities in float64, cut one after the other."""
+def plainly_drawn(x_V: torch.Tensor, params: dict[str, Any], low: float, high: float) -> list[int]:
+    """The tokens that the uniform numbers from `low` to `high` draw: sorted probabilities in float64, cut one after the other."""
     scores = (x_V.double().numpy() - float(x_V.max())) / max(params["temperature"], 1e-300)
     mass = np.exp(np.maximum(scores, -1e4))
     best = np.sort(x_V.numpy())[::-1]
@@ -112,8 +112,9 @@ def plainly_drawn(x_V: torch.Tensor, params: dict[str, Any], uniform: float) -> 
         mass = np.where(x_V.numpy() >= x_V.numpy()[last], mass, 0)
     mass = np.where(mass >= params["min_p"], mass, 0)
     sums = np.cumsum(mass)
-    found = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    return min(found, int(np.flatnonzero(mass)[-1]))
+    first, last = (int(np.searchsorted(sums, uniform * sums[-1], side="right")) for uniform in (low, high))
+    tokens = np.flatnonzero(mass)
+    return [int(token) for token in tokens if min(first, tokens[-1]) <= token <= last]
 
 
 @pytest.mark.parametrize("options", ["-mno-avx512f", "-mno-avx2", "-mno-avx"])
