@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ryzanstein.generation.sampling import SamplingParams
@@ -84,6 +84,7 @@ def test_kernels_and_torch_draw_the_same_of_large_vocabularies(kernels: NativeKe
 @given(
     st.sampled_from(["normal", "flat", "steep", "rounded", "masked"]), st.integers(0, 10**6), SHAPES, st.tuples(PARAMS, UNIFORM)
 )
+@example("steep", 0, 40, ({"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}, 0.0))  # the first tokens weigh nothing
 def test_a_draw_is_that_of_the_plain_formula(
     kernels: NativeKernels, kind: str, seed: int, vocab: int, drawing: tuple[dict[str, Any], float]
 ) -> None:
@@ -99,7 +100,7 @@ def _around(value: float) -> tuple[float, float]:
 
 
 def plainly_drawn(x_V: torch.Tensor, params: dict[str, Any], low: float, high: float) -> list[int]:
-    """The tokens that the uniform numbers from `low` to `high` draw: sorted probabilities in float64, cut one after the other."""
+    """The tokens of uniform numbers from `low` to `high`: sorted probabilities in float64, cut one after the other."""
     scores = (x_V.double().numpy() - float(x_V.max())) / max(params["temperature"], 1e-300)
     mass = np.exp(np.maximum(scores, -1e4))
     best = np.sort(x_V.numpy())[::-1]
