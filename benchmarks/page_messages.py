@@ -25,9 +25,9 @@ from prometheus_client import CollectorRegistry
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import add_PageServiceServicer_to_server
+from ryzanstein.worker.agent.faces.pages import PageServicer
 from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.page import Page, PageSizes
-from ryzanstein.worker.agent.pages.service import PageServicer
 from ryzanstein.worker.agent.pages.store import Scope
 from ryzanstein.worker.devices import keep_freed_memory
 from ryzanstein.worker.page_metrics import PageMetrics

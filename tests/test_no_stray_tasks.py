@@ -17,7 +17,7 @@ STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe
 # How many a module may start by itself, and why nobody can miss their ends.
 ALLOWED = {
     "services/ryzanstein/router/core/embeddings.py": (2, "a task group awaits the parts of a request"),
-    "services/ryzanstein/worker/agent/embeddings.py": (2, "a task group awaits the inputs of a request"),
+    "services/ryzanstein/worker/agent/faces/embeddings.py": (2, "a task group awaits the inputs of a request"),
     "shared/ryzanstein/awake.py": (1, "ends with the call, which raises what it ended with"),
     "shared/ryzanstein/background.py": (3, "the one place; the two futures of `until` are looked at there"),
     "services/ryzanstein/router/nodes/links/connection.py": (2, "reader and writer log whatever ends them and end the stream"),

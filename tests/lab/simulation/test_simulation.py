@@ -40,7 +40,7 @@ from ryzanstein.lab.simulation.checks import BrokenPromise
 from ryzanstein.lab.simulation.loop import OWNER
 from ryzanstein.lab.simulation.plan import plan
 from ryzanstein.lab.simulation.simulation import simulate
-from ryzanstein.worker.agent.generations import RunningGenerations
+from ryzanstein.worker.agent.versions.generations import RunningGenerations
 made, init, fail_all = defaultdict(list), RunningGenerations.__init__, RunningGenerations.fail_all
 def remembered(self, *args, **kwargs):
     init(self, *args, **kwargs)

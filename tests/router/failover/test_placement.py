@@ -162,9 +162,7 @@ async def test_a_begun_answer_ends_with_its_error_when_memory_stays_short(
     assert client.value("failovers_exhausted_total", cause="request_fault") == 1
 
 
-async def test_faults_of_a_request_are_counted_anew_after_each_token(
-    start_node: Any, start_router: Any, until: Any
-) -> None:
+async def test_faults_of_a_request_are_counted_anew_after_each_token(start_node: Any, start_router: Any, until: Any) -> None:
     """One node could not run it at its beginning and another one much later: they do not agree."""
     nodes = [await start_node(name, step_s=0.02) for name in "abc"]
     client = await start_router(*nodes, failover_wait_s=60.0)

@@ -17,12 +17,12 @@ from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFa
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import submit_now
-from ryzanstein.worker.agent.inbox import ReadAhead
-from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom
+from ryzanstein.worker.agent.faces.inbox import ReadAhead
+from ryzanstein.worker.agent.faces.stream import RouterStream
+from ryzanstein.worker.agent.memory.node_memory import ModelMemory, SharedRoom
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.routers import RouterLink
-from ryzanstein.worker.agent.stream import RouterStream
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer

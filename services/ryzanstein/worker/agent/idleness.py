@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Protocol
 
-from ryzanstein.worker.agent.version import ModelVersion
-from ryzanstein.worker.agent.versions import ModelVersions
+from ryzanstein.worker.agent.versions.model_versions import ModelVersions
+from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 

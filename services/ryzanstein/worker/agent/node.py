@@ -23,14 +23,14 @@ from ryzanstein.generation.prompts import Prompt
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
-from ryzanstein.worker.agent.lending import KvLending
+from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.router_links import RouterLinks
 from ryzanstein.worker.agent.routers import LinkBounds
 from ryzanstein.worker.agent.submission import Submissions
-from ryzanstein.worker.agent.version import ModelVersion
-from ryzanstein.worker.agent.versions import ModelVersions
+from ryzanstein.worker.agent.versions.model_versions import ModelVersions
+from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.source import NewRankServer

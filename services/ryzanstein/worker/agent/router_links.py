@@ -7,7 +7,7 @@ import structlog
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
-from ryzanstein.worker.agent.versions import ModelVersions
+from ryzanstein.worker.agent.versions.model_versions import ModelVersions
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 log = structlog.get_logger(__name__)

@@ -21,8 +21,8 @@ from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.intake import Judged, ReadPrompt
 from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
 from ryzanstein.worker.agent.routers import RouterLink
-from ryzanstein.worker.agent.version import ModelVersion
-from ryzanstein.worker.agent.versions import ModelVersions
+from ryzanstein.worker.agent.versions.model_versions import ModelVersions
+from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.telemetry import WorkerTelemetry

@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 5.0
 # Most frames queued for a connection that accepts none. A normal delay does not queue so many.
 MAX_UNSENT = 8192
 # The longest interval between this router's beats. A node that misses several gives up the router,
-# see `worker.agent.service`.
+# see `worker.agent.faces.service`.
 BEAT_S = 1.0
 # Used while attempts run. Waiting for the next beat takes up to this much of the time in which a
 # deaf node is detected.

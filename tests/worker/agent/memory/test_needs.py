@@ -10,8 +10,8 @@ from ryzanstein import errors
 from ryzanstein.background import Background
 from ryzanstein.cluster import ModelNeed
 from ryzanstein.metrics import new_registry
-from ryzanstein.worker.agent import needs as module
-from ryzanstein.worker.agent.needs import MAX_PATHS, ModelNeeds
+from ryzanstein.worker.agent.memory import needs as module
+from ryzanstein.worker.agent.memory.needs import MAX_PATHS, ModelNeeds
 
 
 class Measure:

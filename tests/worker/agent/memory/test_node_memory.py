@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom
+from ryzanstein.worker.agent.memory.node_memory import ModelMemory, SharedRoom
 
 
 class Resting:

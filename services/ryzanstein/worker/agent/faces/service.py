@@ -16,10 +16,10 @@ from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration, timestamp
-from ryzanstein.worker.agent.inbox import ReadAhead
+from ryzanstein.worker.agent.faces.inbox import ReadAhead
+from ryzanstein.worker.agent.faces.stream import RouterStream
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
-from ryzanstein.worker.agent.stream import RouterStream
 from ryzanstein.worker.engines.group import RankLoss, RankProgress
 
 Context = ServicerContext[Any, Any]

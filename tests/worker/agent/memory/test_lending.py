@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from ryzanstein.worker.agent.lending import KvLending
+from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.engine.messages import EngineStats, SetBlockLimit
 from ryzanstein.worker.engines.group import EngineGroup
 from ryzanstein.worker.engines.messages import RankReady

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ryzanstein.cluster import Deployment, Instruction
+from ryzanstein.worker.agent.membership.wanted import wanted_models
 from ryzanstein.worker.agent.model_host import ModelChoice
-from ryzanstein.worker.agent.wanted import wanted_models
 
 A, B = ModelChoice("a", "/a"), ModelChoice("b", "/b")
 SIZES = {"/a": 40, "/b": 30, "/c": 20, "/d": 60, "/e": 50}

@@ -19,12 +19,12 @@ from ryzanstein.background import STOP, Background
 from ryzanstein.cluster import Instruction, ModelNeed, ModelReport, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.idleness import Idleness
-from ryzanstein.worker.agent.memory import ModelMemory, SharedRoom, gibibytes
+from ryzanstein.worker.agent.membership.wanted import WantedModel, wanted_models
+from ryzanstein.worker.agent.memory.needs import ModelNeeds
+from ryzanstein.worker.agent.memory.node_memory import ModelMemory, SharedRoom, gibibytes
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import ModelAgent, NodeModels
-from ryzanstein.worker.agent.needs import ModelNeeds
 from ryzanstein.worker.agent.operations import Replacement
-from ryzanstein.worker.agent.wanted import WantedModel, wanted_models
 from ryzanstein.worker.config import MAX_FURTHER_MODELS
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.background import Background
-from ryzanstein.worker.agent.early_tokens import LARGE_VOCABULARY, EarlyTokens
+from ryzanstein.worker.agent.versions.early_tokens import LARGE_VOCABULARY, EarlyTokens
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 

@@ -18,9 +18,9 @@ from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.tracing import Tracing
-from ryzanstein.worker.agent.generations import RunningGenerations
 from ryzanstein.worker.agent.intake import ReadPrompt, constrained, group_of, texts_of
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
+from ryzanstein.worker.agent.versions.generations import RunningGenerations
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
 from ryzanstein.worker.telemetry import WorkerTelemetry
 

@@ -11,7 +11,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.attempt import Attempt
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire
-from ryzanstein.worker.agent.inbox import MAX_BYTES, ReadAhead
+from ryzanstein.worker.agent.faces.inbox import MAX_BYTES, ReadAhead
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.routers import RouterLink
 

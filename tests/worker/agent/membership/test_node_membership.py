@@ -11,7 +11,7 @@ from tests.worker.small_orchestrator import SmallOrchestrator
 from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.wire.membership import instruction_to_wire
-from ryzanstein.worker.agent.membership import NodeMembership
+from ryzanstein.worker.agent.membership.node_membership import NodeMembership
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from ryzanstein.worker.agent.kv_shares import KvMember, KvShares, KvUse
+from ryzanstein.worker.agent.memory.kv_shares import KvMember, KvShares, KvUse
 from ryzanstein.worker.engine.messages import EngineStats, SetBlockLimit
 from ryzanstein.worker.engines.group import EngineGroup
 from ryzanstein.worker.engines.messages import RankReady

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ryzanstein.worker.agent.kv_shares import ROUNDS_REMEMBERED, KvMember, KvShares, KvUse
+from ryzanstein.worker.agent.memory.kv_shares import ROUNDS_REMEMBERED, KvMember, KvShares, KvUse
 
 
 class Node:

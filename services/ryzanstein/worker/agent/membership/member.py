@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ryzanstein.cluster import Instruction, Node, NodeReport
-from ryzanstein.worker.agent.deployed import DeployedModels
-from ryzanstein.worker.agent.memory import ModelMemory
+from ryzanstein.worker.agent.membership.deployed import DeployedModels
+from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
 
 

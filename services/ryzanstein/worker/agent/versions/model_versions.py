@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from ryzanstein.cluster import Load
-from ryzanstein.worker.agent.version import ModelVersion
+from ryzanstein.worker.agent.versions.version import ModelVersion
 
 log = structlog.get_logger(__name__)
 

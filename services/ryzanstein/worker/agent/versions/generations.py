@@ -22,7 +22,7 @@ from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
-from ryzanstein.worker.agent.vectors import error_of
+from ryzanstein.worker.agent.versions.vectors import error_of
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.choice import ChoiceText

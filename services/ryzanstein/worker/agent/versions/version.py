@@ -17,14 +17,14 @@ from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.attempt import Attempt
 from ryzanstein.tracing import Tracing
-from ryzanstein.worker.agent.early_tokens import EarlyTokens
-from ryzanstein.worker.agent.generations import RunningGenerations
-from ryzanstein.worker.agent.lending import KvLending
+from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
-from ryzanstein.worker.agent.profiling import Profiling
-from ryzanstein.worker.agent.vectors import RunningVectors
+from ryzanstein.worker.agent.versions.early_tokens import EarlyTokens
+from ryzanstein.worker.agent.versions.generations import RunningGenerations
+from ryzanstein.worker.agent.versions.profiling import Profiling
+from ryzanstein.worker.agent.versions.vectors import RunningVectors
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress

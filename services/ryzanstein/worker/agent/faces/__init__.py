@@ -1,0 +1,1 @@
+"""What others ask of a node: its gRPC services, and the streams of its routers."""

@@ -1,0 +1,1 @@
+"""The memory that the models of a node share."""

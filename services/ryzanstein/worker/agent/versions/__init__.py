@@ -1,0 +1,1 @@
+"""The versions of a model, and what runs on them: generations, vectors, profiles."""
