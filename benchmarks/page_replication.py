@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/page_replication.py overhead [--clients 8] [--prompt 200] [--rounds 4] [--seconds 10]
     .venv/bin/python benchmarks/page_replication.py disk [--contexts 8000]
 
-All take --model PATH and --json FILE, `overhead` --chat-template FILE besides.
+All take --model PATH and --json FILE, `overhead` --flags FLAGS of the nodes besides.
 
 `silence`: two nodes; a client reads the answer to a prompt of so many tokens. At its 64th token the node that generates it gets
 SIGKILL. The silence is the longest time between two tokens from then on, the recomputed tokens are the prompt tokens that the
@@ -164,7 +164,7 @@ def overhead(model: Path, given: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"none": [], "sessions": []}
     tokens, spent_s = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
     with ExitStack() as stack:
-        flags = ("--chat-template", given.chat_template) if given.chat_template else ()
+        flags = given.flags.split()
         clusters = {
             policy: stack.enter_context(cluster(model, policy, *flags, threads=1, kv_bytes=given.kv_bytes)) for policy in rates
         }
@@ -216,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["silence", "overhead", "disk"])
     parser.add_argument("--model", default="")
-    parser.add_argument("--chat-template", default="", help="of a model that has none")
+    parser.add_argument("--flags", default="", help="more flags of the nodes, separated by spaces")
     parser.add_argument("--contexts", default="1000,8000,30000")
     parser.add_argument("--policies", default="none,sessions")
     parser.add_argument("--rounds", type=int, default=4)
