@@ -58,6 +58,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
     limits = HttpLimits(
         max_body_bytes=settings.http_max_body_bytes,
         max_arriving_bytes=max(settings.http_max_arriving_bytes, settings.http_max_body_bytes),
+        max_leaving_bytes=settings.http_max_leaving_bytes,
         max_messages=settings.max_messages,
         body_timeout_s=settings.http_body_timeout_s,
     )

@@ -23,6 +23,9 @@ class RouterSettings(ServiceSettings):
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP API; 0: a free port, which is logged")
     http_max_body_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20, description="maximum size of an HTTP body")
     http_max_arriving_bytes: int = Field(256 * 2**20, ge=2**20, description="maximum total size of bodies being read")
+    http_max_leaving_bytes: int = Field(
+        256 * 2**20, ge=2**20, description="maximum total size of answers above 64 KiB whose clients have not read them yet"
+    )
     http_header_timeout_s: float = Field(10.0, gt=0, description="time until an HTTP request's headers are complete")
     http_body_timeout_s: float = Field(30.0, gt=0, description="time from then until its body is complete")
     http_keep_alive_s: float = Field(75.0, ge=1, description="how long an HTTP connection may be idle between requests")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -17,6 +17,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
 from ryzanstein.router.faces.http.app import create_app
+from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.server import HttpServer
 from ryzanstein.router.nodes.calls.texts import Tokenized
@@ -292,3 +293,46 @@ def eventually() -> Callable[..., object]:
         assert condition(), what
 
     return wait
+
+
+class Served:
+    """A server with raw connections to it."""
+
+    def __init__(self, core: EchoCore, telemetry: RouterTelemetry, server: HttpServer) -> None:
+        self.core, self.telemetry, self.server = core, telemetry, server
+
+    async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write(data)
+        return reader, writer
+
+    async def say(self, data: bytes) -> bytes:
+        """Everything that is answered until the connection is closed."""
+        reader, writer = await self.connect(data)
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    def refused(self, reason: str) -> float:
+        return float(self.telemetry.http_refused.labels(reason)._value.get())
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[..., Awaitable[Served]]]:
+    """Starts servers with bounds of their own."""
+    served: list[Served] = []
+
+    async def start(bounds: ConnectionBounds | None = None, limits: HttpLimits | None = None) -> Served:
+        core, telemetry = EchoCore(), RouterTelemetry()
+        app = create_app(core, telemetry, limits)
+        server = HttpServer(app, "127.0.0.1", 0, bounds, lambda reason: telemetry.http_refused.labels(reason).inc())
+        await server.start()
+        served.append(Served(core, telemetry, server))
+        return served[-1]
+
+    yield start
+    for one in served:
+        await one.core.close()
+        await one.server.stop(1)

@@ -10,63 +10,11 @@ import time
 
 import pytest
 
-from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
-from ryzanstein.router.faces.http.server import HttpServer
-from ryzanstein.router.telemetry import RouterTelemetry
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-class Served:
-    def __init__(self, core, telemetry, server):
-        self.core, self.telemetry, self.server = core, telemetry, server
-
-    async def connect(self, data=b""):
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        writer.write(data)
-        return reader, writer
-
-    async def say(self, data):
-        """Everything that is answered until the connection is closed."""
-        reader, writer = await self.connect(data)
-        try:
-            async with asyncio.timeout(20):
-                return await reader.read()
-        finally:
-            writer.close()
-
-    def refused(self, reason):
-        return self.telemetry.http_refused.labels(reason)._value.get()
-
-
-@pytest.fixture
-def serve(make_core):
-    served = []
-
-    async def start(bounds=None, limits=None):
-        core, telemetry = make_core(), RouterTelemetry()
-        app = create_app(core, telemetry, limits)
-        server = HttpServer(app, "127.0.0.1", 0, bounds, lambda reason: telemetry.http_refused.labels(reason).inc())
-        await server.start()
-        served.append(Served(core, telemetry, server))
-        return served[-1]
-
-    async def stop():
-        for one in served:
-            await one.core.close()
-            await one.server.stop(1)
-
-    start.stop = stop
-    return start
-
-
-@pytest.fixture(autouse=True)
-async def _stopped(serve):
-    yield
-    await serve.stop()
 
 
 def status(answer):

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from ryzanstein.router.faces.http.failures import MALFORMED, MEMORY, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
+from ryzanstein.router.faces.http.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +19,6 @@ class BodyBounds:
 
     max_bytes: int
     timeout_s: float
-
-
-@dataclass(slots=True)
-class Room:
-    """The memory for all bodies that are being read. `taken` and `bound` are in bytes."""
-
-    bound: int
-    taken: int = 0
 
 
 class BodyArrival:

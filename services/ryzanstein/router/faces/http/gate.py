@@ -15,12 +15,14 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.request_id import request_id
-from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, Room
+from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds
+from ryzanstein.router.faces.http.departure import Departure
 from ryzanstein.router.faces.http.failures import (
     CLIENT_CLOSED_REQUEST,
     HttpRefused,
     failure_from_error,
 )
+from ryzanstein.router.faces.http.room import Room
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -35,8 +37,8 @@ class HttpLimits:
     """The bounds of the HTTP face.
 
     They bound the size of a body and of all bodies that are being read, the messages of a body, the
-    time until it is complete, the requests at once, and how long a reader may take no byte of a
-    stream.
+    time until it is complete, the requests at once, the size of all large answers that are being
+    written, and how long a reader may take no byte of an answer.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -44,6 +46,7 @@ class HttpLimits:
     max_messages: int = 2048
     body_timeout_s: float = 30.0
     max_requests: int = 8192
+    max_leaving_bytes: int = 256 * 2**20
     write_timeout_s: float = 60.0
 
 
@@ -73,7 +76,8 @@ class Gate:
         self._limits = limits
         self._telemetry = telemetry
         self._bounds = BodyBounds(limits.max_body_bytes, limits.body_timeout_s)
-        self._room = Room(limits.max_arriving_bytes)
+        self._arriving = Room(limits.max_arriving_bytes)
+        self._leaving = Room(limits.max_leaving_bytes)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,14 +98,19 @@ class Gate:
                 self._ended(scope, call, time.monotonic() - began)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: HttpCall) -> None:
+
+        async def refuse(refused: HttpRefused) -> None:
+            self._telemetry.http_refused.labels(refused.reason).inc()
+            await refused.failure.response()(scope, receive, send)
+
         try:
             if self._running > self._limits.max_requests:
                 raise errors.queue_full(self._running, self._limits.max_requests)
-            with BodyArrival(receive, Headers(scope=scope), self._bounds, self._room) as arrival:
-                await self._app(scope, arrival.receive, send)
+            with BodyArrival(receive, Headers(scope=scope), self._bounds, self._arriving) as arrival:
+                departure = Departure(send, refuse, self._leaving, self._limits.write_timeout_s)
+                await self._app(scope, arrival.receive, departure.send)
         except HttpRefused as refused:
-            self._telemetry.http_refused.labels(refused.reason).inc()
-            await refused.failure.response()(scope, receive, send)
+            await refuse(refused)
         except Exception as error:
             if call.started:
                 if not isinstance(error, OSError):  # the client is gone or does not read

@@ -19,7 +19,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from ryzanstein.router.faces.http.arrival import Room
+from ryzanstein.router.faces.http.room import Room
 from ryzanstein.router.faces.websocket.closes import CloseCode
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 
