@@ -47,7 +47,10 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def compiled_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeKernels]:
-    """The kernels as the compiler makes them with these options of x86: as on CPUs that have no others. Once a session each."""
+    """The kernels as the compiler makes them with these options of x86: as on CPUs that have no others. Once a run each."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all processes of the run
 
     @cache
     def compiled(options: str) -> NativeKernels:
@@ -55,7 +58,7 @@ def compiled_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], N
             pytest.skip("the options are those of x86")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CC", f"cc {options}")
-            return NativeKernels(library(tmp_path_factory.mktemp("narrow")))
+            return NativeKernels(library(folder / "narrow"))
 
     return compiled
 
