@@ -210,8 +210,8 @@ async def test_a_node_that_hears_nothing_is_backed_up_though_its_tokens_come(pai
         primary.deaf = False
         await until(lambda: client.value("node_suspected", node_id=primary.node_id) == 0)
 
-    tokens, _ = await read(stream_of(client, 200), {20: stop_hearing})
-    assert tokens == [1000 + index for index in range(200)]
+    tokens, _ = await read(stream_of(client, 2000), {20: stop_hearing})
+    assert tokens == [1000 + index for index in range(2000)]
     assert client.value("hedges_total", outcome="started") == 1
     assert client.value("link_losses_total", node_id=primary.node_id, cause="deaf") == 0
 
