@@ -32,6 +32,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -152,17 +153,19 @@ def load(running: LocalCluster, seconds: float, salt: int, clients: int, prompt:
     return sum(counts) / (time.monotonic() - began)
 
 
-def processor_s(running: LocalCluster) -> float:
-    """Returns the processor time that the nodes' agents and ranks have used."""
+def processor_s(running: LocalCluster) -> Counter[str]:
+    """Returns the processor time that the nodes' agents and their ranks have used."""
     agents = [psutil.Process(running.services[node].pid) for node in running.node_ids]
-    times = [each.cpu_times() for agent in agents for each in (agent, *agent.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    ranks = [rank for agent in agents for rank in agent.children(recursive=True)]
+    spent_s = {name: [each.cpu_times() for each in some] for name, some in (("agents", agents), ("ranks", ranks))}
+    return Counter({name: sum(each.user + each.system for each in times) for name, times in spent_s.items()})
 
 
 def overhead(model: Path, given: argparse.Namespace) -> dict[str, Any]:
     clients, prompt = given.clients, given.prompt
     rates: dict[str, list[float]] = {"none": [], "sessions": []}
-    tokens, spent_s = dict.fromkeys(rates, 0.0), dict.fromkeys(rates, 0.0)
+    tokens = dict.fromkeys(rates, 0.0)
+    spent_s: dict[str, Counter[str]] = {policy: Counter() for policy in rates}
     with ExitStack() as stack:
         flags = given.flags.split()
         clusters = {
@@ -178,13 +181,16 @@ def overhead(model: Path, given: argparse.Namespace) -> dict[str, Any]:
                 tokens[policy] += rates[policy][-1] * (time.monotonic() - began_s)
                 spent_s[policy] += processor_s(clusters[policy]) - before_s
         sent = sum(metric(clusters["sessions"], node, "page_bytes_sent_total") for node in clusters["sessions"].node_ids)
-    us_per_token = {policy: 1e6 * spent_s[policy] / tokens[policy] for policy in rates}
+    us_per_token = {policy: {who: 1e6 * each / tokens[policy] for who, each in spent_s[policy].items()} for policy in rates}
+    one, two = (sum(us_per_token[policy].values()) for policy in ("none", "sessions"))
     ratios = sorted(one / two for one, two in zip(rates["sessions"], rates["none"], strict=True))
     return {
         "tokens_per_s": {policy: [round(rate, 1) for rate in each] for policy, each in rates.items()},
         "overhead": round(1 - sum(rates["sessions"]) / sum(rates["none"]), 4),
-        "processor_us_per_token": {policy: round(each, 1) for policy, each in us_per_token.items()},
-        "processor_overhead": round(us_per_token["sessions"] / us_per_token["none"] - 1, 4),
+        "processor_us_per_token": {
+            policy: {who: round(each, 1) for who, each in times.items()} for policy, times in us_per_token.items()
+        },
+        "processor_overhead": round(two / one - 1, 4),
         "of_rounds": [round(1 - ratio, 4) for ratio in reversed(ratios)],
         "sent_bytes": int(sent),
     }

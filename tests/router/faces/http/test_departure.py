@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 from ryzanstein.router.faces.http.gate import HttpLimits
@@ -77,3 +78,17 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_gives_its_room_back(
     assert (await whole(served, chat))[0] == 200
     assert "Traceback" not in "".join(capfd.readouterr())
     writer.transport.abort()
+
+
+async def test_a_slow_client_that_goes_on_reading_gets_all(serve: Any, chat: Any) -> None:
+    """The whole takes several times as long as a piece may."""
+    served = await serve(limits=limits(write_timeout_s=0.5))
+    reader, writer = await served.connect(asked(chat))
+    async with asyncio.timeout(20):
+        await reader.readuntil(b"\r\n\r\n")
+        num_bytes, began = 0, time.monotonic()
+        while num_bytes < NUM_WORDS * 1000:
+            num_bytes += len(await reader.read(2**16))
+            await asyncio.sleep(0.015)
+    assert time.monotonic() - began > 1.5
+    writer.close()

@@ -20,7 +20,7 @@ from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, Paged
 
 _ROUNDS = 30
 _LONGEST_S = 2.0
-MOST_BYTES = 9 * 2**28  # of a float32 cache; all kinds together take 2.5 times as much
+MOST_BYTES = 9 * 2**28  # of a float32 cache; all kinds together take almost three times as much
 
 Call = Callable[[], None]
 

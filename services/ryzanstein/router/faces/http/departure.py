@@ -13,14 +13,14 @@ from ryzanstein.router.faces.http.room import Room
 
 LARGE_BYTES = 2**16
 """An answer of more bytes takes room. Smaller ones fit into what a connection buffers anyway."""
-_PIECE_BYTES = 2**18
+_PIECE_BYTES = 2**16
 
 
 class Departure:
     """One request's `send`, with bounds.
 
-    A large answer takes room until the client has read it, or takes no byte of it for `timeout_s`.
-    Without room it is replaced by a refusal. An answer that is alone is never refused.
+    A large answer takes room until the client has read it, or takes longer than `timeout_s` for a
+    piece. Without room it is replaced by a refusal. An answer that is alone is never refused.
     """
 
     def __init__(self, send: Send, refuse: Callable[[HttpRefused], Awaitable[None]], room: Room, timeout_s: float) -> None:
@@ -31,14 +31,10 @@ class Departure:
         self._start: Message | None = None
 
     async def send(self, message: Message) -> None:
-        """Sends a message of the response. Raises TimeoutError when the client does not read."""
-        if (
-            message["type"] == "http.response.start"
-            and int(Headers(raw=message["headers"]).get("content-length", "0")) > LARGE_BYTES
-        ):
+        """Sends a message of the response. Raises TimeoutError when the client is too slow."""
+        if message["type"] == "http.response.start" and _num_bytes(message) > LARGE_BYTES:
             self._start = message
-            return
-        if self._start is None:
+        elif self._start is None:
             await self._send(message)
         else:
             start, self._start = self._start, None
