@@ -16,11 +16,10 @@ import statistics
 import time
 from collections import Counter
 
-import grpc
-
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.router.choose import ranked
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
@@ -74,7 +73,7 @@ def converse(stub: inference_grpc.InferenceServiceStub, name: str, sticky: bool)
 def measure() -> dict[str, dict[str, float]]:
     seen: dict[bool, list[tuple[float, int, int]]] = {True: [], False: []}
     spec = ClusterSpec(MODEL_DIR, num_nodes=4, tp=1)
-    with LocalCluster(spec) as cluster, grpc.insecure_channel(cluster.router_address) as channel:
+    with LocalCluster(spec) as cluster, open_blocking_channel(cluster.router_address) as channel:
         stub = inference_grpc.InferenceServiceStub(channel)
         for i in range(CONVERSATIONS):
             for sticky in (True, False):

@@ -66,7 +66,7 @@ class Served:
     """A cluster of one node; counts the tokens that it reports."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._client, self._model, self.tokens = httpx.Client(base_url=url, timeout=120), model, 0
+        self._client, self._model, self.tokens = httpx.Client(base_url=url, timeout=120, trust_env=False), model, 0
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
         import base64

@@ -218,7 +218,7 @@ async def measured(streams: int, seconds: float, rounds: int) -> dict[str, dict[
                 folder,
             )
             flags += ("--session-store", "memory", "--log-level", "warning")
-            router = await asyncio.create_subprocess_exec(sys.executable, "-m", "ryzanstein.router", *map(str, flags))
+            router = await asyncio.create_subprocess_exec(sys.executable, "-P", "-m", "ryzanstein.router", *map(str, flags))
             try:
                 await listening(http_port)
                 await ready(grpc_port)

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 from traffic import Client, closed_loop, quantile
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.rpc.client import open_channel
 
 PLACES = 8
 STREAMS = {
@@ -41,7 +41,7 @@ def jain(shares: list[float]) -> float:
 
 
 async def shared(address: str, streams: dict[str, int], seconds: float) -> dict[str, Any]:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address) as channel:
         client = Client(channel, seed=1)
         loops = [closed_loop(partial(client.send, tenant), num, SETTLE_S + seconds) for tenant, num in streams.items()]
         await asyncio.gather(*loops)

@@ -19,15 +19,16 @@ import signal
 import statistics
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import grpc
 
+from ryzanstein.cli import scrape
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
@@ -63,7 +64,7 @@ class Readers:
         return sum(len(texts) - 1 for texts in self.answers.values())
 
     def _read(self, user: str) -> None:
-        with grpc.insecure_channel(self._address) as channel:
+        with open_blocking_channel(self._address) as channel:
             stub = inference_grpc.InferenceServiceStub(channel)
             while not self._stop.is_set():
                 try:
@@ -109,8 +110,7 @@ def spinners(count: int) -> Iterator[None]:
 
 def counted(url: str, name: str, **labels: str) -> float:
     """The sum of a metric over all labels but those given."""
-    with urllib.request.urlopen(url, timeout=30) as response:
-        lines = response.read().decode().splitlines()
+    lines = scrape.page(url, 30).splitlines()
     samples = (match for line in lines if (match := _SAMPLE.match(line)) and match["name"] == f"ryzanstein_router_{name}")
     wanted = {f'{label}="{value}"' for label, value in labels.items()}
     return sum(float(sample["value"]) for sample in samples if wanted <= set((sample["labels"] or "").split(",")))

@@ -14,10 +14,10 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import grpc
 import psutil
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as rpc
 
@@ -36,7 +36,7 @@ class Streams:
 
     def _run(self, address: str, seen: list[float]) -> None:
         sampling = inference.SamplingParams(max_tokens=2000, ignore_eos=True, temperature=0)
-        with grpc.insecure_channel(address) as channel:
+        with open_blocking_channel(address) as channel:
             stub = rpc.InferenceServiceStub(channel)
             while not self._stop.is_set():
                 request = inference.StreamCompleteRequest(complete=inference.CompleteRequest(text="One", sampling=sampling))
@@ -63,7 +63,7 @@ def constrained(address: str) -> float:
     """Returns how long a short constrained answer takes, in seconds."""
     began = time.monotonic()
     sampling = inference.SamplingParams(max_tokens=8, constraint=inference.Constraint(regex="[0-9]{1,3}"))
-    with grpc.insecure_channel(address) as channel:
+    with open_blocking_channel(address) as channel:
         request = inference.CompleteRequest(text="One", sampling=sampling)
         rpc.InferenceServiceStub(channel).Complete(request, timeout=300)
     return time.monotonic() - began

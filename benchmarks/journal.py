@@ -18,7 +18,6 @@ import socket
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from statistics import median
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from ryzanstein.cli import scrape
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.lab.bench.router.load import StreamLoad, connections, connections_for, ready
 from ryzanstein.lab.bench.router.script import Script
@@ -54,9 +54,8 @@ class Router:
 
     def flushes(self) -> tuple[float, float]:
         """How many writes of the journal so far, and their seconds."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as page:
-            families = text_string_to_metric_families(page.read().decode())
-            values = {sample.name: sample.value for family in families for sample in family.samples}
+        families = text_string_to_metric_families(scrape.page(f"http://127.0.0.1:{self.metrics_port}/metrics"))
+        values = {sample.name: sample.value for family in families for sample in family.samples}
         name = "ryzanstein_router_journal_flush_seconds"
         return values.get(f"{name}_count", 0.0), values.get(f"{name}_sum", 0.0)
 
@@ -85,7 +84,7 @@ async def running_router(store: str, node_port: int, redis_url: str, folder: Pat
         "drain-grace-s": 1,
     } | ({"redis-url": redis_url} if store == "redis" else {})
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    async with running(sys.executable, "-m", "ryzanstein.router", "--no-http", *words) as process:
+    async with running(sys.executable, "-P", "-m", "ryzanstein.router", "--no-http", *words) as process:
         await listening(port)
         await ready(port)
         yield Router(store, port, metrics_port, process)

@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
 from traffic import quantile
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.worker.model.shapes import PRESETS
@@ -89,7 +89,7 @@ def figures(gaps: list[Gap], begin: float, end: float) -> dict[str, float]:
 
 
 async def disturbed(address: str, given: argparse.Namespace) -> dict[str, Any]:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address) as channel:
         stub = InferenceServiceStub(channel)
         # The node learns what prompts cost, as it does on any node that has served some.
         await arrivals(stub, prompt_of(min(2000, given.prompt), 7), 8)

@@ -40,7 +40,7 @@ async def node(folder: Path, name: str, *models: Path) -> AsyncIterator[str]:
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
-            [sys.executable, "-m", "ryzanstein.worker", *flags], stdout=out, stderr=out
+            [sys.executable, "-P", "-m", "ryzanstein.worker", *flags], stdout=out, stderr=out
         )
     try:
         deadline = time.monotonic() + START_S
@@ -126,7 +126,8 @@ def synthesized(folder: Path) -> dict[str, Path]:
     """Two models of one shape and different weights, by name."""
     models = {name: folder / name for name in ("a", "b")}
     for seed, path in enumerate(models.values()):
-        command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(path), "--preset", "S", "--seed", str(seed)]
+        program = [sys.executable, "-P", "-m", "ryzanstein.worker.model.synthesize"]
+        command = [*program, str(path), "--preset", "S", "--seed", str(seed)]
         subprocess.run(command, check=True, capture_output=True)
     return models
 

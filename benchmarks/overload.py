@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import grpc
 from traffic import Client, Sent, closed_loop, open_loop, quantile
 
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.rpc.client import open_channel
 
 PLACES = 8
 OBJECTIVE_S = 0.5
@@ -35,7 +35,7 @@ def cluster(objective_s: float) -> LocalCluster:
 
 async def peak(address: str, seconds: float) -> dict[str, float]:
     """Requests and tokens a second with every place taken all the time and a little line."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address) as channel:
         client = Client(channel, seed=1)
         await closed_loop(client.send, 2 * PLACES, seconds)
     began = client.sent[0].came + SETTLE_S
@@ -47,7 +47,7 @@ async def peak(address: str, seconds: float) -> dict[str, float]:
 
 async def offered(address: str, load: float, top: dict[str, float], seconds: float) -> dict[str, Any]:
     """One load; what came in the first seconds fills the node and is not counted."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address) as channel:
         client = Client(channel, seed=int(10 * load))
         await open_loop(client.send, load * top["requests_per_s"], SETTLE_S + seconds, seed=int(10 * load))
     return {"load": load, **summary(client.sent, seconds, top)}

@@ -31,17 +31,17 @@ import signal
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 
+from ryzanstein.cli import scrape
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.worker.model.shapes import PRESETS
@@ -83,8 +83,7 @@ def cluster(
 
 
 def metric(cluster: LocalCluster, node_id: str, name: str) -> float:
-    with urllib.request.urlopen(cluster.services[node_id].metrics_url, timeout=10) as response:
-        lines = response.read().decode().splitlines()
+    lines = scrape.page(cluster.services[node_id].metrics_url).splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"ryzanstein_worker_{name}"))
 
 
@@ -93,7 +92,7 @@ def chat(cluster: LocalCluster, text: str, session_id: str, max_tokens: int) -> 
     sampling = pb.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=1)
     message = pb.Message(role=pb.ROLE_USER, content=text)
     request = pb.StreamChatRequest(chat=pb.ChatRequest(messages=[message], session_id=session_id, sampling=sampling))
-    with grpc.insecure_channel(cluster.router_address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+    with open_blocking_channel(cluster.router_address) as channel:
         for response in InferenceServiceStub(channel).StreamChat(request, timeout=CALL_S):
             yield response.event
 

@@ -235,7 +235,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         written = ["--params", arguments.params, "--dtype", "float32"]
-        command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(model), *written]
+        command = [sys.executable, "-P", "-m", "ryzanstein.worker.model.synthesize", str(model), *written]
         subprocess.run(command, check=True, capture_output=True)
         flags = ("--quantization", arguments.quantization)
         samples = asyncio.run(measured(model, load, arguments.pairs, flags))

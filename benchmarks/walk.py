@@ -24,6 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -107,7 +108,7 @@ def recorded(folder: Path, services: dict[int, str], modules: dict[str, set[str]
 
 
 def chat(address: str) -> None:
-    with grpc.insecure_channel(address) as channel:
+    with open_blocking_channel(address) as channel:
         grpc.channel_ready_future(channel).result(WAIT_S)
         message = pb.Message(role=pb.ROLE_USER, content="Count from 1 to 20.")
         request = pb.ChatRequest(messages=[message], sampling=pb.SamplingParams(max_tokens=TOKENS), session_id="walk")

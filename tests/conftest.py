@@ -21,6 +21,10 @@ settings.load_profile("untimed")
 
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
+# Many clients of the tests would ask a proxy for this machine. Those of the services do not: see tests/rpc/test_channels.py.
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+
 _ENDED = pytest.StashKey[bool]()
 
 

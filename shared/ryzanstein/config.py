@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ryzanstein.addresses import bare_host, checked_target
+
 # A larger number is a mistake: no count, size or time comes near these, and sums of them stay
 # exact.
 _LARGEST, _LARGEST_S = 2**53, 1e9
@@ -29,7 +31,7 @@ class ServiceSettings(BaseSettings):
         allow_inf_nan=False,
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
@@ -38,6 +40,16 @@ class ServiceSettings(BaseSettings):
         16_384, ge=1024, le=2**20, description="maximum fields of a gRPC request, including those of nested messages"
     )
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
+
+    @field_validator("host")
+    @classmethod
+    def _without_brackets(cls, host: str) -> str:
+        return bare_host(host)
+
+    @field_validator("orchestrator", "nodes", "otlp_endpoint", check_fields=False)
+    @classmethod
+    def _has_brackets(cls, addresses: str) -> str:
+        return ",".join(checked_target(each.strip()) for each in addresses.split(","))
 
     @field_validator("*")
     @classmethod

@@ -8,6 +8,7 @@ import time
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from socket import SHUT_RDWR, socket
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -76,6 +77,11 @@ class BoundedServer(ThreadingHTTPServer):
         self._room = threading.BoundedSemaphore(_MAX_THREADS)
         self._ends: dict[socket, float] = {}
         super().__init__(*args, **kwargs)
+
+    def server_bind(self) -> None:
+        """Binds. The library would also look up the host's full name, which waits for a name server that is away."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):

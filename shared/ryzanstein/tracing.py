@@ -29,9 +29,11 @@ class Tracing:
             # collector.
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
+            from ryzanstein.rpc.client import NO_PROXY
+
             resource = Resource.create({"service.name": f"ryzanstein-{service}", **attributes})
             self._provider = TracerProvider(resource=resource)
-            exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True)
+            exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True, channel_options=(NO_PROXY,))  # type: ignore[arg-type]
             self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
         self._tracer = (self._provider or trace.NoOpTracerProvider()).get_tracer("ryzanstein")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli import processes
+from ryzanstein.cli import processes, scrape
+from ryzanstein.cli.host import Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
 
 pytestmark = pytest.mark.cluster
@@ -49,3 +53,16 @@ def test_state_is_kept_where_it_was_asked_for_and_goes_where_it_was_not(tmp_path
     kept.stop()
     assert not directory.exists()
     assert (tmp_path / "state").is_dir()
+
+
+def test_a_cluster_on_ipv6_behind_proxies_that_answer_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    names = (processes.ORCHESTRATOR, "node-0", "router-0")
+    spec = replace(SMALL, hosts=dict.fromkeys(names, Host("::1")), start_timeout_s=30)
+    with LocalCluster(spec) as cluster:
+        assert cluster.router_address.startswith("[::1]:")
+        for service in cluster.services.values():
+            assert scrape.total(service.metrics_url, "process_start_time_seconds") > 0
+        found = asyncio.run(look(cluster.orchestrator_address, cluster.router_address))
+        assert [each.node.address for each in found.nodes] == [cluster.services["node-0"].grpc_address]

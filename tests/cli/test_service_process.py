@@ -95,7 +95,7 @@ def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
     with parent.stdout:
         pid = int(parent.stdout.readline())
         # Until it is the service itself that runs, it is our own tether that could end.
-        while "ryzanstein.orchestrator" not in " ".join(psutil.Process(pid).cmdline()[:3]):
+        while "ryzanstein.orchestrator" not in " ".join(psutil.Process(pid).cmdline()[:4]):
             time.sleep(0.02)
         parent.kill()
         parent.wait()

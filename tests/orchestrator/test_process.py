@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.orchestrator` as a process: its exit codes, and what a restart keeps."""
+"""`python -P -m ryzanstein.orchestrator` as a process: its exit codes, and what a restart keeps."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class RouterProcess:
-    """`python -m ryzanstein.router` on free ports, read from its log."""
+    """`python -P -m ryzanstein.router` on free ports, read from its log."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process

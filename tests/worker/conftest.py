@@ -32,7 +32,7 @@ START_S = 60
 
 
 class NodeProcess:
-    """`python -m ryzanstein.worker` on a free port, its log read for the port and for what happened."""
+    """`python -P -m ryzanstein.worker` on a free port, its log read for the port and for what happened."""
 
     def __init__(self, log_path: Path, *flags: str, model: Path | None = DEMO, tp: int = 2) -> None:
         self.log_path = log_path

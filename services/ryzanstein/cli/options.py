@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from ryzanstein.addresses import split_address
+
 LARGEST_PORT = 65535
 
 
@@ -25,9 +27,10 @@ def address_value(value: str | None) -> str | None:
     """Returns the value if it is host:port or unix:PATH. Raises BadParameter otherwise."""
     if value is None or (value.startswith("unix:") and text_value(value)):
         return value
-    host, _, port = value.rpartition(":")
-    if not (host and host.isascii() and port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= LARGEST_PORT):
-        raise typer.BadParameter(f"must be host:port with a port from 1 to {LARGEST_PORT}, got {value[:80]!a}")
+    try:
+        split_address(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     return value
 
 

@@ -21,11 +21,13 @@ from typing import Self
 import grpc
 import psutil
 
+from ryzanstein.addresses import join_address
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
 from ryzanstein.model_paths import model_name
 from ryzanstein.private_files import private_folder
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
@@ -101,7 +103,7 @@ class LocalCluster:
         return self.http_url_of(self.router_names[0])
 
     def http_url_of(self, router_name: str) -> str:
-        return f"http://{self._host(router_name).address}:{self._http_ports[router_name]}"
+        return f"http://{join_address(self._host(router_name).address, self._http_ports[router_name])}"
 
     @property
     def orchestrator_address(self) -> str:
@@ -213,7 +215,7 @@ class LocalCluster:
             "node_id": node_id,
             "grpc_port": next(ports),
             "metrics_port": next(ports),
-            "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
+            "orchestrator": join_address(self._host(ORCHESTRATOR).address, orchestrator_port),
             "model": str(self.spec.model),
             "more_models": ",".join(f"{model_name(path)}={path}" for path in self.spec.more_models),
             "model_memory_bytes": int(_MEMORY_SHARE * psutil.virtual_memory().total) // len(self.node_ids),
@@ -232,7 +234,7 @@ class LocalCluster:
             "grpc_port": (spec.grpc_port + index) if spec.grpc_port else next(ports),
             "http_port": self._http_ports[name],
             "metrics_port": next(ports),
-            "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
+            "orchestrator": join_address(self._host(ORCHESTRATOR).address, orchestrator_port),
             "state_dir": str(self.state_dir / name),
             # Shared by all, so that any of them can continue a session, or a generation whose
             # router is gone.
@@ -264,7 +266,7 @@ def _ready_nodes(router_address: str, num_models: int) -> int:
 
     0 if the router does not answer or does not know of so many models.
     """
-    with grpc.insecure_channel(router_address) as channel:
+    with open_blocking_channel(router_address) as channel:
         try:
             models = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=2)
         except grpc.RpcError:

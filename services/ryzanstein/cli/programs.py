@@ -62,4 +62,4 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
         if program.startswith(_LABORATORY) and find_spec(_LABORATORY) is None:
             typer.echo(f"`ryzanstein {name}` is in the package ryzanstein-lab, which is not installed", err=True)
             raise typer.Exit(2)
-        os.execv(sys.executable, [sys.executable, "-m", program, *arguments])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", program, *arguments])

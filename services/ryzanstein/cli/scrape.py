@@ -7,6 +7,14 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 TIMEOUT_S = 5.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def page(url: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Returns a page of a service, never through a proxy. Raises OSError if there is no answer."""
+    with _DIRECT.open(url, timeout=timeout_s) as response:
+        text: str = response.read().decode()
+    return text
 
 
 def total(url: str, sample_name: str) -> float:
@@ -14,7 +22,5 @@ def total(url: str, sample_name: str) -> float:
 
     Raises OSError if there is no answer.
     """
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-        text = response.read().decode()
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    samples = (sample for family in text_string_to_metric_families(page(url)) for sample in family.samples)
     return sum(sample.value for sample in samples if sample.name == sample_name)

@@ -1,6 +1,6 @@
 """One service as a child process: started tethered to this one, watched, stopped, killed.
 
-It knows that a service is `python -m ryzanstein.<service> --flags`, speaks grpc.health.v1 and logs
+It knows that a service is `python -P -m ryzanstein.<service> --flags`, speaks grpc.health.v1 and logs
 to standard error. It knows nothing about clusters.
 """
 
@@ -18,9 +18,11 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ryzanstein.addresses import join_address
 from ryzanstein.cli import tether
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.private_files import opener
+from ryzanstein.rpc.client import open_blocking_channel
 
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 16 * 2**10
@@ -51,10 +53,10 @@ class ServiceProcess:
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self.grpc_address = f"{host.address}:{flags['grpc_port']}"
-        self.metrics_url = f"http://{host.address}:{flags['metrics_port']}/metrics"
+        self.grpc_address = join_address(host.address, flags["grpc_port"])
+        self.metrics_url = f"http://{join_address(host.address, flags['metrics_port'])}/metrics"
         listening = {"host": host.address, **flags}
-        self._command = [*host.prefix, sys.executable, "-m", f"ryzanstein.{service}", *_as_flags(listening), *extra_flags]
+        self._command = [*host.prefix, sys.executable, "-P", "-m", f"ryzanstein.{service}", *_as_flags(listening), *extra_flags]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -158,7 +160,7 @@ def serves(address: str, health_service: str = "readiness", timeout_s: float = 1
 
     An unreachable address does not.
     """
-    with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+    with open_blocking_channel(address) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=health_service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.orchestrator`: settings, store, server, signals.
+"""`python -P -m ryzanstein.orchestrator`: settings, store, server, signals.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusable, a bug), 2 bad
 settings.

@@ -1,4 +1,4 @@
-"""Runs a router: `python -m ryzanstein.router --nodes 127.0.0.1:50061`.
+"""Runs a router: `python -P -m ryzanstein.router --nodes 127.0.0.1:50061`.
 
 Reads the settings, links the nodes and binds the ports of the faces. The router is ready as soon as
 one node is. On SIGTERM it reports not ready, gives running streams the grace period to end, and stops.

@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 
+from ryzanstein.addresses import EVERY_HOST, join_address, with_port
 from ryzanstein.awake import AwakeClock
 from ryzanstein.router.choose import BalanceSettings, Chooser, ImbalanceThresholds, PolicyBounds, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
@@ -57,8 +58,6 @@ from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
-
-_ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,8 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
 def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
     """Publishes the address of this router's gRPC face to other routers."""
     if isinstance(router.core, ClusteredCore):
-        host = socket.gethostname() if settings.host in _ANY_HOST else settings.host
-        router.core.start(settings.router_address or f"{host}:{grpc_port}")
+        host = socket.gethostname() if settings.host in EVERY_HOST else settings.host
+        router.core.start(with_port(settings.router_address, grpc_port) or join_address(host, grpc_port))
 
 
 @contextlib.asynccontextmanager

@@ -100,7 +100,9 @@ class RouterSettings(ServiceSettings):
     prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="prefixes that the prefix policy remembers per model")
 
     router_address: str = Field(
-        "", max_length=256, description="host:port at which other routers reach this one; empty: host and grpc_port"
+        "",
+        max_length=256,
+        description="host:port, or an IP address, at which other routers reach this one; empty: host and grpc_port",
     )
     lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that is silent keeps its generations")
     journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="interval of writes to the journal")

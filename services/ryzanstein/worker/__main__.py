@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.worker`: runs one node from its settings until a signal.
+"""`python -P -m ryzanstein.worker`: runs one node from its settings until a signal.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT; 1 failed (port taken, the initial model refused, a bug);
 2 invalid settings.
@@ -6,7 +6,6 @@ Exit codes: 0 stopped by SIGTERM or SIGINT; 1 failed (port taken, the initial mo
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -38,6 +37,7 @@ from ryzanstein.worker.agent.faces.texts import TextServicer
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.membership.member import Member
 from ryzanstein.worker.agent.membership.node_membership import NodeMembership
+from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
@@ -175,7 +175,7 @@ async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerT
     membership: NodeMembership | None = None
     tasks = []
     if settings.orchestrator:
-        member = Member(models, deployed, memory, lambda: _address(settings, rpc.port))
+        member = Member(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
         membership = NodeMembership(settings.orchestrator, member, telemetry)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
@@ -195,15 +195,6 @@ def _started_with(settings: WorkerSettings) -> list[ModelChoice]:
     """Returns the models that the node serves from the start, the first one first."""
     first = [ModelChoice.at(settings.model, settings.model_name)] if settings.model else []
     return first + [ModelChoice.at(path, name) for name, path in settings.further_models()]
-
-
-def _address(settings: WorkerSettings, port: int) -> str:
-    """Returns the address for routers.
-
-    A listener on all addresses is reached by the host's name.
-    """
-    host = socket.getfqdn() if settings.host in ("0.0.0.0", "::") else settings.host
-    return settings.advertise_address or f"{host}:{port}"
 
 
 def main() -> int:

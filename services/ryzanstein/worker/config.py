@@ -43,7 +43,7 @@ class WorkerSettings(ServiceSettings):
     max_request_records: int = Field(
         32_768, ge=1024, le=2**20, description="maximum fields of a router's message, including those of nested messages"
     )
-    advertise_address: str = Field("", description="host:port for routers; empty: --host, or the host name, and the port")
+    advertise_address: str = Field("", description="host:port, or IP address, for routers; empty: --host or the host name")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: none")
 
     model: str = Field(

@@ -1,6 +1,6 @@
 """Measures a model on held-out dialogues: exactly right answers per kind of turn, and perplexity.
 
-    python -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--first 0] [--long] [--json]
+    python -P -m ryzanstein.demo.evaluate [--model DIRECTORY] [--dialogues 500] [--first 0] [--long] [--json]
 
 Every answer is judged after the gold history. Greedy decoding then gives the gold answer exactly
 when the gold token is the most likely one at each of its positions, so one forward pass judges all

@@ -1,6 +1,6 @@
 """Trains the demo model from generated dialogues and writes its directory.
 
-    python -m ryzanstein.demo.train [--out DIRECTORY] [--steps 4500] [--processes 2] [--start-from DIRECTORY]
+    python -P -m ryzanstein.demo.train [--out DIRECTORY] [--steps 4500] [--processes 2] [--start-from DIRECTORY]
 
 Each process holds the whole model, computes on every n-th row of a batch with one thread, and
 sums gradients: on few shared cores this loses less than one process with many threads, which

@@ -1,4 +1,8 @@
-"""Channels, created in the same way by all our clients."""
+"""Channels, created in the same way by all our clients.
+
+They never use a proxy, whatever the environment names: gRPC would ask it even for 127.0.0.1, and
+reads `no_proxy` in lower case alone.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ _SERVICE_CONFIG = json.dumps(
     }
 )
 
+NO_PROXY = ("grpc.enable_http_proxy", 0)
+
 CLIENT_OPTIONS = (
+    NO_PROXY,
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -51,3 +58,8 @@ def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
         (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
     )
     return grpc.aio.insecure_channel(address, options=(*CLIENT_OPTIONS, *retry))
+
+
+def open_blocking_channel(address: str) -> grpc.Channel:
+    """Returns a channel for callers without an event loop, which they close."""
+    return grpc.insecure_channel(address, options=CLIENT_OPTIONS)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from ryzanstein.addresses import join_address
 from ryzanstein.rpc.interceptors import ErrorInterceptor
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
@@ -73,7 +74,7 @@ class RpcServer:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
-        self._address = f"{host}:{port}"
+        self._address = join_address(host, port)
         self.port = 0
 
     async def start(self) -> None:

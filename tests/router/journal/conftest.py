@@ -76,7 +76,7 @@ class EndedError(Exception):
 
 @dataclass(eq=False)
 class RouterProcess:
-    """`python -m ryzanstein.router` on ports that stay the same over restarts."""
+    """`python -P -m ryzanstein.router` on ports that stay the same over restarts."""
 
     flags: dict[str, str]
     log_path: Path

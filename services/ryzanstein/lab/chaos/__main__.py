@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.lab.chaos`, or `ryzanstein bench failover`: measures what each fault costs.
+"""`python -P -m ryzanstein.lab.chaos`, or `ryzanstein bench failover`: measures what each fault costs.
 
 Exit codes: 0 all targets were met; 1 a row lost, repeated, changed or failed something, or missed a
 target; 2 wrong usage; 3 some faults cannot be tried on this machine; 130 interrupted.

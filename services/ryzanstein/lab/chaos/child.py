@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ryzanstein.addresses import join_address
 from ryzanstein.cli import tether
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.service_process import ServiceFailedError
@@ -107,5 +108,5 @@ def wait_listening(address: str, port: int, timeout_s: float = 10.0) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise ServiceFailedError(f"nothing listens on {address}:{port}: {error}") from None
+                raise ServiceFailedError(f"nothing listens on {join_address(address, port)}: {error}") from None
         time.sleep(_POLL_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ryzanstein.addresses import join_address
 from ryzanstein.cli.host import Host
 from ryzanstein.cli.service_process import Flags
 from ryzanstein.lab.chaos.child import Child
@@ -24,14 +25,14 @@ class DelayedNode:
 
     def __init__(self, host: Host, log: Path) -> None:
         self._address = host.address
-        listen, target = f"{host.address}:{_PROXY_PORT}", f"{host.address}:{_NODE_PORT}"
-        command = (sys.executable, "-m", "ryzanstein.lab.chaos.proxy", listen, target)
+        listen, target = join_address(host.address, _PROXY_PORT), join_address(host.address, _NODE_PORT)
+        command = (sys.executable, "-P", "-m", "ryzanstein.lab.chaos.proxy", listen, target)
         self._child = Child(command, host, log, interactive=True)
 
     @property
     def settings(self) -> Flags:
         """Returns the settings of the node."""
-        return {"grpc_port": _NODE_PORT, "advertise_address": f"{self._address}:{_PROXY_PORT}"}
+        return {"grpc_port": _NODE_PORT, "advertise_address": join_address(self._address, _PROXY_PORT)}
 
     def start(self) -> None:
         """Starts the proxy and returns when it listens."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
+from ryzanstein.addresses import join_address
+
 _MAX_LINE_BYTES = 2**20
 _CONNECT_S = 2.0
 
@@ -78,7 +80,7 @@ async def send(host: str, port: int, request: HttpRequest) -> HttpAnswer:
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(host, port, limit=_MAX_LINE_BYTES)
     try:
-        fixed = {"host": f"{host}:{port}", "connection": "close", "content-length": len(request.body)}
+        fixed = {"host": join_address(host, port), "connection": "close", "content-length": len(request.body)}
         lines = [f"{request.method} {request.path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in (*fixed.items(), *request.headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + request.body)

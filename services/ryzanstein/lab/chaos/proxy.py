@@ -1,6 +1,6 @@
 """A TCP proxy that delays or swallows data.
 
-Run it as `python -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
+Run it as `python -P -m ryzanstein.lab.chaos.proxy LISTEN TARGET` (host:port each).
 
 It is a separate process, so that a busy laboratory does not lengthen the delay. Commands arrive on
 standard input, one per line: `delay SECONDS` (each way), `blackhole` (read and discard), `pass` (no
@@ -14,6 +14,8 @@ import asyncio
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+
+from ryzanstein.addresses import split_address
 
 _CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNKS_UNDER_WAY = 1024
@@ -110,11 +112,6 @@ async def run(listen: tuple[str, int], target: tuple[str, int]) -> None:
     server.close()
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host, int(port)
-
-
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        asyncio.run(run(_address(sys.argv[1]), _address(sys.argv[2])))
+        asyncio.run(run(split_address(sys.argv[1]), split_address(sys.argv[2])))

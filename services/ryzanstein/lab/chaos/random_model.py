@@ -18,7 +18,8 @@ def random_model(directory: Path, preset: str = "S") -> Path:
     Raises ServiceFailedError.
     """
     seed = str(zlib.crc32(directory.name.encode()) % 1000)
-    command = (sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(directory), "--preset", preset, "--seed", seed)
+    program = (sys.executable, "-P", "-m", "ryzanstein.worker.model.synthesize")
+    command = (*program, str(directory), "--preset", preset, "--seed", seed)
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_MAKE_S)
     except subprocess.CalledProcessError as failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ryzanstein.addresses import join_address
 from ryzanstein.cli.host import Host
 from ryzanstein.lab.chaos.child import Child, wait_listening
 from ryzanstein.lab.chaos.network import program
@@ -31,7 +32,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://{self._address}:{self._port}/0"
+        return f"redis://{join_address(self._address, self._port)}/0"
 
     @property
     def running(self) -> bool:

@@ -6,10 +6,11 @@ A silent service is left out.
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from ryzanstein.cli.scrape import page
 
 _TIMEOUT_S = 1.0
 _IGNORED_SUFFIXES = ("_created", "_bucket", "_sum")
@@ -43,8 +44,7 @@ def moved(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> dict[s
 
 def _scrape(url: str) -> Samples:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-            text = response.read().decode()
+        text = page(url, _TIMEOUT_S)
     except OSError:
         return {}
     families = text_string_to_metric_families(text)

@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
+from ryzanstein.addresses import join_address
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.chaos.http_transport import CODES, chat_body, take_choice
 from ryzanstein.lab.chaos.reading import AnswerReading
@@ -63,7 +64,7 @@ class SocketTransport:
             await self.leave()
         if self._socket is None:
             address = self._routers[router]
-            url = f"ws://{address.http_host}:{address.http_port}/v1/ws"
+            url = f"ws://{join_address(address.http_host, address.http_port)}/v1/ws"
             self._socket = await connect(url, subprotocols=[_SUBPROTOCOL], open_timeout=_CONNECT_S, max_size=None, proxy=None)
             self._router = router
         return self._socket

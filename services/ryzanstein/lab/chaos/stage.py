@@ -13,8 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-
+from ryzanstein.addresses import split_address
 from ryzanstein.cli.processes import LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError, wait_all_ready
 from ryzanstein.demo import MODEL_DIR
@@ -36,6 +35,7 @@ from ryzanstein.lab.chaos.questions import (
 from ryzanstein.lab.chaos.reading import AnswerReading
 from ryzanstein.lab.chaos.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.transport import RouterAddress
+from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
@@ -89,7 +89,7 @@ class Stage:
         return self.plan.host_name(name)
 
     def address_of(self, name: str) -> str:
-        return self.cluster.services[name].grpc_address.rpartition(":")[0]
+        return split_address(self.cluster.services[name].grpc_address)[0]
 
     def judge(self, reading: AnswerReading) -> judge.Verdict:
         return judge.judge(self.undisturbed[reading.kind, reading.turn], reading, self.forms.get(reading.kind))
@@ -105,7 +105,7 @@ class Stage:
     async def look_at_ranks(self) -> None:
         """Reads the process ids of the ranks, which change with a restart."""
         for node_id in self.cluster.node_ids:
-            async with grpc.aio.insecure_channel(self.cluster.services[node_id].grpc_address) as channel:
+            async with open_channel(self.cluster.services[node_id].grpc_address) as channel:
                 stub = worker_grpc.WorkerServiceStub(channel)
                 for model in ("", *self.layout.further_models):
                     status = await stub.GetStatus(worker.GetStatusRequest(model=model), timeout=_STATUS_S)
@@ -225,6 +225,6 @@ async def _ended(task: asyncio.Task[None]) -> None:
 def _routers(cluster: LocalCluster) -> list[RouterAddress]:
     routers = []
     for name in cluster.router_names:
-        host, _, port = cluster.http_url_of(name).removeprefix("http://").rpartition(":")
-        routers.append(RouterAddress(cluster.services[name].grpc_address, host, int(port)))
+        host, port = split_address(cluster.http_url_of(name).removeprefix("http://"))
+        routers.append(RouterAddress(cluster.services[name].grpc_address, host, port))
     return routers

@@ -1,6 +1,6 @@
 """Slows a process down: it runs for only a share of each period (SIGCONT, SIGSTOP).
 
-`python -m ryzanstein.lab.chaos.throttle PID FACTOR` runs until standard input ends; then the
+`python -P -m ryzanstein.lab.chaos.throttle PID FACTOR` runs until standard input ends; then the
 process runs again. It is a program, because periods of 20 ms need a loop that does nothing else.
 """
 

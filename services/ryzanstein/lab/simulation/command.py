@@ -162,7 +162,7 @@ def _explore(options: argparse.Namespace) -> int:
 
 def _run(seed: int) -> tuple[int, dict[str, Any] | None]:
     """Returns the seed with its result, or None if it failed to run."""
-    command = [sys.executable, "-m", "ryzanstein.lab.simulation.one", str(seed)]
+    command = [sys.executable, "-P", "-m", "ryzanstein.lab.simulation.one", str(seed)]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False)
     lines = child.stdout.splitlines()
     return seed, json.loads(lines[-1]) if child.returncode in (0, 1) and lines else None

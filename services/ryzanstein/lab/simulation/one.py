@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.lab.simulation.one SEED`: runs one seed and prints its result as JSON.
+"""`python -P -m ryzanstein.lab.simulation.one SEED`: runs one seed and prints its result as JSON.
 
 The result is one line.
 """

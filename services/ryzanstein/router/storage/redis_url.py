@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from urllib.parse import urlsplit
 
+from ryzanstein.addresses import join_address
+
 _SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -25,5 +27,5 @@ def checked_redis_url(url: str) -> str:
 def address(url: str) -> str:
     """Returns the URL without user, password and options."""
     parts = urlsplit(url)
-    place = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}{parts.path}"
+    place = parts.path if parts.scheme == "unix" else join_address(parts.hostname or "", parts.port or 6379) + parts.path
     return f"{parts.scheme}://{place}"

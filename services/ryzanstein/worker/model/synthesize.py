@@ -1,6 +1,6 @@
 """Writes a random checkpoint of any size in the Hugging Face layout, for benchmarks and load tests.
 
-    python -m ryzanstein.worker.model.synthesize DIR --preset S | --arch llama --params 1.1B
+    python -P -m ryzanstein.worker.model.synthesize DIR --preset S | --arch llama --params 1.1B
 
 The same arguments give the same bytes. Weights are generated and written file by file: with enough
 files a model may be larger than the memory.

@@ -33,7 +33,7 @@ from ryzanstein.worker.ranks.wiring import Wiring
 
 log = structlog.get_logger(__name__)
 
-RANK_COMMAND = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")
+RANK_COMMAND = (sys.executable, "-P", "-m", "ryzanstein.worker.ranks.rank")
 _WORD_S = 0.02
 
 

@@ -1,4 +1,4 @@
-"""The program of ranks: `python -m ryzanstein.worker.ranks.rank` is the node's fork server.
+"""The program of ranks: `python -P -m ryzanstein.worker.ranks.rank` is the node's fork server.
 
 The forks of this process are the ranks. The agent starts it, see `forking.ForkServer`. A rank exits
 0 when the model is refused, PEER_LOST when it ends because another rank ended, 1 after a failure of

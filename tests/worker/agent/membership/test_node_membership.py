@@ -21,6 +21,9 @@ class Member:
     def __init__(self) -> None:
         self.desired: asyncio.Queue = asyncio.Queue()
 
+    async def locate(self) -> None:
+        """It has always known its address."""
+
     def describe(self) -> Node:
         return Node("node-t", "127.0.0.1:7", "incarnation-t", 2, NodeState.READY, "demo")
 

@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.lab.bench.engine`, or `ryzanstein bench`: one subcommand per benchmark."""
+"""`python -P -m ryzanstein.lab.bench.engine`, or `ryzanstein bench`: one subcommand per benchmark."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The program of the collectives benchmark's ranks, with a fork server.
 
-Run it as `python -m ryzanstein.lab.bench.engine.collective_rank`. It starts as a node's rank does
+Run it as `python -P -m ryzanstein.lab.bench.engine.collective_rank`. It starts as a node's rank does
 (inherited segment, store and board, threads, separate cores), has no model, and times one
 collective after another as requested.
 """

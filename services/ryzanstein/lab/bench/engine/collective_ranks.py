@@ -20,7 +20,7 @@ from ryzanstein.worker.ranks.messages import RankCrashed, RankSpec
 from ryzanstein.worker.ranks.process import RankProcess, end, exit_text, thread_environment
 from ryzanstein.worker.ranks.wiring import Wiring
 
-_COMMAND = (sys.executable, "-m", "ryzanstein.lab.bench.engine.collective_rank")
+_COMMAND = (sys.executable, "-P", "-m", "ryzanstein.lab.bench.engine.collective_rank")
 _ANSWER_S = 120.0
 _LAST_WORDS_S = 0.05
 

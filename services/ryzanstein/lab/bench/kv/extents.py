@@ -1,4 +1,4 @@
-"""What a model's sequences keep of keys and values: `python -m ryzanstein.lab.bench.kv.extents --model MODEL`.
+"""What a model's sequences keep of keys and values: `python -P -m ryzanstein.lab.bench.kv.extents --model MODEL`.
 
 It computes sizes from the description of the model, and runs nothing.
 """

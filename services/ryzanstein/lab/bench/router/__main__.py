@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.lab.bench.router`, or `ryzanstein bench router`: the router and proxies.
+"""`python -P -m ryzanstein.lab.bench.router`, or `ryzanstein bench router`: the router and proxies.
 
 Exit codes: 0 every answer of every system was complete, 1 some were not or nothing could be
 measured.

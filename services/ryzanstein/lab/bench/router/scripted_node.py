@@ -1,4 +1,4 @@
-"""A node without a model, as a process: `python -m ryzanstein.lab.bench.router.scripted_node`.
+"""A node without a model, as a process: `python -P -m ryzanstein.lab.bench.router.scripted_node`.
 
 It prints its port. It serves the same answers in two ways: to a router on `WorkerService.Connect`,
 one frame for all that runs; and to any other client on `InferenceService.StreamChat`, one stream

@@ -63,7 +63,7 @@ class BenchNode:
 @contextlib.asynccontextmanager
 async def running_node() -> AsyncIterator[BenchNode]:
     """Runs the scripted node. Raises UNAVAILABLE if it does not start."""
-    command = (sys.executable, "-m", "ryzanstein.lab.bench.router.scripted_node")
+    command = (sys.executable, "-P", "-m", "ryzanstein.lab.bench.router.scripted_node")
     async with _running(command, stdout=asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None
         async with asyncio.timeout(_START_S):
@@ -94,7 +94,7 @@ def _command(name: str, port: int, node_port: int, folder: Path) -> list[str]:
         return PROXIES[name].command(PROXIES[name].start, port, node_port, folder)
     flags = ("--no-http", "--session-store", "memory", "--log-level", "warning", "--router-id", "benchmark")
     where = ("--grpc-port", str(port), "--nodes", f"127.0.0.1:{node_port}", "--state-dir", str(folder))
-    return [sys.executable, "-m", "ryzanstein.router", *flags, *where]
+    return [sys.executable, "-P", "-m", "ryzanstein.router", *flags, *where]
 
 
 @contextlib.asynccontextmanager

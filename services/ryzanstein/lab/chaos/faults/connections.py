@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from ryzanstein.addresses import split_address
 from ryzanstein.cli.processes import ORCHESTRATOR
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import FROZEN_S, LINK_DOWN, SUSPECTED
@@ -24,7 +25,7 @@ _NO_ORCHESTRATOR_S = 4.0
 @asynccontextmanager
 async def _reset(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     """Answers everything that the router sends to the node, acknowledgements too, with a reset."""
-    router, port = stage.address_of(victim.router), stage.cluster.services[victim.node_id].grpc_address.rpartition(":")[2]
+    router, port = stage.address_of(victim.router), split_address(stage.cluster.services[victim.node_id].grpc_address)[1]
     rule = f"ip saddr {router} tcp dport {port} reject with tcp reset"
     async with stage.network.rules(stage.host_of(victim.node_id), inbound=(rule,), now=stage.strikes_now):
         await asyncio.sleep(_RESET_S)

@@ -71,7 +71,7 @@ async def _nan_logits(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[s
 @asynccontextmanager
 async def _slow(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     pid = _any_rank(stage, victim)
-    throttle = Child((sys.executable, "-m", "ryzanstein.lab.chaos.throttle", str(pid), str(SLOWER)), interactive=True)
+    throttle = Child((sys.executable, "-P", "-m", "ryzanstein.lab.chaos.throttle", str(pid), str(SLOWER)), interactive=True)
     throttle.start()
     try:
         yield frozenset({victim.node_id})

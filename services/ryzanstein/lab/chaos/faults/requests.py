@@ -12,10 +12,12 @@ from functools import cache, partial
 
 import grpc
 
+from ryzanstein.addresses import split_address
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import LINK_DOWN
 from ryzanstein.lab.chaos.http_stream import HttpRequest, send
 from ryzanstein.lab.chaos.stage import Stage
+from ryzanstein.rpc.client import open_channel
 
 _POSTED_S = 2.0
 _PAUSE_S = 0.01  # a client that is refused at once should not send ten thousand requests a second
@@ -54,16 +56,16 @@ def _grpc() -> bytes:
 @asynccontextmanager
 async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     """Sends large bodies: one client for each kind, which sends again as soon as it is refused."""
-    host, _, port = stage.cluster.http_url_of(victim.router).removeprefix("http://").rpartition(":")
+    host, port = split_address(stage.cluster.http_url_of(victim.router).removeprefix("http://"))
 
     async def post(request: HttpRequest) -> None:
-        answer = await send(host, int(port), request)
+        answer = await send(host, port, request)
         try:
             await answer.body()
         finally:
             answer.close()
 
-    async with grpc.aio.insecure_channel(stage.cluster.services[victim.router].grpc_address) as channel:
+    async with open_channel(stage.cluster.services[victim.router].grpc_address) as channel:
         chat: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/ryzanstein.v1.InferenceService/Chat")
         message = _grpc()
 

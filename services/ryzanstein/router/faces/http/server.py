@@ -15,6 +15,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from ryzanstein.addresses import join_address
 from ryzanstein.router.faces.http.connections import ConnectionBounds, Connections
 from ryzanstein.router.faces.http.protocol import BoundedProtocol
 from ryzanstein.router.faces.http.upgrade import Upgrades
@@ -139,8 +140,10 @@ class HttpServer:
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as gRPC does: `::` takes IPv4 too
             listener.bind((self._host, self.port))
         except OSError as error:
             listener.close()
-            raise OSError(f"cannot listen on {self._host}:{self.port}: {error.strerror}") from None
+            raise OSError(f"cannot listen on {join_address(self._host, self.port)}: {error.strerror}") from None
         return listener

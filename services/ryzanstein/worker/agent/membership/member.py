@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ryzanstein.cluster import Instruction, Node, NodeReport
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
+from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
 
 
 class Member:
-    """A `MembershipObserver`. `address` returns that of the node's WorkerService."""
+    """A `MembershipObserver`. `address` is that of the node's WorkerService."""
 
-    def __init__(self, models: NodeModels, deployed: DeployedModels, memory: ModelMemory, address: Callable[[], str]) -> None:
+    def __init__(self, models: NodeModels, deployed: DeployedModels, memory: ModelMemory, address: ReachableAddress) -> None:
         self._models, self._deployed, self._memory = models, deployed, memory
         self._address = address
+
+    async def locate(self) -> None:
+        await self._address.look_up()
 
     def describe(self) -> Node:
         """Returns the node's description. State, load and context are those of the first model."""
@@ -23,7 +25,7 @@ class Member:
         beat = node.beat()
         return Node(
             node_id=node.settings.node_id,
-            address=self._address(),
+            address=self._address.known,
             incarnation=node.incarnation,
             tp=node.settings.tp,
             state=beat.state,

@@ -31,6 +31,10 @@ _LONGEST_BACKOFF_S = 5.0
 class MembershipObserver(Protocol):
     """The node as the cluster sees it. Called in the loop; must not block."""
 
+    async def locate(self) -> None:
+        """Finds the address that `describe` returns, which may take as long as name servers do."""
+        ...
+
     def describe(self) -> Node: ...
 
     def report(self) -> NodeReport: ...
@@ -89,6 +93,7 @@ class NodeMembership:
 
     async def _register(self, stub: Any) -> float:
         """Registers the node; returns the seconds between beats."""
+        await self._member.locate()
         request = orchestrator.RegisterNodeRequest(node=node_to_wire(self._member.describe()))
         response = await stub.RegisterNode(request, timeout=CALL_TIMEOUT_S)
         self._lease_id = response.lease_id

@@ -1,6 +1,6 @@
 """Prints docs/models.md, the list of served models, from the tables that decoders are built from.
 
-python -m ryzanstein.worker.model.architectures.catalog > docs/models.md
+python -P -m ryzanstein.worker.model.architectures.catalog > docs/models.md
 """
 
 from __future__ import annotations

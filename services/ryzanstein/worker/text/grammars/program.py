@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.worker.text.grammars.program`: judges constraints for its agent.
+"""`python -P -m ryzanstein.worker.text.grammars.program`: judges constraints for its agent.
 
 A client's schema or grammar is compiled in a fork of this process, which already has the model's
 tokens. The fork has limits of time and memory of its own; the kernel ends it when it exceeds them,

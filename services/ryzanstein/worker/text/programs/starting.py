@@ -54,7 +54,7 @@ class AgentProgram:
         fd = theirs.fileno()
         identity = ("--parent", str(os.getpid()), "--fd", str(fd))
         limits = ("--memory-bytes", str(bounds.memory_bytes), "--cpu-s", str(bounds.cpu_s))
-        command = (sys.executable, "-m", self.module, *identity, *limits)
+        command = (sys.executable, "-P", "-m", self.module, *identity, *limits)
         env = {**os.environ, **self.environment}
         try:
             popen = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True, env=env)

@@ -1,4 +1,4 @@
-"""`python -m ryzanstein.worker.text.templates.program`: renders chat templates for its agent.
+"""`python -P -m ryzanstein.worker.text.templates.program`: renders chat templates for its agent.
 
 A template is an untrusted program. Here it has its own limits of time, memory and text, not the
 agent's. What exceeds them at worst ends this process, and the agent starts another. The process

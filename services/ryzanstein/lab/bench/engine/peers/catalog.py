@@ -42,12 +42,12 @@ class Format:
 
 
 _EXPORT = ("{bin}/optimum-cli", "export", "openvino", "--model", "{model}", "--task", "text-generation-with-past")
-_GGUF_Q8_0 = Format("gguf-q8_0", ("{python}", "-m", "runners.write_gguf", "{model}", "{out}"))
+_GGUF_Q8_0 = Format("gguf-q8_0", ("{python}", "-P", "-m", "runners.write_gguf", "{model}", "{out}"))
 _OPENVINO_FP32 = Format("openvino-fp32", (*_EXPORT, "--weight-format", "fp32", "{out}"))
 _OPENVINO_INT8 = Format("openvino-int8", (*_EXPORT, "--weight-format", "int8", "{out}"))
 _OPENVINO_INT4 = Format("openvino-int4", (*_EXPORT, "--weight-format", "int4", "{out}"))
-_CTRANSLATE2_INT8 = Format("ctranslate2-int8", ("{python}", "-m", "runners.write_ctranslate2", "{model}", "{out}"))
-_CONVERT = ("{own}", "-m", "ryzanstein.worker.model.gguf.convert", "{model}", "{out}")
+_CTRANSLATE2_INT8 = Format("ctranslate2-int8", ("{python}", "-P", "-m", "runners.write_ctranslate2", "{model}", "{out}"))
+_CONVERT = ("{own}", "-P", "-m", "ryzanstein.worker.model.gguf.convert", "{model}", "{out}")
 CHECKPOINT = Format("checkpoint", _CONVERT)
 """A GGUF file as a directory in the Hugging Face layout, by our own command."""
 

@@ -46,7 +46,7 @@ def _synthesized(preset: str, models_dir: Path) -> Path:
         return path
     models_dir.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(unfinished), "--preset", preset]
+    command = [sys.executable, "-P", "-m", "ryzanstein.worker.model.synthesize", str(unfinished), "--preset", preset]
     if (code := subprocess.run(command, check=False, stdout=sys.stderr).returncode) != 0:
         raise errors.failed_precondition("MODEL_INVALID", f"preset {preset}: synthesize ended with {code}")
     os.replace(unfinished, path)

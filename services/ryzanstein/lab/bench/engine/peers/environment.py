@@ -54,11 +54,11 @@ def install(peers_dir: Path, name: str, environment: Environment) -> None:
     """
     python = str(python_of(peers_dir, name))
     commands = [
-        [sys.executable, "-m", "venv", str(peers_dir / name)],
-        [python, "-m", "pip", "install", "--quiet", *environment.requirements],
+        [sys.executable, "-P", "-m", "venv", str(peers_dir / name)],
+        [python, "-P", "-m", "pip", "install", "--quiet", *environment.requirements],
     ]
     if environment.unneeded:
-        commands.append([python, "-m", "pip", "uninstall", "--quiet", "--yes", *environment.unneeded])
+        commands.append([python, "-P", "-m", "pip", "uninstall", "--quiet", "--yes", *environment.unneeded])
     for command in commands:
         if (code := subprocess.run(command, check=False).returncode) != 0:
             raise errors.failed_precondition("INSTALLATION_FAILED", f"{name}: {' '.join(command)} ended with {code}")

@@ -138,4 +138,4 @@ class PeerProcess:
 
 
 def runner_command(python: Path, runner: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    return (str(python), "-m", f"runners.{runner}", json.dumps(settings))
+    return (str(python), "-P", "-m", f"runners.{runner}", json.dumps(settings))

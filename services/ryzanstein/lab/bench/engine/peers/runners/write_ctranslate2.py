@@ -1,6 +1,6 @@
 """Writes a checkpoint in CTranslate2's format, int8.
 
-`python -m runners.write_ctranslate2 MODEL_DIR OUT` uses CTranslate2's own converter. The converter
+`python -P -m runners.write_ctranslate2 MODEL_DIR OUT` uses CTranslate2's own converter. The converter
 writes special tokens that the tokenizer lacks as null, which its loader refuses. The first entry
 replaces them, because nothing here uses them.
 """

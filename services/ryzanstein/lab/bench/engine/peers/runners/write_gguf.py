@@ -1,4 +1,4 @@
-"""Writes a Llama checkpoint as llama.cpp's Q8_0: `python -m runners.write_gguf MODEL_DIR FILE`.
+"""Writes a Llama checkpoint as llama.cpp's Q8_0: `python -P -m runners.write_gguf MODEL_DIR FILE`.
 
 Matrices are quantized and norms stay float32, as llama.cpp's own converter does with
 `--outtype q8_0`. The file has no vocabulary: prompts are token ids. Tensors are read, written and

@@ -1,0 +1,27 @@
+"""The address at which routers reach the node."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from ryzanstein.addresses import EVERY_HOST, join_address, with_port
+
+
+class ReachableAddress:
+    """The `advertised` address if there is one, else the listener's.
+
+    A listener on every address is reached by the host's full name. Only `look_up` asks for it: a name
+    server that is away may not answer for half a minute.
+    """
+
+    def __init__(self, advertised: str, host: str, port: int) -> None:
+        self._port = port
+        self._unnamed = not advertised and host in EVERY_HOST
+        self.known = with_port(advertised, port) or join_address(socket.gethostname() if self._unnamed else host, port)
+
+    async def look_up(self) -> None:
+        """Finds the host's name once. Where it has no domain, perhaps because no name server answered, asks again."""
+        if self._unnamed:
+            name = await asyncio.to_thread(socket.getfqdn)
+            self.known, self._unnamed = join_address(name, self._port), "." not in name
