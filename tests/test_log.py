@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+from ryzanstein.native_lines import LogFile
 
 PROGRAM = """
 import structlog
@@ -48,3 +52,44 @@ for fails in (lambda: b"\\xff".decode(), lambda: 1 / 0):
     assert (header["event"], header["logger"], header["level"]) == ("failed on x", "grpc._cython.cygrpc", "error")
     assert "exception" not in header
     assert "ZeroDivisionError" in other["exception"]
+
+
+def test_what_cannot_be_written_is_lost_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with open("/dev/full", "wb", buffering=0) as disk, path.open("wb", buffering=0) as freed:
+        log_file = LogFile(disk.fileno(), {"service": "router"})
+        for _ in range(3):
+            log_file.write("{}\n")
+        os.dup2(freed.fileno(), disk.fileno())
+        log_file.write('{"event": "after"}\n')
+        log_file.write('{"event": "later"}\n')
+    lost, after, later = map(json.loads, path.read_text().splitlines())
+    assert (lost["service"], lost["event"], after["event"], later["event"]) == ("router", "log lines lost: 3", "after", "later")
+
+
+def test_a_line_that_is_torn_ends_before_the_next_one() -> None:
+    source, pipe = os.pipe()
+    os.set_blocking(pipe, False)
+    log_file = LogFile(pipe, {})
+    log_file.write("x" * 2**20 + "\n")
+    read = os.read(source, 2**20)
+    log_file.write('{"event": "after"}\n')
+    torn, *records = (read + os.read(source, 2**20)).decode().splitlines()
+    assert torn == "x" * len(torn)
+    assert [json.loads(record)["event"] for record in records] == ["log lines lost: 1", "after"]
+
+
+def test_a_full_disk_ends_no_service() -> None:
+    """Neither its own lines do, nor those of libraries, which a process of ours writes."""
+    program = """
+import os, time, structlog
+from ryzanstein import log
+log.setup_service("router")
+for _ in range(3):
+    structlog.get_logger().info("ours")
+    os.write(2, b"of a library\\n")
+    time.sleep(0.1)
+"""
+    with open("/dev/full", "wb") as disk:
+        done = subprocess.run([sys.executable, "-c", program], stderr=disk, timeout=30, check=False)
+    assert done.returncode == 0

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -46,21 +45,21 @@ def setup_service(service: str, level: str = "info", **bound: str | int) -> None
     JSON too, including the output of a crash.
     """
     try:
-        stream: TextIO = native_lines.divert({"service": service, **bound})
+        log_file = native_lines.divert({"service": service, **bound})
     except OSError as error:
         setup(service, level, **bound)
         structlog.get_logger(__name__).warning("library output not captured", error=str(error))
         return
-    _configure({"service": service, **bound}, level, stream)
+    _configure({"service": service, **bound}, level, log_file)
     faulthandler.enable()
 
 
 def setup(service: str, level: str = "info", **bound: str | int) -> None:
     """Sets up logging to standard error. `bound` (node_id, rank) is on all lines of the process."""
-    _configure({"service": service, **bound}, level, sys.stderr)
+    _configure({"service": service, **bound}, level, native_lines.LogFile(2, {"service": service, **bound}))
 
 
-def _configure(fixed: Mapping[str, str | int], level: str, stream: TextIO) -> None:
+def _configure(fixed: Mapping[str, str | int], level: str, log_file: native_lines.LogFile) -> None:
 
     def add_fixed(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**fixed, **event}
@@ -76,7 +75,7 @@ def _configure(fixed: Mapping[str, str | int], level: str, stream: TextIO) -> No
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, log_file)),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_ToStructlog()], level=logging.WARNING)

@@ -12,7 +12,6 @@ lost.
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import subprocess
@@ -28,7 +27,46 @@ _MAX_LINE_BYTES = 2**18
 _LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of absl and glog: "E0000 00:00:...", "I1122 21:56:..."
 
 
-def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
+class LogFile:
+    """A descriptor for whole lines that never raises.
+
+    A full disk, or a reader that is gone, must not end a service: lines that cannot be written are
+    lost. The first one that can be written again follows a record of how many were.
+    """
+
+    def __init__(self, fd: int, fields: Mapping[str, str | int]) -> None:
+        self._fd = fd
+        self._fields = fields
+        self._lost = 0
+        self._torn = False
+
+    def write(self, text: str) -> int:
+        self.put(text.encode(errors="backslashreplace"))
+        return len(text)
+
+    def put(self, line: bytes) -> None:
+        """Writes a line in one piece, so that lines of several writers do not mix."""
+        if self._lost:
+            event = {"event": f"log lines lost: {self._lost}", "level": "warning", "timestamp": _timestamp()}
+            line = b"\n" * self._torn + json.dumps({**self._fields, **event}).encode() + b"\n" + line
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+            self._lost, self._torn = 0, False
+        except OSError:
+            self._torn = self._torn or 0 < len(rest) < len(line)
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Does nothing: no line waits."""
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def divert(fields: Mapping[str, str | int]) -> LogFile:
     """Replaces descriptor 2 and returns the real standard error, for the log.
 
     `fields` are in each record of a library's line. Raises OSError, in which case nothing has
@@ -51,9 +89,7 @@ def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
     finally:
         os.close(source)
         os.close(pipe)
-    # A buffer for the longest record: each is one write, so that records do not mix.
-    buffer = io.BufferedWriter(io.FileIO(real, "w"), _MAX_LINE_BYTES)
-    return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace")
+    return LogFile(real, fields)
 
 
 class Lines:
@@ -115,7 +151,7 @@ class Records:
             "event": text.rstrip()[:MAX_CHARS],
             "level": level,
             "logger": "native",
-            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "timestamp": _timestamp(),
         }
         self._write(json.dumps(record).encode() + b"\n")
 
@@ -132,7 +168,8 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    records = Records(json.loads(sys.argv[1]), lambda record: os.write(1, record))
+    fields = json.loads(sys.argv[1])
+    records = Records(fields, LogFile(1, {**fields, "logger": "native"}).put)
     lines = Lines(records.take)
     while data := os.read(0, 2**16):
         lines.feed(data)
