@@ -15,7 +15,7 @@ import pytest
 from ryzanstein.demo import MODEL_DIR
 
 ROOT = Path(__file__).parents[1]
-COMMAND = (sys.executable, "-P", "-c", "from ryzanstein.cli.main import main; main()")
+COMMAND = (sys.executable, "-P", "-c", "from ryzanstein.cli.__main__ import main; main()")
 HOSTILE = """from pathlib import Path
 (Path(__file__).parent / ("imported." + __name__)).touch()
 raise SystemExit("imported from the current folder")

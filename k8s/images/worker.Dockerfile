@@ -19,7 +19,8 @@ RUN python -m venv /opt/ryzanstein/venv \
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
-COPY shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
+# Readable by the user below, whatever umask the repository was cloned with.
+COPY --chmod=0755 shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
 ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 EXPOSE 50061 9090

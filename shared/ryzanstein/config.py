@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ryzanstein.addresses import bare_host, checked_target
+from ryzanstein.state_home import VARIABLES
 
 # A larger number is a mistake: no count, size or time comes near these, and sums of them stay
 # exact.
@@ -40,6 +41,14 @@ class ServiceSettings(BaseSettings):
         16_384, ge=1024, le=2**20, description="maximum fields of a gRPC request, including those of nested messages"
     )
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
+
+    def _placed(self, name: str) -> None:
+        """Raises ValueError if a path is a default, and relative because there is no state home.
+
+        It would be somewhere in the current folder, which is / for a unit of systemd.
+        """
+        if name not in self.model_fields_set and not getattr(self, name).is_absolute():
+            raise ValueError(f"{name} must be set, because the environment sets none of {VARIABLES}")
 
     @field_validator("host")
     @classmethod

@@ -32,7 +32,7 @@ def test_what_is_copied_exists_and_is_not_ignored(dockerfile: Path, k8s_dir: Pat
     included = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for word, rest in instructions(dockerfile):
         if word == "COPY" and not rest.startswith("--from"):
-            for source in rest.split()[:-1]:
+            for source in [each for each in rest.split()[:-1] if not each.startswith("--")]:
                 assert list(root.glob(source)), source
                 assert source.split("/")[0] in included
 
@@ -51,6 +51,13 @@ def test_the_last_stage_runs_our_command_as_nobody_special(dockerfile: Path, k8s
     assert last["ENTRYPOINT"] == '["ryzanstein"]'
     assert "ryzanstein" in project(k8s_dir)["project"]["scripts"]
     assert "RUN" not in last
+
+
+def test_what_the_last_stage_copies_is_readable_by_its_user(dockerfile: Path) -> None:
+    """A repository that was cloned under umask 077 has files that root alone may read."""
+    last = dockerfile.read_text().rpartition("\nFROM ")[2]
+    copies = [line for line in last.splitlines() if line.startswith("COPY ") and "--from=" not in line]
+    assert [line for line in copies if "--chmod=0755 " not in line] == []
 
 
 def test_torch_is_in_the_workers_image_only_and_pinned_as_in_the_constraints(k8s_dir: Path) -> None:

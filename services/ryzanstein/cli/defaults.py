@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 GRPC_PORT = 50051
 HTTP_PORT = 8000
 ORCHESTRATOR_PORT = 50050
 ROUTER_ADDRESS = f"127.0.0.1:{GRPC_PORT}"
 ORCHESTRATOR_ADDRESS = f"127.0.0.1:{ORCHESTRATOR_PORT}"
-STATE_DIR = Path.home() / ".local" / "state" / "ryzanstein"

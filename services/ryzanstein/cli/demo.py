@@ -20,6 +20,7 @@ from rich.text import Text
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.demonstration import Demonstration, DemoReport
+from ryzanstein.cli.ports import InUseError, require_able
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.cli.story import STORY
@@ -38,7 +39,11 @@ def demo(
     out, people = Console(quiet=as_json, highlight=False), display.people()
     started_at = time.monotonic()
     try:
+        require_able()
         report = _perform(out)
+    except InUseError as taken:
+        people.print(str(taken), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     except ServiceFailedError as failure:
         display.show_failure(people, failure)
         raise typer.Exit(1) from None

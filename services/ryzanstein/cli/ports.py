@@ -11,11 +11,19 @@ from contextlib import ExitStack
 
 import psutil
 
+from ryzanstein.process_start import lacks
+
 _SHOWN_CHARS = 80
 
 
 class InUseError(Exception):
-    """A port or directory is not available. The message is a sentence for people."""
+    """A port or directory, or the machine, cannot be used. The message is a sentence for people."""
+
+
+def require_able() -> None:
+    """Raises InUseError if services cannot run on this machine, or with this interpreter."""
+    for lack in lacks(ranks=True):
+        raise InUseError(lack)
 
 
 def free_ports(count: int) -> list[int]:

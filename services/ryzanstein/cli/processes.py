@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import grpc
 import psutil
 
 from ryzanstein.addresses import join_address
+from ryzanstein.cli.disk_room import temporary_directory
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
@@ -113,7 +113,7 @@ class LocalCluster:
     def state_dir(self) -> Path:
         """Returns the directory of logs and databases."""
         if self._state_dir is None:
-            self._state_dir = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
+            self._state_dir = temporary_directory()
         private_folder(self._state_dir)
         return self._state_dir
 

@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 import typer
 
+from ryzanstein.process_start import become_service
+
 PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "router": ("ryzanstein.router", "Run one router."),
@@ -44,6 +46,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
 
 # A separate distribution.
 _LABORATORY = "ryzanstein.lab"
+_SERVICES = ("router", "orchestrator", "worker")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -62,4 +65,7 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
         if program.startswith(_LABORATORY) and find_spec(_LABORATORY) is None:
             typer.echo(f"`ryzanstein {name}` is in the package ryzanstein-lab, which is not installed", err=True)
             raise typer.Exit(2)
-        os.execv(sys.executable, [sys.executable, "-P", "-m", program, *arguments])
+        command = [sys.executable, "-P", "-m", program, *arguments]
+        if name in _SERVICES:
+            become_service(command)
+        os.execv(command[0], command)

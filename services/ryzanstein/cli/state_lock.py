@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ryzanstein.cli.ports import InUseError
@@ -48,5 +48,6 @@ def _take(lock: int, directory: Path) -> None:
         ) from None
     except OSError as error:
         raise InUseError(f"the state directory {directory} cannot be locked: {error.strerror}") from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # a full disk: the lock holds without a name in it
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -12,9 +12,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ryzanstein.cli import defaults, display
+from ryzanstein.cli.disk_room import no_room, require_room
 from ryzanstein.cli.kept_service import KeptService
 from ryzanstein.cli.options import LARGEST_PORT
-from ryzanstein.cli.ports import InUseError, require_free
+from ryzanstein.cli.ports import InUseError, require_able, require_free
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.cli.state_lock import held
@@ -22,6 +23,7 @@ from ryzanstein.cli.status_tables import node_table
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.model_paths import is_gguf, model_name
+from ryzanstein.state_home import VARIABLES, state_home
 
 _LOOK_EVERY_S = 1.0
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
@@ -43,6 +45,13 @@ Templates = Annotated[
         help="File with a chat template for the first model, or for the one of this name, in place of its own. Repeatable.",
     ),
 ]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Directory of logs and databases; default: ryzanstein in XDG_STATE_HOME, or HOME/.local/state/ryzanstein.",
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
 
 
@@ -58,7 +67,7 @@ def up(
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
     orchestrator_port: Port = defaults.ORCHESTRATOR_PORT,
-    state_dir: Annotated[Path, typer.Option(file_okay=False, help="Directory of logs and databases.")] = defaults.STATE_DIR,
+    state_dir: StateDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
@@ -78,11 +87,13 @@ def up(
         grpc_port=grpc_port,
         http_port=http_port,
         orchestrator_port=orchestrator_port,
-        state_dir=state_dir.expanduser().resolve(),
+        state_dir=(directory := _state_dir(state_dir)),
     )
     ports = _fixed_ports(spec)
     try:
-        with held(state_dir.expanduser().resolve()):
+        require_able()
+        with held(directory):
+            require_room(directory, "--state-dir")
             require_free(ports)
             _serve(LocalCluster(spec), as_json)
     except InUseError as taken:
@@ -90,9 +101,22 @@ def up(
         raise typer.Exit(1) from None
     except ServiceFailedError as failure:
         display.show_failure(display.people(), failure)
+        if lack := no_room(directory, "--state-dir"):
+            display.people().print(lack, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         display.people().print("stopped; no process is left")
+
+
+def _state_dir(chosen: Path | None) -> Path:
+    """Returns the directory of state. Raises BadParameter if none is chosen and the environment names none."""
+    directory = chosen or state_home()
+    if directory is None:
+        raise typer.BadParameter(f"is required, because the environment sets none of {VARIABLES}", param_hint="--state-dir")
+    try:
+        return directory.expanduser().resolve()
+    except RuntimeError:
+        raise typer.BadParameter(f"{directory}: there is no such home directory", param_hint="--state-dir") from None
 
 
 def _template_flags(entries: list[str]) -> tuple[str, ...]:

@@ -6,6 +6,11 @@ settings.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from ryzanstein.process_start import begin
+
+    begin(ranks=False)
+
 import sys
 
 import structlog

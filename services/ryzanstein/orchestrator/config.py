@@ -8,13 +8,17 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
+from ryzanstein.state_home import default_state
 
 
 class OrchestratorSettings(ServiceSettings):
     """The orchestrator: members with leases, desired deployments, and the view that routers follow."""
 
     grpc_port: int = Field(50050, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
-    database: Path = Field(Path("orchestrator.sqlite"), description="SQLite file; created, with its directory, if missing")
+    database: Path = Field(
+        default_factory=default_state("orchestrator", "orchestrator.sqlite"),
+        description="SQLite file, created if missing; by default in the state home, see docs/operations.md",
+    )
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
     heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="interval at which nodes send heartbeats")
     # Longer than a node's longest pause between two registrations, after an outage of any length.
@@ -29,6 +33,11 @@ class OrchestratorSettings(ServiceSettings):
         100, ge=1, le=10**5, description="maximum load changes per second sent to watchers, over all nodes"
     )
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
+
+    @model_validator(mode="after")
+    def _database_is_placed(self) -> Self:
+        self._placed("database")
+        return self
 
     @model_validator(mode="after")
     def _lease_spans_beats(self) -> Self:

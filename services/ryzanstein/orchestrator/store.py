@@ -84,7 +84,8 @@ class Store:
             await asyncio.get_running_loop().run_in_executor(store._thread, store._connect)
         except (sqlite3.Error, OSError) as error:
             store._thread.shutdown()
-            raise StoreError(f"cannot open the store {path}: {error}") from error
+            remedy = "make room or choose another file with --database" if "full" in str(error) else ""
+            raise StoreError(f"cannot open the store {path}: {error}{remedy and f'; {remedy}'}") from error
         except StoreError:
             store._thread.shutdown()
             raise

@@ -8,9 +8,13 @@ settings.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from ryzanstein.process_start import begin
+
+    begin(ranks=False)
+
 import asyncio
 import gc
-import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -94,7 +98,7 @@ async def serve(
 ) -> None:
     """Runs a router until SIGTERM or SIGINT.
 
-    Raises OSError, sqlite3.Error or RyzansteinError when the router cannot start.
+    Raises OSError or RyzansteinError when the router cannot start.
     """
     async with assemble(settings) as router:
         router.telemetry.background.watch_loop()
@@ -172,7 +176,7 @@ def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(RouterSettings)
     _calm_collector()
-    return run_service("router", settings, serve, (OSError, sqlite3.Error, RyzansteinError))
+    return run_service("router", settings, serve, (OSError, RyzansteinError))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import socket
+import sqlite3
 import uuid
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -59,6 +62,8 @@ from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
@@ -76,7 +81,7 @@ class Router:
 async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     """Yields a router that follows its cluster, and closes it on exit.
 
-    Raises OSError or sqlite3.Error when its state directory cannot be used.
+    Raises OSError when its state directory cannot be used.
     """
     telemetry = RouterTelemetry()
     router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
@@ -84,7 +89,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
-        sessions = await stack.enter_async_context(open_sessions(settings, telemetry))
+        sessions = await _stored(stack, open_sessions(settings, telemetry), settings)
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
         table = NodeTable()
@@ -92,7 +97,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         linker = Linker(router_id, table, _thresholds(settings), telemetry, awake)
         stack.push_async_callback(linker.close)
         await stack.enter_async_context(_following(settings, router_id, linker, telemetry))
-        journal = await stack.enter_async_context(open_journal(settings))
+        journal = await _stored(stack, open_journal(settings), settings)
         # A new id at each start: a restarted process does not have the old generations.
         owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
         claimed = Claimed(
@@ -108,6 +113,16 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
         yield Router(core, sessions, links, linker, telemetry, tracing)
+
+
+async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:
+    """Enters a store. Raises OSError, which names its directory, where SQLite cannot use that."""
+    try:
+        return await stack.enter_async_context(opened)
+    except sqlite3.Error as error:
+        option, directory = ("session", settings.session_dir) if settings.session_dir else ("state", settings.state_dir)
+        remedy = f"make room there, or choose another directory with --{option}-dir"
+        raise OSError(f"the state in {directory} cannot be used: {error}; {remedy}") from error
 
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:

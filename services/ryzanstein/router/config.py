@@ -12,6 +12,7 @@ from ryzanstein.config import ServiceSettings
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
 from ryzanstein.router.storage.redis_url import checked_redis_url
+from ryzanstein.state_home import default_state
 
 
 class RouterSettings(ServiceSettings):
@@ -41,7 +42,11 @@ class RouterSettings(ServiceSettings):
     websocket_max_streams: int = Field(128, ge=1, description="maximum generations at once on a WebSocket")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the given nodes")
     nodes: str = Field("", description="host:port of nodes, comma-separated, in addition to the orchestrator's")
-    state_dir: Path = Field(Path("var/router"), description="directory for sessions and the last view of the cluster")
+    state_dir: Path = Field(
+        default_factory=default_state("router"),
+        description="directory for sessions and the last view of the cluster; by default in the state home, see "
+        "docs/operations.md",
+    )
 
     session_store: Literal["sqlite", "redis", "memory"] = Field(
         "sqlite", description="sqlite: files in session_dir; redis: for routers on several hosts; memory: lost at a restart"
@@ -138,6 +143,11 @@ class RouterSettings(ServiceSettings):
     @classmethod
     def _is_redis_url(cls, url: SecretStr) -> SecretStr:
         return SecretStr(checked_redis_url(url.get_secret_value())) if url.get_secret_value() else url
+
+    @model_validator(mode="after")
+    def _state_is_placed(self) -> Self:
+        self._placed("state_dir")
+        return self
 
     @model_validator(mode="after")
     def _redis_has_a_url(self) -> Self:

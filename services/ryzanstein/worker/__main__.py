@@ -6,6 +6,11 @@ Exit codes: 0 stopped by SIGTERM or SIGINT; 1 failed (port taken, the initial mo
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from ryzanstein.process_start import begin
+
+    begin(ranks=True)
+
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack

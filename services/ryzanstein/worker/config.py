@@ -13,6 +13,7 @@ from ryzanstein.config import ServiceSettings
 from ryzanstein.generation.names import MAX_NAME_CHARS
 from ryzanstein.generation.sampling import MAX_CHOICES
 from ryzanstein.model_paths import model_name
+from ryzanstein.state_home import default_state
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
 from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
 from ryzanstein.worker.ranks.group import GroupBounds
@@ -102,7 +103,9 @@ class WorkerSettings(ServiceSettings):
     kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
     kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")
     kv_disk_dir: Path = Field(
-        Path("kv-pages"), description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted"
+        default_factory=default_state("worker", "kv-pages"),
+        description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted; by default in the "
+        "state home, see docs/operations.md",
     )
     kv_disk_keep_s: float = Field(
         7 * 86_400.0,
@@ -168,6 +171,12 @@ class WorkerSettings(ServiceSettings):
     quarantine_s: float = Field(30.0, gt=0, description="length of the first quarantine; doubled for each further one")
     longest_quarantine_s: float = Field(600.0, gt=0, description="length of the longest quarantine")
     quarantine_limit: int = Field(5, ge=0, description="quarantines after which the node drains until it is undrained")
+
+    @model_validator(mode="after")
+    def _pages_are_placed(self) -> WorkerSettings:
+        if self.kv_disk_bytes:
+            self._placed("kv_disk_dir")
+        return self
 
     @model_validator(mode="after")
     def _distinct(self) -> WorkerSettings:

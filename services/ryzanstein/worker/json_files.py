@@ -33,6 +33,8 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise UnreadableFile(f"{error.strerror} for user {os.geteuid()}") from error
     except OSError as error:
         raise UnreadableFile(error.strerror) from error
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ from ryzanstein.worker.quantization import KERNELS, KV_DTYPES, QUANTIZATIONS, Qu
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.text.model_files import ModelFiles
 
-CACHE_HOME = Path.home() / ".cache"
+CACHE_HOME = Path(os.environ.get("HOME") or tempfile.gettempdir()) / ".cache"
 
 CacheHome = Annotated[Path, typer.Option(envvar="XDG_CACHE_HOME", help="parent of ryzanstein/, the cache of peers and models")]
 

@@ -6,7 +6,6 @@ gRPC.
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import shutil
@@ -48,9 +47,14 @@ class BenchProxy:
         return [program, *(argument.format(path=path, folder=folder) for argument in arguments)]
 
 
+def _user() -> str:
+    """Returns nginx's directive for the user of its workers, which is ours: only root may choose one."""
+    return "user root;" if os.geteuid() == 0 else ""
+
+
 def _nginx(port: int, node_port: int, folder: Path) -> str:
     return f"""
-user {getpass.getuser()};
+{_user()}
 worker_processes 1;
 daemon off;
 pid {folder}/nginx.pid;
