@@ -9,7 +9,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 _STOPS = (signal.SIGTERM,)
@@ -30,7 +30,7 @@ def begin(*, ranks: bool) -> None:
         sys.exit(1)
 
 
-def become_service(command: Sequence[str]) -> NoReturn:
+def become_service(command: list[str]) -> NoReturn:
     """Becomes a service. A SIGTERM that comes meanwhile waits until the service has begun."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     os.execv(command[0], command)

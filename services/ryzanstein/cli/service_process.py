@@ -53,8 +53,8 @@ class ServiceProcess:
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self.grpc_address = join_address(host.address, flags["grpc_port"])
-        self.metrics_url = f"http://{join_address(host.address, flags['metrics_port'])}/metrics"
+        self.grpc_address = join_address(host.address, str(flags["grpc_port"]))
+        self.metrics_url = f"http://{join_address(host.address, str(flags['metrics_port']))}/metrics"
         listening = {"host": host.address, **flags}
         self._command = [*host.prefix, sys.executable, "-P", "-m", f"ryzanstein.{service}", *_as_flags(listening), *extra_flags]
         self._process: subprocess.Popen[bytes] | None = None
