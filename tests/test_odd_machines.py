@@ -103,6 +103,14 @@ def test_a_full_state_disk_is_a_sentence(small_disk: Path) -> None:
         assert option in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("--version",), ("status", "--json")])
+def test_an_output_on_a_full_disk_is_a_sentence(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as disk:
+        command = (*COMMAND, *arguments)
+        done = subprocess.run(command, env=BARE, stdout=disk, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "standard output cannot be written: No space left on device; free some room\n")
+
+
 def test_no_temporary_directory_is_a_sentence(nobody: tuple[str, ...]) -> None:
     program = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc']\n"
     done = run(sys.executable, "-P", "-c", program + COMMAND[-1], "demo")

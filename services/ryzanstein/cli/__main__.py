@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> None:
@@ -13,7 +17,22 @@ def main() -> None:
         from ryzanstein.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
+    try:
+        try:
+            run()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _give_up(error)
+
+
+def _give_up(error: OSError) -> None:
+    """Says what is full, and ends. What standard output still holds would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    print(f"{error.filename or 'standard output'} cannot be written: {error.strerror}; free some room", file=sys.stderr)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -156,10 +156,13 @@ def judge(failover: Failover, afterwards: list[ChatAnswer]) -> tuple[Promise, ..
 def mean_reroute_s(metrics_url: str) -> float | None:
     """Returns the mean time from a fault's detection to the attempt on the next node.
 
-    Returns None if there was no failover.
+    Returns None if there was no failover, or nobody answers.
     """
-    count = scrape.total(metrics_url, f"{_REROUTED}_count")
-    return scrape.total(metrics_url, f"{_REROUTED}_sum") / count if count else None
+    try:
+        count = scrape.total(metrics_url, f"{_REROUTED}_count")
+        return scrape.total(metrics_url, f"{_REROUTED}_sum") / count if count else None
+    except OSError:
+        return None
 
 
 def _request(messages: list[pb.Message], session_id: str = "") -> pb.ChatRequest:
