@@ -58,8 +58,12 @@ def _perform(out: Console) -> DemoReport:
     """Starts the cluster, plays the story, and stops the cluster."""
     started_at = time.monotonic()
     with ExitStack() as stack:
-        with out.status(f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ..."):
-            cluster = stack.enter_context(LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)))
+        cluster = LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP))
+        stack.callback(cluster.stop)
+        with display.waiting(out, f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ...") as doing:
+            cluster.start(doing)
+        if cluster.kernels:
+            out.print(Text(cluster.kernels), soft_wrap=True)
         _introduce(out, time.monotonic() - started_at)
         return asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +22,10 @@ import grpc
 import psutil
 
 from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.kernels import have_kernels
 from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
+from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, serves
+from ryzanstein.cli.start_watch import STILL_S, StartWatch
 from ryzanstein.model_paths import model_name
 from ryzanstein.private_files import private_folder
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
@@ -43,7 +45,8 @@ class ClusterSpec:
 
     The `*_flags` are passed unchanged to each service of that kind, after our own. `hosts` and
     `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
-    `settings` replaces settings that we chose.
+    `settings` replaces settings that we chose. A start is given up when nothing has moved for
+    `still_s`.
     """
 
     model: Path
@@ -61,7 +64,7 @@ class ClusterSpec:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     settings: Mapping[str, Flags] = field(default_factory=dict)
     more_models: tuple[Path, ...] = ()
-    start_timeout_s: float = 90.0
+    still_s: float = STILL_S
     stop_grace_s: float = 10.0
 
 
@@ -76,6 +79,7 @@ class LocalCluster:
         self.spec = spec
         self.services: dict[str, ServiceProcess] = {}
         self._http_ports: dict[str, int] = {}
+        self.kernels = ""  # after `start`: what the user should know of the kernels
         self._state_dir = spec.state_dir
 
     @property
@@ -115,15 +119,18 @@ class LocalCluster:
         private_folder(self._state_dir)
         return self._state_dir
 
-    def start(self) -> None:
+    def start(self, doing: Callable[[str], None] = lambda _: None) -> None:
         """Starts all services and returns when each router sees every node ready.
 
+        `doing` is told what the start waits for; it takes as long as something moves, see `StartWatch`.
+        The kernels are compiled before, if they never were on this machine.
         After ServiceFailedError nothing is left behind. If a port that we chose is taken before it
         is bound, another is chosen, a few times.
         """
+        self.kernels = have_kernels(doing)
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
-                self._start_once()
+                self._start_once(doing)
                 return
             except ServiceFailedError as failure:
                 self.stop()
@@ -157,11 +164,11 @@ class LocalCluster:
         service = self.services[name]
         service.kill()
         service.start()
-        service.wait_ready(time.monotonic() + self.spec.start_timeout_s)
+        StartWatch([service], self.spec.still_s).wait(lambda: [] if serves(service.grpc_address) else [name])
 
-    def wait_nodes(self, count: int, timeout_s: float | None = None) -> None:
+    def wait_nodes(self, count: int, timeout_s: float = 90.0) -> None:
         """Returns when every router sees exactly `count` ready nodes."""
-        deadline = time.monotonic() + (self.spec.start_timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + timeout_s
         for name in self.router_names:
             while (seen := _ready_nodes(self.services[name].grpc_address, 1 + len(self.spec.more_models))) != count:
                 if time.monotonic() > deadline:
@@ -181,13 +188,19 @@ class LocalCluster:
         chosen = not (self.spec.grpc_port or self.spec.http_port or self.spec.orchestrator_port)
         return chosen and any(sign in str(failure) for sign in _PORT_TAKEN)
 
-    def _start_once(self) -> None:
+    def _start_once(self, doing: Callable[[str], None]) -> None:
         self._describe()
         for service in self.services.values():
             service.start()
-        deadline = time.monotonic() + self.spec.start_timeout_s
-        wait_all_ready(self.services.values(), deadline)
-        self.wait_nodes(self.spec.num_nodes, max(0.0, deadline - time.monotonic()))
+        services = list(self.services.values())
+        watch = StartWatch(services, self.spec.still_s)
+        watch.wait(lambda: [service.name for service in services if not serves(service.grpc_address)], doing)
+        watch.wait(lambda: [] if self._see_all_nodes() else self.node_ids, doing)
+
+    def _see_all_nodes(self) -> bool:
+        """Returns whether every router sees every node ready with all its models."""
+        addresses, num_models = self.router_addresses, 1 + len(self.spec.more_models)
+        return all(_ready_nodes(address, num_models) == self.spec.num_nodes for address in addresses)
 
     def _describe(self) -> None:
         """Chooses the ports and describes the processes; nothing runs yet."""

@@ -25,6 +25,9 @@ from ryzanstein.private_files import opener
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 16 * 2**10
 
+LOCAL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+"""Options of channels to services of this machine that live as long as one call."""
+
 Flags = Mapping[str, str | int | float]
 """Settings by field name."""
 
@@ -50,6 +53,7 @@ class ServiceProcess:
         host: Host = LOCAL,
     ) -> None:
         self.name = name
+        self.kind = service
         self.log_path = log_path
         self.grpc_address = f"{host.address}:{flags['grpc_port']}"
         self.metrics_url = f"http://{host.address}:{flags['metrics_port']}/metrics"
@@ -158,7 +162,7 @@ def serves(address: str, health_service: str = "readiness", timeout_s: float = 1
 
     An unreachable address does not.
     """
-    with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+    with grpc.insecure_channel(address, options=LOCAL_OPTIONS) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=health_service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)  # type: ignore[attr-defined]

@@ -128,8 +128,10 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
     Raises ServiceFailedError if a service does not start at first.
     """
     people, spec = display.people(), cluster.spec
-    with people.status(f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ..."):
-        cluster.start()
+    with display.waiting(people, f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ...") as doing:
+        cluster.start(doing)
+    if cluster.kernels:
+        people.print(cluster.kernels, markup=False, soft_wrap=True)
     try:
         if as_json:
             display.print_json(addresses(cluster))

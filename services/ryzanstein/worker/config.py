@@ -151,7 +151,7 @@ class WorkerSettings(ServiceSettings):
     link_rows: int = Field(65536, ge=1, description="tokens that may wait for a router before its link is closed")
     link_bytes: int = Field(8 * 2**20, ge=1024, description="bytes that may wait for a router before its link is closed")
 
-    start_timeout_s: float = Field(300.0, gt=0, description="time limit for all ranks to load and warm up")
+    start_timeout_s: float = Field(300.0, gt=0, description="a start of ranks is given up when none has moved for so long")
     stall_min_s: float = Field(2.0, gt=0, description="minimum time without progress that counts as a stall")
     stall_factor: float = Field(10.0, ge=1, description="minimum multiple of the p99 step that counts as a stall")
     slow_factor: float = Field(4.0, gt=1, description="a rank that computes this many times as long as its peers is slow")

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
         tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
         _meet(tp, device)
     with phases.phase("load"):
-        runner = ModelRunner.load(Path(spec.model), tp, runner_options(spec, device))
+        runner = ModelRunner.load(Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.move))
     with phases.phase("warm_up"):
         runner.warm_up()
     board.enter(IDLE)
@@ -144,6 +145,7 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
         kv_dtype=spec.kv_dtype,
         quantization=spec.quantization,
         kernels=spec.kernels,
+        compiles_kernels=False,
         block_size=spec.block_size,
         num_blocks=spec.num_blocks or None,
         kv_bytes=spec.kv_bytes or None,

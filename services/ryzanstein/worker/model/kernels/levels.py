@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.worker.model.kernels.compiling import NotBuilt, Target
+from ryzanstein.worker.model.kernels.compilers import NotBuilt
+from ryzanstein.worker.model.kernels.compiling import Target
 
 
 @dataclass(frozen=True, slots=True)
