@@ -4,7 +4,8 @@ PYTHON ?= $(shell for each in python3.11 python3; do $$each -c 'import sys; sys.
 VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
-STAMP := $(VENV)/.installed
+# What an environment is made of; a newer one of these means another installation.
+SOURCES := pyproject.toml constraints.txt protos/generate.py .ci/install $(wildcard protos/ryzanstein/v1/*.proto)
 # Tests at once: one per core.
 JOBS ?= auto
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
@@ -16,30 +17,31 @@ MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup parts run test coverage test-lab up bench chaos lint types protos manifests clean
+.PHONY: help setup dev parts run test coverage test-lab up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Create the virtual environment and the stubs
+setup: $(VENV)/.run ## Create the virtual environment, the stubs and, once a machine, the kernels
+	@$(BIN)/python -P -m ryzanstein.worker.model.kernels --quiet || true
 
-$(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ryzanstein/v1/*.proto)
+dev: $(VENV)/.dev setup ## The same, with what tests, lint and types need
+
+$(VENV)/.run $(VENV)/.dev: $(SOURCES)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is required; set PYTHON=..."; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
-	@touch $@
+	@PYTHON="$(PYTHON)" bash .ci/install $(patsubst .%,%,$(notdir $@))
 
 run: setup ## Run the demo: two nodes, a conversation, a node killed during an answer
 	$(BIN)/ryzanstein demo
 
-test: setup ## Run the tests, several at once
+test: dev ## Run the tests, several at once
 	@code=0; $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) || code=$$?; \
 	mkdir -p .pytest_cache; echo $$code > .pytest_cache/outcome; exit $$code
 
-coverage: setup ## Run the tests with line coverage, of the services' processes too
+coverage: dev ## Run the tests with line coverage, of the services' processes too
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) --cov --cov-report=term:skip-covered
 
-test-lab: parts setup ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
+test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
 	bash .ci/parts emulation
 	PYTHON=$(PYTHON) bash .ci/parts judges
 	PYTHON=$(PYTHON) bash .ci/parts lm-eval
@@ -55,24 +57,24 @@ parts: ## Install the programs that tests and benchmarks use: Redis, nginx, hapr
 up: setup ## Run a local cluster until Ctrl-C: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-chaos: parts setup ## Inject faults for an hour, each up to 30 times, and write docs/failure-budget.md; continues after a stop
+chaos: parts dev ## Inject faults for an hour, each up to 30 times, and write docs/failure-budget.md; continues after a stop
 	mkdir -p build
 	$(BIN)/ryzanstein bench failover --runs 30 --minutes 60 --progress build/failover.jsonl --json build/failover.json --report docs/failure-budget.md
 
-bench: setup ## Run the benchmark suite; writes benchmarks/results/<host>.json, or RESULT=FILE
+bench: dev ## Run the benchmark suite; writes benchmarks/results/<host>.json, or RESULT=FILE
 	$(BIN)/ryzanstein bench suite --json $(RESULT)
 
-lint: setup ## ruff, import contracts, buf lint
+lint: dev ## ruff, import contracts, buf lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	@command -v npx >/dev/null || { echo "npx (Node.js) is required for buf lint"; exit 1; }
 	cd protos && npx --yes --package @bufbuild/buf@1.75.0 buf lint
 
-types: setup ## mypy --strict
+types: dev ## mypy --strict
 	$(BIN)/mypy
 
-manifests: setup ## Render the Kubernetes manifests into build/manifests and validate them
+manifests: dev ## Render the Kubernetes manifests into build/manifests and validate them
 	mkdir -p build/manifests
 	$(KUSTOMIZE) k8s/base > build/manifests/base.yaml
 	$(KUSTOMIZE) k8s/overlays/local-cpu > build/manifests/local-cpu.yaml

@@ -26,8 +26,8 @@ REMEDY = "answers take several times as long; install a C compiler (GCC 12, clan
 class _Teller:
     """Tells the user, or the program that reads JSON, what happens."""
 
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self._as_json, self._quiet = as_json, quiet
         self._began_s: float | None = None
 
     def building(self) -> None:
@@ -37,7 +37,8 @@ class _Teller:
     def built(self, path: str) -> None:
         spent_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
         text = f"compiled kernels, once: {spent_s:.0f} s" if self._began_s is not None else f"kernels: {path}"
-        self._say({"library": path, "compiled_s": round(spent_s, 3)}, text)
+        if not self._quiet or self._began_s is not None:
+            self._say({"library": path, "compiled_s": round(spent_s, 3)}, text)
 
     def without(self, reason: str) -> None:
         self._say({"reason": reason}, f"no kernels: {reason}; {REMEDY}")
@@ -58,11 +59,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = argparse.ArgumentParser(prog="python -m ryzanstein.worker.model.kernels", description=__doc__)
     arguments.add_argument("--json", action="store_true", help="print JSON documents, one per line")
+    arguments.add_argument("--quiet", action="store_true", help="print nothing if the kernels are there")
     arguments.add_argument("--again", action="store_true", help="call a compiler again that has failed within the last hour")
     chosen = arguments.parse_args()
     if chosen.json:
         threading.Thread(target=_end_with_input, daemon=True).start()
-    teller = _Teller(chosen.json)
+    teller = _Teller(chosen.json, chosen.quiet)
     try:
         teller.built(str(packaged_library().path))
         return 0
