@@ -199,4 +199,4 @@ def test_without_the_laboratory_its_commands_say_what_is_missing() -> None:
     hidden = "import sys; sys.modules['ryzanstein.lab'] = None; from ryzanstein.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", hidden, "simulate"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "ryzanstein-lab" in done.stderr
+    assert "./services/ryzanstein/lab" in done.stderr

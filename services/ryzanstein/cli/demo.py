@@ -20,6 +20,7 @@ from rich.text import Text
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.demonstration import Demonstration, DemoReport
+from ryzanstein.cli.extras import require
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.cli.story import STORY
@@ -35,6 +36,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON document on standard output.")] = False,
 ) -> None:
     """Run a small cluster and kill a node during an answer: nothing is lost. Exit code 1: a promise was broken."""
+    require("demo", "router", "worker")
     out, people = Console(quiet=as_json, highlight=False), display.people()
     started_at = time.monotonic()
     try:

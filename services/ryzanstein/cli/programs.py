@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 import typer
 
+from ryzanstein.cli.extras import require
+
 PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "router": ("ryzanstein.router", "Run one router."),
@@ -60,6 +62,15 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
         if name == "bench" and arguments and arguments[0] in BENCHMARKS:
             program, arguments = BENCHMARKS[arguments[0]], arguments[1:]
         if program.startswith(_LABORATORY) and find_spec(_LABORATORY) is None:
-            typer.echo(f"`ryzanstein {name}` is in the package ryzanstein-lab, which is not installed", err=True)
+            where = "install it from the repository: pip install ./services/ryzanstein/lab"
+            typer.echo(f"`ryzanstein {name}` is in a package of its own, which is not installed; {where}", err=True)
             raise typer.Exit(2)
+        require(name, *_extras(program))
         os.execv(sys.executable, [sys.executable, "-m", program, *arguments])
+
+
+def _extras(program: str) -> tuple[str, ...]:
+    """Returns the extras that a program imports."""
+    if program.startswith("ryzanstein.worker"):
+        return ("worker",)
+    return ("router",) if program.startswith("ryzanstein.router") else ()

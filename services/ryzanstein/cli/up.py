@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ryzanstein.cli import defaults, display
+from ryzanstein.cli.extras import require
 from ryzanstein.cli.kept_service import KeptService
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.ports import InUseError, require_free
@@ -62,6 +63,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
+    require("up", "router", "worker")
     first, *others = (model.resolve() for model in models)
     if (wrong := next((model for model in models if model.is_file() and not is_gguf(model)), None)) is not None:
         raise typer.BadParameter(f"{wrong} is neither a directory nor a GGUF file", param_hint="--model")
