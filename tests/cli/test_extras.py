@@ -10,11 +10,10 @@ from ryzanstein.cli import extras
 
 @pytest.mark.parametrize(
     ("missing", "wanted"),
-    [({"torch"}, "worker"), ({"uvicorn"}, "router"), ({"msgspec", "tokenizers"}, "router,worker")],
-    ids=lambda each: str(each),
+    [(("torch",), "worker"), (("uvicorn",), "router"), (("msgspec", "tokenizers"), "router,worker")],
 )
 def test_missing_packages_are_a_sentence_that_names_the_extra(
-    missing: set[str], wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name in missing else object())
     with pytest.raises(typer.Exit) as ended:
