@@ -75,14 +75,6 @@ def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
 Starter = Callable[..., Up]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def interruptible() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and so would the commands that are started here."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def _starter(directory: Path, started: list[subprocess.Popen[str]]) -> Starter:
     def start(*arguments: str) -> Up:
         ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
