@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+_STRICT = "error::pytest.PytestUnraisableExceptionWarning"
 TESTS = """
 import gc, signal, subprocess, sys
 import pytest
@@ -32,7 +33,7 @@ def test_that_interrupts():
 def test_failures_and_skips_stay_what_they_are(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_some.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-W", "error", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-W", _STRICT, "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(
         command,
         capture_output=True,

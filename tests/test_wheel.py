@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAB = ROOT / "services" / "ryzanstein" / "lab"
 KERNELS = "ryzanstein/worker/model/kernels"
-LEVELS = {"x86_64": {"x86-64-v3", "x86-64-v4", "x86-64-v4-vnni"}, "aarch64": {"aarch64"}}
+LEVELS = {"x86_64": {"x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni"}, "aarch64": {"aarch64"}}
 MACHINE = {"x86_64": 62, "aarch64": 183}  # in an ELF header
 
 
