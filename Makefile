@@ -12,15 +12,18 @@ JOBS ?= auto
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py tests/hostile/test_sockets.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py tests/worker/model/kernels/test_aarch64.py \
     tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py
+# The machines that a newcomer may have: `make test-machines`.
+APART := $(LABORATORY) tests/machines
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
 # Duration of the simulations in `make test-lab`.
 MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup dev parts run test coverage test-lab up bench chaos lint types protos manifests clean
+.PHONY: help setup dev parts run test test-long test-all test-machines coverage test-lab up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.run ## Create the virtual environment, the stubs and, once a machine, the kernels
 	@$(BIN)/python -P -m ryzanstein.worker.model.kernels --quiet || true
@@ -34,12 +37,20 @@ $(VENV)/.run $(VENV)/.dev: $(SOURCES)
 run: setup ## Run the demo: two nodes, a conversation, a node killed during an answer
 	$(BIN)/ryzanstein demo
 
-test: dev ## Run the tests, several at once
-	@code=0; $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) || code=$$?; \
-	mkdir -p .pytest_cache; echo $$code > .pytest_cache/outcome; exit $$code
+test: dev ## The tests of every rule and one of each kind with real processes, within 15 minutes (JOBS=N: N at once)
+	@bash .ci/parts tests
+	@$(PYTEST) -m "not long"
+
+test-long: dev parts ## The tests that `make test` leaves out because they take long
+	@$(PYTEST) -m long
+
+test-all: test test-long ## Everything that must pass before a change lands, but the machines
+
+test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/machines.md (root)
+	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/machines.md
 
 coverage: dev ## Run the tests with line coverage, of the services' processes too
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
 	bash .ci/parts emulation

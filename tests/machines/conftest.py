@@ -208,4 +208,6 @@ def kernels() -> None:
 @pytest.fixture
 def root() -> None:
     if os.geteuid() != 0:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("only root can make this machine: run make test-machines as root")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "only root can make this machine: run make test-machines as root"
+        )

@@ -25,6 +25,7 @@ from ryzanstein.demo import MODEL_DIR
 
 Machine = Any  # tests/machines/conftest.py
 EndsIn = Callable[[str, str, str], None]
+RYZANSTEIN = str(Path(sys.executable).with_name("ryzanstein"))
 UP, DEMO = "ryzanstein up", "ryzanstein demo"
 COUNTED = "1 2 3 4 5 6 7 8 9"
 STRANGER = 12345
@@ -225,7 +226,9 @@ def test_a_folder_with_hostile_modules(machine: Machine, tmp_path: Path, ends_in
     answers(here, "--model", ".")
     assert here.run("demo").code == 0
     assert not (tmp_path / "ran").exists()
-    ends_in("a model's folder with hostile modules as the working directory", f"{UP} --model .", "an answer; none of them is run")
+    ends_in(
+        "a model's folder with hostile modules as the working directory", f"{UP} --model .", "an answer; none of them is run"
+    )
 
 
 def test_a_folder_whose_name_has_everything(machine: Machine, tmp_path: Path, ends_in: EndsIn) -> None:
@@ -293,7 +296,6 @@ def test_a_narrow_terminal(machine: Machine, ends_in: EndsIn) -> None:
     ends_in("a terminal of 40 columns", DEMO, "13 of 13 promises kept")
 
 
-RYZANSTEIN = str(Path(sys.executable).with_name("ryzanstein"))
 MOMENTS_S = (0.05, 0.2, 0.5, 0.8, 1.2, 1.7, 2.3, 3.0, 4.0, 6.0)
 
 
@@ -348,7 +350,7 @@ def test_ipv6(machine: Machine, ends_in: EndsIn, host: str) -> None:
         where = f"[::1]:{ports['orchestrator']}"
         deadline = time.monotonic() + 60
         while (done := machine.run("status", "--orchestrator", where, "--json")) and "UNAVAILABLE" in done.out + done.err:
-            if f"orchestrator" not in done.out or time.monotonic() > deadline:
+            if "orchestrator" not in done.out or time.monotonic() > deadline:
                 break
             time.sleep(0.2)
         assert process.poll() is None, process.communicate()
