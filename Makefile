@@ -11,10 +11,12 @@ JOBS ?= auto
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py tests/hostile/test_sockets.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py tests/worker/model/kernels/test_aarch64.py \
-    tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py
+    tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py \
+    tests/cluster/test_late_faults.py
 # The machines that a newcomer may have: `make test-machines`.
 APART := $(LABORATORY) tests/machines
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
+OUTCOME = || code=$$?; mkdir -p .pytest_cache; echo $${code:-0} > .pytest_cache/outcome; exit $${code:-0}
 # Duration of the simulations in `make test-lab`.
 MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
@@ -39,10 +41,10 @@ run: setup ## Run the demo: two nodes, a conversation, a node killed during an a
 
 test: dev ## The tests of every rule and one of each kind with real processes, within 15 minutes (JOBS=N: N at once)
 	@bash .ci/parts tests
-	@$(PYTEST) -m "not long"
+	@$(PYTEST) -m "not long and not lab" $(OUTCOME)
 
 test-long: dev parts ## The tests that `make test` leaves out because they take long
-	@$(PYTEST) -m long
+	@$(PYTEST) -m long $(OUTCOME)
 
 test-all: test test-long ## Everything that must pass before a change lands, but the machines
 
@@ -59,6 +61,7 @@ test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the b
 	bash .ci/parts browser
 	@code=0; \
 	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \
+	$(PYTEST) -m lab || code=$$?; \
 	$(BIN)/ryzanstein simulate --minutes $(MINUTES) || code=$$?; \
 	exit $$code
 

@@ -22,7 +22,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.long]
 LONG = 600
 
 

@@ -20,7 +20,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.resident import private_bytes
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 
+pytestmark = pytest.mark.long
+
 DEMO = Path(__file__).parents[2] / "shared" / "ryzanstein" / "demo"
 MIB = 2**20
 

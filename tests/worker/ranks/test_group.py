@@ -147,6 +147,7 @@ async def test_a_stopped_rank_is_found_also_when_all_that_ran_there_was_cancelle
 
 @pytest.mark.parametrize("worked", [True, False])
 @pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.long
 async def test_a_rank_that_is_stopped_while_idle_is_found_without_any_work(harness, victim, worked):
     bounds = replace(BOUNDS, idle_check_s=0.1)
     group = harness.group(tp=3, bounds=bounds)

@@ -18,6 +18,8 @@ from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
+pytestmark = pytest.mark.long
+
 COMMAND = [sys.executable, "-m", "ryzanstein.worker.model.gguf.convert"]
 WITHIN_S = 60
 

@@ -67,6 +67,7 @@ def test_without_a_folder_for_caches_it_is_the_homes(tmp_path: Path, monkeypatch
     assert library() == folder / built.name
 
 
+@pytest.mark.long
 def test_another_compiler_or_option_makes_another_library(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -g")
     assert library(tmp_path).name != built.name
@@ -263,6 +264,7 @@ def test_a_library_of_another_user_is_refused(tmp_path: Path, built: Path) -> No
         library(tmp_path)
 
 
+@pytest.mark.long
 def test_the_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -Wall -Wextra -Werror")
     NativeKernels(library(tmp_path))

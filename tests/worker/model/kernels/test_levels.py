@@ -256,6 +256,7 @@ def runs_here(level: Level) -> bool:
 
 
 @pytest.mark.parametrize("level", levels_of(platform.machine()), ids=lambda level: level.name)
+@pytest.mark.long
 def test_a_levels_library_has_the_bits_of_the_one_for_this_machine(
     level: Level,
     kernels: NativeKernels,
