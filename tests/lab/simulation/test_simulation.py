@@ -75,13 +75,13 @@ def one(seed: int, hash_seed: int = 0) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("seed", (*PAST_FAILURES[:2], PAST_FAILURES_OF_MODELS[0]))
+@pytest.mark.parametrize("seed", [*PAST_FAILURES[:2], PAST_FAILURES_OF_MODELS[0]])
 @pytest.mark.long
 def test_what_failed_once_holds(seed: int) -> None:
     holds(seed)
 
 
-@pytest.mark.parametrize("seed", (*PAST_FAILURES[2:], *PAST_FAILURES_OF_MODELS[1:]))
+@pytest.mark.parametrize("seed", [*PAST_FAILURES[2:], *PAST_FAILURES_OF_MODELS[1:]])
 @pytest.mark.lab
 def test_what_failed_once_still_holds(seed: int) -> None:
     holds(seed)
