@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-import psutil
 
+from ryzanstein.allotment import memory_bytes
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
@@ -31,7 +31,7 @@ from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3
 _POLL_S = 0.05
-_MEMORY_SHARE = 0.9  # of this machine, for the models of all its nodes
+_MEMORY_SHARE = 0.9  # of what this process may use, for the models of all nodes
 _PORT_TAKEN = ("cannot listen on", "Address already in use")
 
 
@@ -216,7 +216,7 @@ class LocalCluster:
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "model": str(self.spec.model),
             "more_models": ",".join(f"{model_name(path)}={path}" for path in self.spec.more_models),
-            "model_memory_bytes": int(_MEMORY_SHARE * psutil.virtual_memory().total) // len(self.node_ids),
+            "model_memory_bytes": int(_MEMORY_SHARE * memory_bytes()) // len(self.node_ids),
             "tp": self.spec.tp,
             "threads_per_rank": self.spec.threads_per_rank,
             "drain_grace_s": self.spec.stop_grace_s / 2,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ryzanstein import allotment
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation.names import MAX_NAME_CHARS
 from ryzanstein.generation.sampling import MAX_CHOICES
@@ -251,6 +251,8 @@ class WorkerSettings(ServiceSettings):
 
         `ranks_before`: see `RankSpec`.
         """
+        num_ranks = self.tp * self.num_models
+        threads = self.threads_per_rank or max(1, int(allotment.usable_cores() / num_ranks))
         return RankSpec(
             model=model,
             tp=self.tp,
@@ -260,7 +262,8 @@ class WorkerSettings(ServiceSettings):
             quantization=self.quantization,
             kernels=self.kernels,
             collectives=self.collectives,
-            threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // (self.tp * self.num_models)),
+            threads=threads,
+            spins=allotment.granted_cores() >= threads * num_ranks,
             openmp_spins=self.openmp_spins,
             nice=self.rank_nice,
             pin=self.pin,

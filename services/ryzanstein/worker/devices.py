@@ -10,15 +10,11 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from ryzanstein import errors
+from ryzanstein import allotment, errors
 
 SHARE = 0.9
 """The share of the memory that models may take: the rest is for the system and the agent."""
-_MEMINFO = Path("/proc/meminfo")
-_GROUPS = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
 _NVML = "libnvidia-ml.so.1"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT_BYTES = 16 * 2**20
@@ -32,9 +28,7 @@ class _DeviceMemory(ctypes.Structure):
 
 def machine_memory_bytes() -> int:
     """Returns nine tenths of the memory, or of the control group's limit if that is less."""
-    lines = _MEMINFO.read_text().splitlines()
-    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
-    return int(min([total, *_limits()]) * SHARE)
+    return int(allotment.memory_bytes() * SHARE)
 
 
 def keep_freed_memory() -> None:
@@ -65,27 +59,6 @@ def gpu_memory_bytes(num_ranks: int) -> int:
     if not sizes:
         raise errors.failed_precondition("NO_GPU", f"device cuda: {_NVML} finds no GPU; the memory for models must be set")
     return int(sum(sizes) * SHARE)
-
-
-def _limits() -> Iterator[int]:
-    """Yields the limits of this process's control groups, versions 2 and 1, and of the groups above."""
-    for line in _GROUPS.read_text().splitlines() if _GROUPS.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, file = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
-        # In a container the group is often mounted as the root, and the path does not exist.
-        group = root / path.lstrip("/")
-        for place in (group, *group.parents):
-            if place.is_relative_to(root):
-                yield from _limit(place / file)
-
-
-def _limit(file: Path) -> Iterator[int]:
-    try:
-        yield int(file.read_text())
-    except (OSError, ValueError):  # there is none, or it is "max"
-        return
 
 
 @contextmanager

@@ -116,11 +116,13 @@ def _device(requested: str, rank: int) -> str:
 
 def _collectives(start: StartRank, device: str, board: RankBoard) -> Collectives:
     from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
+    from ryzanstein.worker.model.collectives.waiting import SLEEPING
 
     spec = start.spec
     backend = default_backend(device) if spec.collectives == "auto" else spec.collectives
     store = Path(f"/proc/self/fd/{start.store_fd}")
-    return open_collectives(GroupAddress(backend, start.segment_fd, store), start.rank, spec.tp, board)
+    address = GroupAddress(backend, start.segment_fd, store)
+    return open_collectives(address, start.rank, spec.tp, board, None if spec.spins else SLEEPING)
 
 
 def _meet(tp: TensorParallel, device: str) -> None:
