@@ -29,6 +29,7 @@ from ryzanstein.errors import RyzansteinError
 NUM_NODES = 2
 TP = 2
 _MARGIN = 10
+_FLAGS = ("--kv-bytes", str(16 * 2**20))  # one conversation: the demonstration fits in small containers
 
 
 def demo(
@@ -59,7 +60,8 @@ def _perform(out: Console) -> DemoReport:
     started_at = time.monotonic()
     with ExitStack() as stack:
         with out.status(f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ..."):
-            cluster = stack.enter_context(LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)))
+            spec = ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP, worker_flags=_FLAGS)
+            cluster = stack.enter_context(LocalCluster(spec))
         _introduce(out, time.monotonic() - started_at)
         return asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
 

@@ -30,6 +30,7 @@ from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3
+_LOG_BYTES, _LOG_FILES = 32 * 2**20, 4
 _POLL_S = 0.05
 _MEMORY_SHARE = 0.9  # of what this process may use, for the models of all nodes
 _PORT_TAKEN = ("cannot listen on", "Address already in use")
@@ -243,7 +244,7 @@ class LocalCluster:
 
     def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...]) -> None:
         log_path = self.state_dir / f"{name}.log"
-        flags = {**flags, **self.spec.settings.get(name, {})}
+        flags = {**flags, "log_file_bytes": _LOG_BYTES, "log_files": _LOG_FILES, **self.spec.settings.get(name, {})}
         self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=self._host(name))
 
     def _host(self, name: str) -> Host:

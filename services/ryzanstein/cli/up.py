@@ -11,6 +11,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ryzanstein.allotment import usable_cores
 from ryzanstein.cli import defaults, display
 from ryzanstein.cli.kept_service import KeptService
 from ryzanstein.cli.options import LARGEST_PORT
@@ -128,6 +129,8 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
     Raises ServiceFailedError if a service does not start at first.
     """
     people, spec = display.people(), cluster.spec
+    if (crowding := crowding_of(spec, usable_cores())) is not None:
+        people.print(crowding, style="yellow", soft_wrap=True)
     with people.status(f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ..."):
         cluster.start()
     try:
@@ -138,6 +141,14 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
         _watch(cluster, people)
     finally:
         cluster.stop()
+
+
+def crowding_of(spec: ClusterSpec, cores: float) -> str | None:
+    """Returns a sentence if the ranks have more threads than there are cores for them."""
+    threads = spec.num_nodes * spec.tp * spec.threads_per_rank * (1 + len(spec.more_models))
+    if threads <= cores:
+        return None
+    return f"{threads} threads share {cores:g} cores: it works, and is slower than fewer --nodes, --tp or --threads-per-rank"
 
 
 def addresses(cluster: LocalCluster) -> dict[str, object]:
