@@ -8,9 +8,7 @@ asyncio or models.
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from ryzanstein.allotment import memory_bytes
 from ryzanstein.cli.host import LOCAL, Host
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
+from ryzanstein.cli.temporary_state import TemporaryState
 from ryzanstein.model_paths import model_name
 from ryzanstein.private_files import private_folder
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
@@ -77,7 +76,7 @@ class LocalCluster:
         self.spec = spec
         self.services: dict[str, ServiceProcess] = {}
         self._http_ports: dict[str, int] = {}
-        self._state_dir = spec.state_dir
+        self._temporary: TemporaryState | None = None
 
     @property
     def node_ids(self) -> list[str]:
@@ -111,10 +110,12 @@ class LocalCluster:
     @property
     def state_dir(self) -> Path:
         """Returns the directory of logs and databases."""
-        if self._state_dir is None:
-            self._state_dir = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
-        private_folder(self._state_dir)
-        return self._state_dir
+        if self.spec.state_dir is not None:
+            private_folder(self.spec.state_dir)
+            return self.spec.state_dir
+        if self._temporary is None:
+            self._temporary = TemporaryState()
+        return self._temporary.path
 
     def start(self) -> None:
         """Starts all services and returns when each router sees every node ready.
@@ -142,9 +143,9 @@ class LocalCluster:
         for names in (self.router_names, self.node_ids, [ORCHESTRATOR]):
             self._stop_together([self.services[name] for name in names if name in self.services])
         self.services.clear()
-        if self.spec.state_dir is None and self._state_dir is not None:
-            shutil.rmtree(self._state_dir, ignore_errors=True)
-            self._state_dir = None
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._temporary = None
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends a signal to one service's own process: SIGKILL, SIGSTOP, SIGCONT. Does not wait."""
