@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ryzanstein import gpus
 from ryzanstein.allotment import memory_bytes
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.sampling import SamplingParams
@@ -157,10 +158,11 @@ def test_a_node_has_most_of_the_memory_that_it_may_use(monkeypatch) -> None:
 
 
 def test_gpus_without_a_driver_are_an_error_that_says_so(monkeypatch) -> None:
-    monkeypatch.setattr(devices, "_NVML", "libnothing.so.1")
-    assert devices.num_gpus() == 0
-    with pytest.raises(RyzansteinError, match=r"libnothing\.so\.1 finds no GPU"):
+    monkeypatch.setattr(gpus, "_NVML", "libnothing.so.1")
+    with pytest.raises(RyzansteinError, match=r"^tp 1 needs 1 GPU, 0 are visible"):
         node_memory_bytes(WorkerSettings(device="cuda"))
+    with pytest.raises(RyzansteinError, match="the driver finds no GPU"):
+        devices.gpu_memory_bytes(1)
 
 
 def test_private_memory_is_that_without_files() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,7 @@ import grpc
 
 from ryzanstein.allotment import memory_bytes
 from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
 from ryzanstein.cli.temporary_state import TemporaryState
@@ -43,7 +44,8 @@ class ClusterSpec:
 
     The `*_flags` are passed unchanged to each service of that kind, after our own. `hosts` and
     `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
-    `settings` replaces settings that we chose.
+    `settings` replaces settings that we chose. `devices` says which GPUs each node gets: none by
+    default.
     """
 
     model: Path
@@ -63,6 +65,7 @@ class ClusterSpec:
     more_models: tuple[Path, ...] = ()
     start_timeout_s: float = 90.0
     stop_grace_s: float = 10.0
+    devices: NodeDevices = field(default_factory=NodeDevices)
 
 
 class LocalCluster:
@@ -197,8 +200,8 @@ class LocalCluster:
         ports = iter(free_ports(2 + 2 * spec.num_nodes + 3 * spec.num_routers))
         orchestrator_port = spec.orchestrator_port or next(ports)
         self._describe_orchestrator(orchestrator_port, ports)
-        for node_id in self.node_ids:
-            self._describe_node(node_id, orchestrator_port, ports)
+        for index, node_id in enumerate(self.node_ids):
+            self._describe_node(index, node_id, orchestrator_port, ports)
         for index, name in enumerate(self.router_names):
             self._describe_router(index, name, orchestrator_port, ports)
 
@@ -210,7 +213,8 @@ class LocalCluster:
         }
         self._add(ORCHESTRATOR, "orchestrator", flags, self.spec.orchestrator_flags)
 
-    def _describe_node(self, node_id: str, orchestrator_port: int, ports: Iterator[int]) -> None:
+    def _describe_node(self, index: int, node_id: str, orchestrator_port: int, ports: Iterator[int]) -> None:
+        devices = self.spec.devices
         flags: Flags = {
             "node_id": node_id,
             "grpc_port": next(ports),
@@ -218,12 +222,13 @@ class LocalCluster:
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "model": str(self.spec.model),
             "more_models": ",".join(f"{model_name(path)}={path}" for path in self.spec.more_models),
-            "model_memory_bytes": int(_MEMORY_SHARE * memory_bytes()) // len(self.node_ids),
+            "model_memory_bytes": 0 if devices.names else int(_MEMORY_SHARE * memory_bytes()) // len(self.node_ids),
+            "device": devices.device,
             "tp": self.spec.tp,
             "threads_per_rank": self.spec.threads_per_rank,
             "drain_grace_s": self.spec.stop_grace_s / 2,
         }
-        self._add(node_id, "worker", flags, self.spec.worker_flags)
+        self._add(node_id, "worker", flags, self.spec.worker_flags, devices.prefix(index))
 
     def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:
         """Describes a router; each further one listens on the next ports if ports are given."""
@@ -243,10 +248,11 @@ class LocalCluster:
         }
         self._add(name, "router", flags, spec.router_flags)
 
-    def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...]) -> None:
-        log_path = self.state_dir / f"{name}.log"
+    def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
+        log_path, host = self.state_dir / f"{name}.log", self._host(name)
+        host = replace(host, prefix=(*host.prefix, *prefix))
         flags = {**flags, "log_file_bytes": _LOG_BYTES, "log_files": _LOG_FILES, **self.spec.settings.get(name, {})}
-        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=self._host(name))
+        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=host)
 
     def _host(self, name: str) -> Host:
         return self.spec.hosts.get(name, LOCAL)

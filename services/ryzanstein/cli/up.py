@@ -14,6 +14,7 @@ from rich.live import Live
 from ryzanstein.allotment import usable_cores
 from ryzanstein.cli import defaults, display
 from ryzanstein.cli.kept_service import KeptService
+from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.ports import InUseError, require_free
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
@@ -22,6 +23,8 @@ from ryzanstein.cli.state_lock import held
 from ryzanstein.cli.status_tables import node_table
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.gpus import Device, find_gpus
 from ryzanstein.model_paths import is_gguf, model_name
 
 _LOOK_EVERY_S = 1.0
@@ -55,6 +58,10 @@ def up(
     chat_templates: Templates = [],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
+    device: Annotated[
+        Device,
+        typer.Option(help="auto: GPUs if there is one for each rank of all nodes, else CPUs."),
+    ] = "auto",
     quantization: Annotated[Literal["none", "fp16", "int8", "auto"], typer.Option(help="Weight format, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
@@ -80,6 +87,7 @@ def up(
         http_port=http_port,
         orchestrator_port=orchestrator_port,
         state_dir=state_dir.expanduser().resolve(),
+        devices=_devices(device, nodes, tp * len(models)),
     )
     ports = _fixed_ports(spec)
     try:
@@ -94,6 +102,18 @@ def up(
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         display.people().print("stopped; no process is left")
+
+
+def _devices(asked: Device, num_nodes: int, num_ranks: int) -> NodeDevices:
+    """Returns the GPUs of each node. Says so if there are some that are not used, and ends if there are too few."""
+    try:
+        chosen = NodeDevices.chosen(asked, num_nodes, num_ranks, find_gpus())
+    except RyzansteinError as error:
+        display.people().print(f"--device {asked}: {error.message}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if chosen.unused:
+        display.people().print(chosen.unused, style="yellow", markup=False, soft_wrap=True)
+    return chosen
 
 
 def _template_flags(entries: list[str]) -> tuple[str, ...]:

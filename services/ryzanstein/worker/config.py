@@ -12,6 +12,7 @@ from ryzanstein import allotment
 from ryzanstein.config import ServiceSettings
 from ryzanstein.generation.names import MAX_NAME_CHARS
 from ryzanstein.generation.sampling import MAX_CHOICES
+from ryzanstein.gpus import Device
 from ryzanstein.model_paths import model_name
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
 from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
@@ -57,7 +58,9 @@ class WorkerSettings(ServiceSettings):
         0, ge=0, description="memory for models, which bounds what is deployed; 0: 90 % of the machine's or container's"
     )
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the ranks")
+    device: Device = Field(
+        "auto", description="device of the ranks; auto: cuda if there is a GPU for each rank of the node, else cpu"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="data type of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU"
     )

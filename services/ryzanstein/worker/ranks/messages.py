@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ryzanstein.gpus import Device
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
 from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
@@ -33,7 +34,7 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     model: str  # directory
     tp: int = 1
-    device: str = "auto"
+    device: Device = "auto"
     dtype: str = "auto"
     kv_dtype: KvDtype = "auto"
     quantization: Quantization = "none"
