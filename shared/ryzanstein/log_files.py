@@ -42,7 +42,7 @@ class LogFile(io.FileIO):
         self._rotation = rotation
         self._path = _path_of(descriptor) if rotation.max_bytes else None
 
-    def write(self, data: ReadableBuffer, /) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         if self._path is not None:
             with suppress(OSError):
                 self._continue(self._path)

@@ -59,3 +59,22 @@ def test_ranks_give_way_to_their_agent():
 def test_settings_that_cannot_work_are_refused(wrong, said):
     with pytest.raises(ValidationError, match=said):
         WorkerSettings(**wrong)
+
+
+def test_further_models_and_templates_may_be_json_objects(monkeypatch):
+    models, templates = '{"a,b": "/m/x,y", "c/d": "/m/=", "": "/m/last"}', '{"a,b": "/t/1,2.jinja", "": "/t/first"}'
+    settings = CliApp.run(WorkerSettings, ["--model", "/m/first", "--more-models", models, "--chat-template", templates])
+    assert settings.further_models() == [("a,b", "/m/x,y"), ("c/d", "/m/="), ("last", "/m/last")]
+    assert str(settings.template_file("a,b")) == "/t/1,2.jinja"
+    assert str(settings.template_file("first")) == "/t/first"
+    monkeypatch.setenv("RYZANSTEIN_MORE_MODELS", models)
+    assert WorkerSettings(model="/m/first").further_models() == settings.further_models()
+    for wrong, said in (('{"a": 1}', "must have names and paths"), ('{"a": "/m", "a": "/n"}', "more than one model 'a'")):
+        with pytest.raises(ValidationError, match=said):
+            WorkerSettings(model="/m/first", more_models=wrong)
+
+
+def test_a_directory_whose_name_is_too_long_needs_another_name():
+    with pytest.raises(ValidationError, match="must have 1 to 128 characters, got 129: name it with model_name"):
+        WorkerSettings(model="/m/" + "n" * 129)
+    WorkerSettings(model="/m/" + "n" * 129, model_name="short")

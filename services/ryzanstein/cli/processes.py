@@ -25,6 +25,7 @@ from ryzanstein.cli.ports import free_ports
 from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
 from ryzanstein.cli.temporary_state import TemporaryState
 from ryzanstein.model_paths import model_name
+from ryzanstein.named_paths import write_setting
 from ryzanstein.private_files import private_folder
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
@@ -44,7 +45,8 @@ class ClusterSpec:
 
     The `*_flags` are passed unchanged to each service of that kind, after our own. `hosts` and
     `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
-    `settings` replaces settings that we chose. `devices` says which GPUs each node gets: none by
+    `settings` replaces settings that we chose. `model_names` are the names of `model` and `more_models`;
+    empty: those of the directories. `devices` says which GPUs each node gets: none by
     default.
     """
 
@@ -65,6 +67,7 @@ class ClusterSpec:
     more_models: tuple[Path, ...] = ()
     start_timeout_s: float = 90.0
     stop_grace_s: float = 10.0
+    model_names: tuple[str, ...] = ()
     devices: NodeDevices = field(default_factory=NodeDevices)
 
 
@@ -194,6 +197,10 @@ class LocalCluster:
         wait_all_ready(self.services.values(), deadline)
         self.wait_nodes(self.spec.num_nodes, max(0.0, deadline - time.monotonic()))
 
+    @property
+    def _names(self) -> list[str]:
+        return list(self.spec.model_names) or [model_name(path) for path in (self.spec.model, *self.spec.more_models)]
+
     def _describe(self) -> None:
         """Chooses the ports and describes the processes; nothing runs yet."""
         spec = self.spec
@@ -221,7 +228,8 @@ class LocalCluster:
             "metrics_port": next(ports),
             "orchestrator": f"{self._host(ORCHESTRATOR).address}:{orchestrator_port}",
             "model": str(self.spec.model),
-            "more_models": ",".join(f"{model_name(path)}={path}" for path in self.spec.more_models),
+            "model_name": self._names[0],
+            "more_models": write_setting(list(zip(self._names[1:], self.spec.more_models, strict=True))),
             "model_memory_bytes": 0 if devices.names else int(_MEMORY_SHARE * memory_bytes()) // len(self.node_ids),
             "device": devices.device,
             "tp": self.spec.tp,

@@ -14,6 +14,7 @@ from rich.live import Live
 from ryzanstein.allotment import usable_cores
 from ryzanstein.cli import defaults, display
 from ryzanstein.cli.kept_service import KeptService
+from ryzanstein.cli.models_to_serve import models_to_serve, template_setting
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.ports import InUseError, require_free
@@ -25,17 +26,16 @@ from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.gpus import Device, find_gpus
-from ryzanstein.model_paths import is_gguf, model_name
 
 _LOOK_EVERY_S = 1.0
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
 _HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
 ModelDirs = Annotated[
-    list[Path],
+    list[str],
     typer.Option(
         "--model",
-        exists=True,
+        metavar="[NAME=]DIR",
         help="Model directory in the Hugging Face layout, or GGUF file. Repeat it for several models on each node.",
     ),
 ]
@@ -54,7 +54,7 @@ def up(
     *,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
-    models: ModelDirs = [MODEL_DIR],  # noqa: B006 - typer copies it
+    models: ModelDirs = [str(MODEL_DIR)],  # noqa: B006 - typer copies it
     chat_templates: Templates = [],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
@@ -70,19 +70,17 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
-    first, *others = (model.resolve() for model in models)
-    if (wrong := next((model for model in models if model.is_file() and not is_gguf(model)), None)) is not None:
-        raise typer.BadParameter(f"{wrong} is neither a directory nor a GGUF file", param_hint="--model")
-    if len({model_name(model) for model in (first, *others)}) < len(models):
-        raise typer.BadParameter("the names of the directories or files must differ", param_hint="--model")
+    served = models_to_serve(models)
+    templates = template_setting(chat_templates, served)
     spec = ClusterSpec(
-        model=first,
-        more_models=tuple(others),
+        model=served[0].path,
+        more_models=tuple(model.path for model in served[1:]),
+        model_names=tuple(model.name for model in served),
         num_nodes=nodes,
         num_routers=routers,
         tp=tp,
         threads_per_rank=threads_per_rank,
-        worker_flags=("--quantization", quantization, *_template_flags(chat_templates)),
+        worker_flags=("--quantization", quantization, *(("--chat-template", templates) if templates else ())),
         grpc_port=grpc_port,
         http_port=http_port,
         orchestrator_port=orchestrator_port,
@@ -114,16 +112,6 @@ def _devices(asked: Device, num_nodes: int, num_ranks: int) -> NodeDevices:
     if chosen.unused:
         display.people().print(chosen.unused, style="yellow", markup=False, soft_wrap=True)
     return chosen
-
-
-def _template_flags(entries: list[str]) -> tuple[str, ...]:
-    """Returns the flag of a node for files with chat templates. Raises BadParameter for what is no file."""
-    for path in [entry.rpartition("=")[2] for entry in entries]:
-        if not Path(path).is_file():
-            raise typer.BadParameter(f"{path} is not a file", param_hint="--chat-template")
-        if "," in path:
-            raise typer.BadParameter(f"{path}: a comma in the name of the file is not supported", param_hint="--chat-template")
-    return ("--chat-template", ",".join(entries)) if entries else ()
 
 
 def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
