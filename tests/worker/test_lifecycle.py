@@ -221,6 +221,7 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
         (("--no-such-flag", "1"), 2, "no-such-flag"),
         (("--model", "/nowhere/at/all"), 1, "/nowhere/at/all/config.json"),
         (("--model", "{demo}", "--tp", "3"), 1, "do not divide over 3 ranks"),
+        (("--model", "{demo}", "--tp", "64", "--device", "cuda"), 1, "tp 64 needs 64 GPUs, "),
     ],
 )
 async def test_a_node_that_cannot_start_says_why_and_by_its_exit_code(flags, code, said, demo_dir):
