@@ -16,6 +16,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from ryzanstein import native_lines
+from ryzanstein.log_files import Rotation
 
 MAX_FIELD_CHARS = 4096
 
@@ -39,14 +40,15 @@ class _ToStructlog(logging.Handler):
         structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=stack)
 
 
-def setup_service(service: str, level: str = "info", **bound: str | int) -> None:
+def setup_service(service: str, level: str = "info", rotation: Rotation | None = None, **bound: str | int) -> None:
     """Sets up the log of a service. Call it once in `__main__`, before there are threads.
 
     From then on, whatever the process and its children write to standard output and error becomes
-    JSON too, including the output of a crash.
+    JSON too, including the output of a crash. `rotation`: when a file that this goes to is continued in
+    another one.
     """
     try:
-        stream: TextIO = native_lines.divert({"service": service, **bound})
+        stream: TextIO = native_lines.divert({"service": service, **bound}, rotation or Rotation())
     except OSError as error:
         setup(service, level, **bound)
         structlog.get_logger(__name__).warning("library output not captured", error=str(error))

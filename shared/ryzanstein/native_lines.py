@@ -3,10 +3,9 @@
 C-core, torch's profiler, faulthandler and the C library do not use a logger: they write lines to
 descriptor 2. `divert` gives the log its own descriptor and replaces descriptor 2 with a pipe, also
 for child processes. Standard output is replaced too if it is the same file; otherwise it belongs to
-the caller of this process. A small process, `python -I -S native_lines.py FIELDS`, reads the pipe,
-so that the output of a crash is read too, and no writer waits for an interpreter. It is nobody's
-child process and ends when the last writer has ended. The pipe never blocks: what does not fit is
-lost.
+the caller of this process. A small process that imports little (`main`) reads the pipe, so that the
+output of a crash is read too, and no writer waits for an interpreter. It is nobody's child process
+and ends when the last writer has ended. The pipe never blocks: what does not fit is lost.
 """
 
 from __future__ import annotations
@@ -21,25 +20,30 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from ryzanstein.log_files import LogFile, Rotation
+
 LINES_PER_S = 100
 MAX_CHARS = 4096
 _PIPE_BYTES = 2**20
 _MAX_LINE_BYTES = 2**18
+_NO_ROTATION = Rotation()
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from ryzanstein.native_lines import main; main(*sys.argv[2:])"
 _LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of absl and glog: "E0000 00:00:...", "I1122 21:56:..."
 
 
-def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
+def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -> io.TextIOWrapper:
     """Replaces descriptor 2 and returns the real standard error, for the log.
 
-    `fields` are in each record of a library's line. Raises OSError, in which case nothing has
-    changed.
+    `fields` are in each record of a library's line. `rotation`: see `LogFile`. Raises
+    OSError, in which case nothing has changed.
     """
     real = os.dup(2)
     source, pipe = os.pipe()
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(pipe, False)
-        command = [sys.executable, "-I", "-S", __file__, json.dumps(fields)]
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, folder, json.dumps(fields), json.dumps(rotation)]
         # It forks and detaches: code that counts or kills this process's children must not find it.
         subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)
         if os.path.sameopenfile(1, 2):
@@ -52,7 +56,7 @@ def divert(fields: Mapping[str, str | int]) -> io.TextIOWrapper:
         os.close(source)
         os.close(pipe)
     # A buffer for the longest record: each is one write, so that records do not mix.
-    buffer = io.BufferedWriter(io.FileIO(real, "w"), _MAX_LINE_BYTES)
+    buffer = io.BufferedWriter(LogFile(real, rotation), _MAX_LINE_BYTES)
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace")
 
 
@@ -127,17 +131,13 @@ def _is_record(line: bytes) -> bool:
         return False
 
 
-def main() -> None:
-    """Reads standard input to its end, in a process without a parent."""
+def main(fields: str, rotation: str) -> None:
+    """Reads standard input to its end, in a process without a parent. The arguments are JSON."""
     if os.fork():
         os._exit(0)
     os.setsid()
-    records = Records(json.loads(sys.argv[1]), lambda record: os.write(1, record))
+    records = Records(json.loads(fields), LogFile(1, Rotation(*json.loads(rotation))).write)
     lines = Lines(records.take)
     while data := os.read(0, 2**16):
         lines.feed(data)
     lines.end()
-
-
-if __name__ == "__main__":
-    main()

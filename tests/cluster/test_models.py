@@ -154,4 +154,4 @@ def test_models_of_one_name_are_refused(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("ryzanstein")), "up", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "must differ" in done.stderr
+    assert "two models are named" in done.stderr

@@ -222,6 +222,7 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
         (("--no-such-flag", "1"), 2, "no-such-flag"),
         (("--model", "/nowhere/at/all"), 1, "/nowhere/at/all/config.json"),
         (("--model", "{demo}", "--tp", "3"), 1, "do not divide over 3 ranks"),
+        (("--model", "{demo}", "--tp", "64", "--device", "cuda"), 1, "tp 64 needs 64 GPUs, "),
     ],
 )
 @pytest.mark.long

@@ -30,6 +30,7 @@ from ryzanstein.errors import RyzansteinError
 NUM_NODES = 2
 TP = 2
 _MARGIN = 10
+_FLAGS = ("--kv-bytes", str(16 * 2**20))  # one conversation: the demonstration fits in small containers
 
 
 def demo(
@@ -60,7 +61,8 @@ def _perform(out: Console) -> DemoReport:
     """Starts the cluster, plays the story, and stops the cluster."""
     started_at = time.monotonic()
     with ExitStack() as stack:
-        cluster = LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP))
+        spec = ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP, worker_flags=_FLAGS)
+        cluster = LocalCluster(spec)
         stack.callback(cluster.stop)
         with display.waiting(out, f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ...") as doing:
             cluster.start(doing)
