@@ -3,7 +3,7 @@
 A guard leads the group. It waits for the end of a pipe that only this process holds: when this
 process ends, however it ends, the guard kills what still compiles and removes the folder.
 
-It imports nothing but the standard library, see `compiling`.
+It imports nothing that needs more than the standard library, see `compiling`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+
+from ryzanstein.allotment import whole_cores
 
 CPU_S = 600
 """Processor time of one compiler: a busy machine needs more time, but not more of this. The largest source takes 30 s."""
@@ -44,7 +46,7 @@ class Compilers:
 
         Raises NotBuilt.
         """
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        with ThreadPoolExecutor(whole_cores()) as threads:
             running = [threads.submit(self.run, command) for command in commands]
             try:
                 for each in running:
