@@ -22,7 +22,9 @@ def limited(*, cores: float | None = None, memory_bytes: int | None = None) -> I
     Skips the test where that is not possible.
     """
     limits = {"cpu": None if cores is None else int(cores * PERIOD_US), "memory": memory_bytes}
-    groups = []
+    if not all((_TOP / controller / "tasks").exists() for controller in _FILES):
+        pytest.skip("there are no control groups of version 1 here")
+    groups: list[Path] = []
     name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         for controller, limit in limits.items():
