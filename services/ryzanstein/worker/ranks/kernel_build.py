@@ -43,8 +43,8 @@ def _are_there() -> bool:
 
 async def _compile() -> None:
     """Runs the compilers. The end of its standard input ends the process, whatever ends us."""
-    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-    process = await asyncio.create_subprocess_exec(*_COMMAND, **pipes, start_new_session=True)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=pipe, stdout=pipe, start_new_session=True)
     assert process.stdout is not None
     try:
         async for line in process.stdout:
