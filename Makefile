@@ -4,48 +4,64 @@ PYTHON ?= $(shell for each in python3.11 python3; do $$each -c 'import sys; sys.
 VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
-STAMP := $(VENV)/.installed
+# What an environment is made of; a newer one of these means another installation.
+SOURCES := pyproject.toml constraints.txt protos/generate.py .ci/install $(wildcard protos/ryzanstein/v1/*.proto)
 # Tests at once: one per core.
 JOBS ?= auto
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py tests/hostile/test_sockets.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py tests/worker/model/kernels/test_aarch64.py \
-    tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py
+    tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py \
+    tests/cluster/test_late_faults.py
+# The machines that a newcomer may have: `make test-machines`.
+APART := $(LABORATORY) tests/machines
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
+OUTCOME = || code=$$?; mkdir -p .pytest_cache; echo $${code:-0} > .pytest_cache/outcome; exit $${code:-0}
 # Duration of the simulations in `make test-lab`.
 MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup parts run test coverage test-lab up bench chaos lint types protos manifests clean
+.PHONY: help setup dev parts run test test-long test-all test-machines coverage test-lab up bench chaos lint types protos manifests clean
 
 help: ## Print the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Create the virtual environment and the stubs
+setup: $(VENV)/.run ## Create the virtual environment, the stubs and, once a machine, the kernels
+	@$(BIN)/python -P -m ryzanstein.worker.model.kernels --quiet || true
 
-$(STAMP): pyproject.toml constraints.txt protos/generate.py $(wildcard protos/ryzanstein/v1/*.proto)
+dev: $(VENV)/.dev setup ## The same, with what tests, lint and types need
+
+$(VENV)/.run $(VENV)/.dev: $(SOURCES)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is required; set PYTHON=..."; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
-	@touch $@
+	@PYTHON="$(PYTHON)" bash .ci/install $(patsubst .%,%,$(notdir $@))
 
 run: setup ## Run the demo: two nodes, a conversation, a node killed during an answer
 	$(BIN)/ryzanstein demo
 
-test: setup ## Run the tests, several at once
-	@code=0; $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) || code=$$?; \
-	mkdir -p .pytest_cache; echo $$code > .pytest_cache/outcome; exit $$code
+test: dev ## The tests of every rule and one of each kind with real processes, within 15 minutes (JOBS=N: N at once)
+	@bash .ci/parts tests
+	@$(PYTEST) -m "not long and not lab" $(OUTCOME)
 
-coverage: setup ## Run the tests with line coverage, of the services' processes too
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(LABORATORY:%=--ignore=%) --cov --cov-report=term:skip-covered
+test-long: dev parts ## The tests that `make test` leaves out because they take long
+	@$(PYTEST) -m long $(OUTCOME)
 
-test-lab: parts setup ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
+test-all: test test-long ## Everything that must pass before a change lands, but the machines
+
+test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/machines.md (root)
+	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/machines.md
+
+coverage: dev ## Run the tests with line coverage, of the services' processes too
+	$(PYTEST) --cov --cov-report=term:skip-covered
+
+test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
 	bash .ci/parts emulation
 	PYTHON=$(PYTHON) bash .ci/parts judges
 	PYTHON=$(PYTHON) bash .ci/parts lm-eval
 	bash .ci/parts browser
 	@code=0; \
 	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \
+	$(PYTEST) -m lab || code=$$?; \
 	$(BIN)/ryzanstein simulate --minutes $(MINUTES) || code=$$?; \
 	exit $$code
 
@@ -55,24 +71,24 @@ parts: ## Install the programs that tests and benchmarks use: Redis, nginx, hapr
 up: setup ## Run a local cluster until Ctrl-C: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-chaos: parts setup ## Inject faults for an hour, each up to 30 times, and write docs/failure-budget.md; continues after a stop
+chaos: parts dev ## Inject faults for an hour, each up to 30 times, and write docs/failure-budget.md; continues after a stop
 	mkdir -p build
 	$(BIN)/ryzanstein bench failover --runs 30 --minutes 60 --progress build/failover.jsonl --json build/failover.json --report docs/failure-budget.md
 
-bench: setup ## Run the benchmark suite; writes benchmarks/results/<host>.json, or RESULT=FILE
+bench: dev ## Run the benchmark suite; writes benchmarks/results/<host>.json, or RESULT=FILE
 	$(BIN)/ryzanstein bench suite --json $(RESULT)
 
-lint: setup ## ruff, import contracts, buf lint
+lint: dev ## ruff, import contracts, buf lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	@command -v npx >/dev/null || { echo "npx (Node.js) is required for buf lint"; exit 1; }
 	cd protos && npx --yes --package @bufbuild/buf@1.75.0 buf lint
 
-types: setup ## mypy --strict
+types: dev ## mypy --strict
 	$(BIN)/mypy
 
-manifests: setup ## Render the Kubernetes manifests into build/manifests and validate them
+manifests: dev ## Render the Kubernetes manifests into build/manifests and validate them
 	mkdir -p build/manifests
 	$(KUSTOMIZE) k8s/base > build/manifests/base.yaml
 	$(KUSTOMIZE) k8s/overlays/local-cpu > build/manifests/local-cpu.yaml

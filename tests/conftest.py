@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,35 @@ for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
     del os.environ[name]
 
 _ENDED = pytest.StashKey[bool]()
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell's background job ignores SIGINT, and so would the programs that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """After a failure, what the failed test left unclosed does not fail the next test, in which it is collected."""
+    if item.config.stash.get(_FAILED, False):
+        item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+    return (yield)
+
+
+@pytest.hookimpl
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    node.config.stash[_FAILED] = True
+
+
+@pytest.hookimpl
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names each group of tests that was not run, with its remedy: a skipped test is none that passed."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"NOT RUN: {count} tests: {reason.removeprefix('Skipped: ')}", yellow=True, bold=True)
 
 
 @pytest.hookimpl

@@ -160,6 +160,7 @@ async def test_a_task_of_a_request_that_nobody_waits_for_does_not_fail_in_silenc
     assert ends("write") == 1, "a refusal is its caller's, a cancellation nobody's"
 
 
+@pytest.mark.long
 async def test_what_callbacks_and_others_tasks_raise_is_counted(background: Background, ends: Callable[..., float]) -> None:
     background.watch_loop()
     asyncio.get_running_loop().call_soon(lambda: {}["k"])

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-from ryzanstein.native_lines import LogFile
+from ryzanstein.native_lines import LineWriter
 
 PROGRAM = """
 import structlog
@@ -57,12 +58,12 @@ for fails in (lambda: b"\\xff".decode(), lambda: 1 / 0):
 def test_what_cannot_be_written_is_lost_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with open("/dev/full", "wb", buffering=0) as disk, path.open("wb", buffering=0) as freed:
-        log_file = LogFile(disk.fileno(), {"service": "router"})
+        lines = LineWriter(partial(os.write, disk.fileno()), {"service": "router"})
         for _ in range(3):
-            log_file.write("{}\n")
+            lines.put(b"{}\n")
         os.dup2(freed.fileno(), disk.fileno())
-        log_file.write('{"event": "after"}\n')
-        log_file.write('{"event": "later"}\n')
+        lines.put(b'{"event": "after"}\n')
+        lines.put(b'{"event": "later"}\n')
     lost, after, later = map(json.loads, path.read_text().splitlines())
     assert (lost["service"], lost["event"], after["event"], later["event"]) == ("router", "log lines lost: 3", "after", "later")
 
@@ -70,10 +71,10 @@ def test_what_cannot_be_written_is_lost_and_counted(tmp_path: Path) -> None:
 def test_a_line_that_is_torn_ends_before_the_next_one() -> None:
     source, pipe = os.pipe()
     os.set_blocking(pipe, False)
-    log_file = LogFile(pipe, {})
-    log_file.write("x" * 2**20 + "\n")
+    lines = LineWriter(partial(os.write, pipe), {})
+    lines.put(b"x" * 2**20 + b"\n")
     read = os.read(source, 2**20)
-    log_file.write('{"event": "after"}\n')
+    lines.put(b'{"event": "after"}\n')
     torn, *records = (read + os.read(source, 2**20)).decode().splitlines()
     assert torn == "x" * len(torn)
     assert [json.loads(record)["event"] for record in records] == ["log lines lost: 1", "after"]

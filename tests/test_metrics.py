@@ -93,6 +93,7 @@ def test_a_client_that_goes_away_in_the_middle_leaves_no_traceback(
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.long
 def test_half_sent_requests_take_bounded_threads_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_handler, "_MAX_SECONDS", 1.0)
     server = MetricsServer(new_registry(), "127.0.0.1", 0)

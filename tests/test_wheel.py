@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAB = ROOT / "services" / "ryzanstein" / "lab"
 KERNELS = "ryzanstein/worker/model/kernels"
-LEVELS = {"x86_64": {"x86-64-v3", "x86-64-v4", "x86-64-v4-vnni"}, "aarch64": {"aarch64"}}
+LEVELS = {"x86_64": {"x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni"}, "aarch64": {"aarch64"}}
 MACHINE = {"x86_64": 62, "aarch64": 183}  # in an ELF header
 
 
@@ -199,4 +199,4 @@ def test_without_the_laboratory_its_commands_say_what_is_missing() -> None:
     hidden = "import sys; sys.modules['ryzanstein.lab'] = None; from ryzanstein.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", hidden, "simulate"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "ryzanstein-lab" in done.stderr
+    assert "./services/ryzanstein/lab" in done.stderr

@@ -35,6 +35,10 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+    log_file_bytes: int = Field(
+        0, ge=0, description="size at which a file that standard error goes to is renamed, and a new one begun; 0: never"
+    )
+    log_files: int = Field(4, ge=1, le=1000, description="renamed files of log_file_bytes that are kept")
     otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     max_request_records: int = Field(

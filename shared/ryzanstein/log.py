@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
 from collections.abc import Mapping
+from functools import partial
 from typing import TextIO, cast
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from ryzanstein import native_lines
+from ryzanstein.log_files import Rotation
 
 MAX_FIELD_CHARS = 4096
 
@@ -38,14 +41,15 @@ class _ToStructlog(logging.Handler):
         structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=stack)
 
 
-def setup_service(service: str, level: str = "info", **bound: str | int) -> None:
+def setup_service(service: str, level: str = "info", rotation: Rotation | None = None, **bound: str | int) -> None:
     """Sets up the log of a service. Call it once in `__main__`, before there are threads.
 
     From then on, whatever the process and its children write to standard output and error becomes
-    JSON too, including the output of a crash.
+    JSON too, including the output of a crash. `rotation`: when a file that this goes to is continued in
+    another one.
     """
     try:
-        log_file = native_lines.divert({"service": service, **bound})
+        log_file = native_lines.divert({"service": service, **bound}, rotation or Rotation())
     except OSError as error:
         setup(service, level, **bound)
         structlog.get_logger(__name__).warning("library output not captured", error=str(error))
@@ -56,10 +60,12 @@ def setup_service(service: str, level: str = "info", **bound: str | int) -> None
 
 def setup(service: str, level: str = "info", **bound: str | int) -> None:
     """Sets up logging to standard error. `bound` (node_id, rank) is on all lines of the process."""
-    _configure({"service": service, **bound}, level, native_lines.LogFile(2, {"service": service, **bound}))
+    _configure(
+        {"service": service, **bound}, level, native_lines.LineWriter(partial(os.write, 2), {"service": service, **bound})
+    )
 
 
-def _configure(fixed: Mapping[str, str | int], level: str, log_file: native_lines.LogFile) -> None:
+def _configure(fixed: Mapping[str, str | int], level: str, log_file: native_lines.LineWriter) -> None:
 
     def add_fixed(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**fixed, **event}

@@ -3,10 +3,9 @@
 C-core, torch's profiler, faulthandler and the C library do not use a logger: they write lines to
 descriptor 2. `divert` gives the log its own descriptor and replaces descriptor 2 with a pipe, also
 for child processes. Standard output is replaced too if it is the same file; otherwise it belongs to
-the caller of this process. A small process, `python -I -S native_lines.py FIELDS`, reads the pipe,
-so that the output of a crash is read too, and no writer waits for an interpreter. It is nobody's
-child process and ends when the last writer has ended. The pipe never blocks: what does not fit is
-lost.
+the caller of this process. A small process that imports little (`main`) reads the pipe, so that the
+output of a crash is read too, and no writer waits for an interpreter. It is nobody's child process
+and ends when the last writer has ended. The pipe never blocks: what does not fit is lost.
 """
 
 from __future__ import annotations
@@ -18,31 +17,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+
+from ryzanstein.log_files import LogFile, Rotation
 
 LINES_PER_S = 100
 MAX_CHARS = 4096
 _PIPE_BYTES = 2**20
 _MAX_LINE_BYTES = 2**18
+_NO_ROTATION = Rotation()
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from ryzanstein.native_lines import main; main(*sys.argv[2:])"
 _LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of absl and glog: "E0000 00:00:...", "I1122 21:56:..."
 
 
-class LogFile:
-    """A descriptor for whole lines that never raises.
+class LineWriter:
+    """A log's whole lines, written with `write`, which may raise OSError: this never raises.
 
     A full disk, or a reader that is gone, must not end a service: lines that cannot be written are
     lost. The first one that can be written again follows a record of how many were.
     """
 
-    def __init__(self, fd: int, fields: Mapping[str, str | int]) -> None:
-        self._fd = fd
+    def __init__(self, write: Callable[[memoryview], int | None], fields: Mapping[str, str | int]) -> None:
+        self._write = write
         self._fields = fields
+        self._begun: list[str] = []
         self._lost = 0
         self._torn = False
 
     def write(self, text: str) -> int:
-        self.put(text.encode(errors="backslashreplace"))
+        self._begun.append(text)
         return len(text)
+
+    def flush(self) -> None:
+        begun, self._begun = self._begun, []
+        self.put("".join(begun).encode(errors="backslashreplace"))
 
     def put(self, line: bytes) -> None:
         """Writes a line in one piece, so that lines of several writers do not mix."""
@@ -50,34 +59,33 @@ class LogFile:
             event = {"event": f"log lines lost: {self._lost}", "level": "warning", "timestamp": _timestamp()}
             line = b"\n" * self._torn + json.dumps({**self._fields, **event}).encode() + b"\n" + line
         rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-            self._lost, self._torn = 0, False
-        except OSError:
-            self._torn = self._torn or 0 < len(rest) < len(line)
+        with suppress(OSError):
+            while rest and (written := self._write(rest)):
+                rest = rest[written:]
+        if rest:
+            self._torn = self._torn or len(rest) < len(line)
             self._lost += 1
-
-    def flush(self) -> None:
-        """Does nothing: no line waits."""
+        else:
+            self._lost, self._torn = 0, False
 
 
 def _timestamp() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def divert(fields: Mapping[str, str | int]) -> LogFile:
+def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -> LineWriter:
     """Replaces descriptor 2 and returns the real standard error, for the log.
 
-    `fields` are in each record of a library's line. Raises OSError, in which case nothing has
-    changed.
+    `fields` are in each record of a library's line. `rotation`: see `LogFile`. Raises
+    OSError, in which case nothing has changed.
     """
     real = os.dup(2)
     source, pipe = os.pipe()
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(pipe, False)
-        command = [sys.executable, "-I", "-S", __file__, json.dumps(fields)]
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, folder, json.dumps(fields), json.dumps(rotation)]
         # It forks and detaches: code that counts or kills this process's children must not find it.
         subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)
         if os.path.sameopenfile(1, 2):
@@ -89,7 +97,7 @@ def divert(fields: Mapping[str, str | int]) -> LogFile:
     finally:
         os.close(source)
         os.close(pipe)
-    return LogFile(real, fields)
+    return LineWriter(LogFile(real, rotation).write, fields)
 
 
 class Lines:
@@ -163,18 +171,17 @@ def _is_record(line: bytes) -> bool:
         return False
 
 
-def main() -> None:
-    """Reads standard input to its end, in a process without a parent."""
+def main(fields: str, rotation: str) -> None:
+    """Reads standard input to its end, in a process without a parent. The arguments are JSON."""
+    known = json.loads(fields)
+    # Before the service writes: the file may have another name after its first lines.
+    log_file = LogFile(1, Rotation(*json.loads(rotation)))
     if os.fork():
         os._exit(0)
     os.setsid()
-    fields = json.loads(sys.argv[1])
-    records = Records(fields, LogFile(1, {**fields, "logger": "native"}).put)
+    writer = LineWriter(log_file.write, {**known, "logger": "native"})
+    records = Records(known, writer.put)
     lines = Lines(records.take)
     while data := os.read(0, 2**16):
         lines.feed(data)
     lines.end()
-
-
-if __name__ == "__main__":
-    main()

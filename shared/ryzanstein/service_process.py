@@ -14,6 +14,7 @@ from pydantic_settings import CliApp
 
 from ryzanstein import log as logs
 from ryzanstein.config import ServiceSettings
+from ryzanstein.log_files import Rotation
 from ryzanstein.timeslice import ask_for_short_slices
 
 log = structlog.get_logger(__name__)
@@ -45,7 +46,8 @@ def run_service(
     `refusals` are the errors that mean that the service cannot serve: their text is logged, without a stack.
     `bound` are fields of every log line.
     """
-    logs.setup_service(service, settings.log_level, **bound)
+    rotation = Rotation(settings.log_file_bytes, settings.log_files)
+    logs.setup_service(service, settings.log_level, rotation, **bound)
     ask_for_short_slices()
     try:
         with contextlib.suppress(KeyboardInterrupt):

@@ -21,7 +21,7 @@ _PLACES: Mapping[str, Path] = {
 def state_home() -> Path | None:
     """Returns the directory of all state. None: the environment names none."""
     for variable, below in _PLACES.items():
-        named = Path(os.environ.get(variable, "").partition(":")[0])
+        named = Path(os.environ.get(variable, "").split(":")[0])
         if named.is_absolute():
             return named / below
     return None

@@ -75,14 +75,6 @@ def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
 Starter = Callable[..., Up]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def interruptible() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and so would the commands that are started here."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def _starter(directory: Path, started: list[subprocess.Popen[str]]) -> Starter:
     def start(*arguments: str) -> Up:
         ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
@@ -224,6 +216,7 @@ def test_ctrl_c_ends_everything_with_exit_code_0(start: Starter) -> None:
     assert left_of(family) == []
 
 
+@pytest.mark.long
 def test_a_killed_command_leaves_nothing_running(start: Starter) -> None:
     up = start("--nodes", "1", "--tp", "2")
     family = up.family()
@@ -231,6 +224,7 @@ def test_a_killed_command_leaves_nothing_running(start: Starter) -> None:
     assert left_of(family) == []
 
 
+@pytest.mark.long
 def test_a_service_that_dies_is_started_again_on_its_ports(up: Up) -> None:
     node = up.addresses["nodes"]["node-0"]
     dead = psutil.Process(up.addresses["pids"]["node-0"])
@@ -243,6 +237,7 @@ def test_a_service_that_dies_is_started_again_on_its_ports(up: Up) -> None:
     assert "node-0 was killed by signal 9 (Killed); restarting" in up.log.read_text()
 
 
+@pytest.mark.long
 def test_the_demo_keeps_its_promises() -> None:
     demo = document("demo")
     assert [promise["name"] for promise in demo["promises"] if not promise["kept"]] == []
@@ -300,6 +295,7 @@ def test_a_second_up_on_the_same_port_learns_who_has_it_and_disturbs_nobody(up: 
     assert document("chat", "Count from 1 to 5.", *up.router)["text"] == "1 2 3 4 5"
 
 
+@pytest.mark.long
 def test_an_up_that_was_killed_is_no_obstacle_to_the_next(start: Starter) -> None:
     first = start("--nodes", "1", "--tp", "1")
     family = first.family()
@@ -330,6 +326,7 @@ def test_ports_that_cannot_be_are_exit_code_2(flags: tuple[str, ...], named: str
     assert named in " ".join(done.stderr.replace("│", "").split())
 
 
+@pytest.mark.long
 def test_the_last_ready_node_is_drained_only_when_asked_twice_and_then_chat_says_so_at_once(start: Starter) -> None:
     up = start("--nodes", "2", "--tp", "1")
     assert run("drain", "node-0", *up.orchestrator).returncode == 0

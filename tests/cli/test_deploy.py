@@ -27,6 +27,8 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text()
 COMMAND_S = 60.0
 RYZANSTEIN = str(Path(sys.executable).with_name("ryzanstein"))

@@ -24,7 +24,7 @@ from ryzanstein.cli.service_process import ServiceProcess
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 KILLS = 7
 

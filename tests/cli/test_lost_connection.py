@@ -60,6 +60,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield started
 
 
+@pytest.mark.long
 async def test_the_answer_goes_on_over_a_new_connection_without_a_gap(cluster: LocalCluster) -> None:
     question = pb.Message(role=pb.ROLE_USER, content="Count from 1 to 80.")
     request = pb.ChatRequest(messages=[question], sampling=pb.SamplingParams(temperature=0))

@@ -107,3 +107,14 @@ def test_ports_are_free_and_different() -> None:
     assert len(set(ports)) == 8
     with socket.socket() as first:
         first.bind(("127.0.0.1", ports[0]))
+
+
+def test_its_log_is_continued_in_new_files(tmp_path: Path) -> None:
+    service = describe(tmp_path, "--log-file-bytes", "100", "--log-files", "2")
+    service.start()
+    service.wait_ready(time.monotonic() + READY_S)
+    service.signal(signal.SIGTERM)
+    assert service.wait_ended(READY_S)
+    assert {path.name for path in tmp_path.glob("*.log*")} <= {"orchestrator.log", "orchestrator.log.1", "orchestrator.log.2"}
+    assert (tmp_path / "orchestrator.log.1").exists()
+    assert "stopped" in service.log_tail(1)

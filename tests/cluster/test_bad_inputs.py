@@ -59,6 +59,7 @@ def failure(harness: Any, request: inference.ChatRequest) -> Any:
 
 
 @pytest.mark.parametrize(("request_", "code", "reason", "field"), CASES, ids=[f"{i}-{case[3]}" for i, case in enumerate(CASES)])
+@pytest.mark.long
 def test_a_bad_request_gets_its_status_and_details(
     calm: Any, request_: inference.ChatRequest, code: Code, reason: str, field: str
 ) -> None:

@@ -146,6 +146,7 @@ def assert_same(reply: Reply, expected: Reply) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("face", FACES[1:])
+@pytest.mark.long
 def test_the_answer_is_the_same(drivers: dict[str, Driver], undisturbed: Any, face: str, name: str) -> None:
     assert_same(drivers[face].ask(ANSWERS[name]), undisturbed(name))
 
@@ -211,6 +212,7 @@ def test_a_request_with_a_key_runs_once_whatever_face_repeats_it(drivers: dict[s
 
 @pytest.mark.parametrize("face", STREAMS)
 @pytest.mark.parametrize("name", ["three-choices", "stop-string", "beyond-its-end", "a-schema", "a-call"])
+@pytest.mark.long
 def test_a_client_that_comes_back_gets_the_rest_once(
     drivers: dict[str, Driver], undisturbed: Any, face: str, name: str
 ) -> None:

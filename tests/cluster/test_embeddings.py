@@ -24,6 +24,8 @@ from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
+pytestmark = pytest.mark.long
+
 TEXTS = [f"{i} is a number, and so is {i + 1}" for i in range(70)]
 
 

@@ -53,6 +53,7 @@ class Strike:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.long
 def test_a_node_killed_at_any_index_changes_nothing(stormy: Any, params: dict[str, Any]) -> None:
     undisturbed = stormy.client.chat(QUESTION, **params)
     assert len(undisturbed.token_ids) == 90
@@ -96,6 +97,7 @@ def test_a_frozen_node_changes_nothing_also_when_it_thaws(stormy: Any, params: d
     stormy.cluster.wait_nodes(3)
 
 
+@pytest.mark.long
 def test_a_stop_string_that_spans_the_break_is_found(stormy: Any) -> None:
     """It is so long that half of the answer ends within it."""
     stop = [" ".join(map(str, range(10, 41)))]
@@ -120,6 +122,7 @@ def test_a_session_is_remembered_on_another_node(stormy: Any) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_a_killed_rank_changes_nothing_and_the_node_serves_again(pair: Any, holds: Any) -> None:
     undisturbed = pair.client.chat(QUESTION, **GREEDY)
     victim: list[str] = []
@@ -142,6 +145,7 @@ def test_a_killed_rank_changes_nothing_and_the_node_serves_again(pair: Any, hold
         assert_equal(again, undisturbed)
 
 
+@pytest.mark.long
 def test_without_the_orchestrator_nothing_happens(pair: Any) -> None:
     undisturbed = pair.client.chat(QUESTION, **GREEDY)
 
@@ -157,6 +161,7 @@ def test_without_the_orchestrator_nothing_happens(pair: Any) -> None:
     pair.cluster.wait_nodes(2)
 
 
+@pytest.mark.long
 def test_a_router_that_restarts_still_remembers_the_session_and_its_node(pair: Any) -> None:
     first = pair.client.chat("My name is Oruna.", session_id="kept")
     pair.cluster.restart("router-0")
@@ -166,6 +171,7 @@ def test_a_router_that_restarts_still_remembers_the_session_and_its_node(pair: A
     assert answer.node_id == first.node_id
 
 
+@pytest.mark.long
 def test_a_drained_node_finishes_its_work_and_takes_no_more(pair: Any, holds: Any) -> None:
     import grpc
 

@@ -16,6 +16,8 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 QUESTION = {"role": "user", "content": "Count from 1 to 40."}
 
 

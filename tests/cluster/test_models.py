@@ -22,7 +22,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.long]
 LONG = 600
 
 
@@ -154,4 +154,4 @@ def test_models_of_one_name_are_refused(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("ryzanstein")), "up", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "must differ" in done.stderr
+    assert "two models are named" in done.stderr

@@ -15,6 +15,8 @@ import pytest
 
 from ryzanstein.rpc.status import error_from_rpc
 
+pytestmark = pytest.mark.long
+
 
 def warm_up(client: Any) -> None:
     """Until both nodes know their pace."""

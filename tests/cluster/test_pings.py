@@ -9,7 +9,7 @@ import pytest
 
 from ryzanstein.rpc.server import CLIENTS_PING_S
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 # gRPC throws a client out at its third early ping.
 PINGS = 4
 

@@ -26,6 +26,8 @@ ASKED = {"ignore_eos": True, "max_tokens": 200}
 SLOW_PROFILER = """
 import sys
 
+pytestmark = pytest.mark.long
+
 if "ryzanstein.worker.ranks.rank" in sys.orig_argv:
     import time
     from torch.autograd.profiler import profile

@@ -15,6 +15,8 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 CONTEXT = 2048
 SYSTEM = {"role": "system", "content": "You are brief."}
 CUPS = [f"tea cup number {n} is on the table." for n in range(150)]

@@ -10,7 +10,7 @@ import pytest
 
 from ryzanstein.cli.drain import drain_node, request_drain, undrain_node, withdraw_drain
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 QUESTIONS = ("Count from 1 to 60.", "What is your name?", "Hello!")
 

@@ -16,6 +16,8 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 QUESTION = "Count from 1 to 60."
 GREEDY: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "logprobs": 2}
 SAMPLED: dict[str, Any] = {

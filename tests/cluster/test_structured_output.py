@@ -15,6 +15,8 @@ from pydantic import BaseModel
 
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 QUESTION = [{"role": "user", "content": "Count from 1 to 5."}]
 
 

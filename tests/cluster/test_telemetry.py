@@ -121,6 +121,7 @@ def traced() -> Iterator[tuple[Sink, Any]]:
     server.stop(0)
 
 
+@pytest.mark.long
 def test_one_trace_goes_from_the_client_to_the_node(traced: tuple[Sink, Any], holds: Any) -> None:
     from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 

@@ -102,6 +102,7 @@ def caller(cluster: LocalCluster, client_of: Any) -> Iterator[Any]:
         client.close()
 
 
+@pytest.mark.long
 def test_another_tenant_can_neither_read_nor_cancel_it_and_its_own_can(caller: Any) -> None:
     stream, generation_id = caller("router-0", BLUE).begin()
     for router in ROUTERS:

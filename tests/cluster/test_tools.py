@@ -19,6 +19,8 @@ import pytest
 
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs/tools.md"
 PLACE = {
     "type": "object",

@@ -13,6 +13,8 @@ from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 Holds = Callable[[Callable[[], bool], float], bool]
 LONG = 1500
 

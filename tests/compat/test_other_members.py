@@ -16,6 +16,8 @@ from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
+pytestmark = pytest.mark.long
+
 BEAT = {"sequence": 1, "state": "NODE_STATE_READY", "model": "demo", "context_length": 2048, "load": {"capacity": 8}}
 
 

@@ -89,6 +89,7 @@ def one_by_one(tokens: list[Token]) -> list[Token]:
     return [(token_id, after.removeprefix(before)) for token_id, before, after in zip(ids, until, until[1:], strict=False)]
 
 
+@pytest.mark.long
 def test_a_cancel_reaches_an_earlier_node(processes: Processes) -> None:
     node, address = processes.node("other", ANSWER, 0.02)
     router, _ = processes.router(address)
@@ -101,6 +102,7 @@ def test_a_cancel_reaches_an_earlier_node(processes: Processes) -> None:
     assert node.event("cancel")["message"]["handle"] == handle
 
 
+@pytest.mark.long
 def test_what_a_dying_earlier_node_ran_goes_on_at_a_node_of_today(processes: Processes) -> None:
     today = processes.worker()
     alone, _ = processes.router(today.grpc_address)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from tests.compat.conftest import Line, Peer, Processes
 
+pytestmark = pytest.mark.long
+
 QUESTION = {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 20."}]}
 HELLO = {"router_id": "other", "beat_interval": "1s"}
 MANY = 400

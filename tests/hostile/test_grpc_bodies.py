@@ -15,7 +15,7 @@ from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import worker_pb2 as worker
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.long]
 
 RANDOM_PER_METHOD = 500
 SEED = 13

@@ -11,6 +11,7 @@ BOUND_S = 0.15
 
 
 @pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.long
 def test_each_step_is_short(name: str) -> None:
     answer, steps = cost(*REQUESTS[name])
     assert max(seconds for _, seconds in steps) < BOUND_S, (answer, steps)

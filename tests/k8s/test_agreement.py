@@ -74,7 +74,8 @@ def test_ports_and_probes_are_where_the_service_listens(
 @pytest.mark.parametrize("name", NAMES)
 def test_probes_ask_the_health_services_that_the_code_sets(workloads: dict[str, Document], name: str) -> None:
     pod = container(workloads, name)
-    assert pod["startupProbe"]["grpc"]["service"] == STARTUP
+    # A node says itself whether its start moves; a probe with a time limit would end a large model's.
+    assert pod["startupProbe"]["grpc"].get("service", "") == ("" if name == "worker" else STARTUP)
     assert pod["readinessProbe"]["grpc"]["service"] == READINESS
     assert pod["livenessProbe"]["grpc"].get("service", "") == ""
 

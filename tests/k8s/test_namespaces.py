@@ -31,6 +31,7 @@ def variant(request: pytest.FixtureRequest, overlay: Callable[..., list[Document
     return own or below or "ryzanstein", overlay(base, *chosen, namespace=own, below=below)
 
 
+@pytest.mark.long
 def test_every_document_is_in_the_one_namespace_that_is_made(variant: tuple[str, list[Document]]) -> None:
     namespace, documents = variant
     made = [each["metadata"]["name"] for each in documents if each["kind"] == "Namespace"]

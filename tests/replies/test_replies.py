@@ -294,6 +294,7 @@ def test_what_may_become_a_call_is_held_for_a_bounded_text_only() -> None:
     ids=lambda text: text[:24],
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.long
 def test_the_time_grows_with_the_text_and_not_faster(family: str, text: str) -> None:
     """Of the longest answers: some 100,000 tokens. A quadratic reader takes minutes for one."""
     begun = time.process_time()

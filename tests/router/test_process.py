@@ -117,6 +117,7 @@ async def test_what_cannot_be_started_ends_with_a_code_that_says_so(flags: tuple
         ("redis://:hunter2@127.0.0.1:999999/0", 2, "must name a port"),
     ],
 )
+@pytest.mark.long
 async def test_a_redis_url_that_cannot_be_used_is_reported_without_its_password(
     start_redis: Any, tmp_path: Path, url: str, code: int, printed_part: str
 ) -> None:

@@ -30,6 +30,7 @@ async def server() -> AsyncIterator[RpcServer]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["without calls", "idle stream"])
+@pytest.mark.long
 async def test_two_minutes_of_pings_at_the_documented_rate_are_answered(server: RpcServer, pinger: Any, stream: bool) -> None:
     async with pinger(f"127.0.0.1:{server.port}") as client:
         if stream:
@@ -60,6 +61,7 @@ def test_our_own_channels_ping_no_faster_than_documented() -> None:
     assert dict(server_options())["grpc.http2.min_ping_interval_without_data_ms"] < 1000 * CLIENTS_PING_S
 
 
+@pytest.mark.long
 async def test_an_idle_stream_of_a_grpc_client_that_pings_is_never_cut_off(server: RpcServer) -> None:
     """Its pings are a second apart, the fastest that the library sends."""
     options = {**dict(CLIENT_OPTIONS), "grpc.keepalive_time_ms": 1000}

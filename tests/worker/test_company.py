@@ -14,7 +14,7 @@ import pytest
 from ryzanstein.generation.attempt import ChoiceProgress
 from ryzanstein.generation.prompts import TokenPrompt
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 NUM_TOKENS = 72
 NUM_COPIES = 8

@@ -22,7 +22,7 @@ from ryzanstein.generation.features import CONSTRAINTS
 from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.generation.tokens import FinishReason
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 NUM_SCHEMAS = 40
 NOISE = TokenPrompt((300, 7, 451))

@@ -97,6 +97,7 @@ async def test_models_are_deployed_beside_what_the_node_serves_and_removed_again
         assert (counted.failed, counted.indices()) == (None, list(range(1500)))
 
 
+@pytest.mark.long
 async def test_a_new_version_is_loaded_beside_the_old_one_which_ends_what_it_began(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, copy_of_demo: Path
 ) -> None:
@@ -121,6 +122,7 @@ async def test_a_new_version_is_loaded_beside_the_old_one_which_ends_what_it_beg
         await link.until(lambda: link.beats[-1][1].load.running + link.beats[-1][1].load.waiting == 0)
 
 
+@pytest.mark.long
 async def test_what_outlives_the_grace_of_a_replacement_fails_over(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, copy_of_demo: Path
 ) -> None:
@@ -135,6 +137,7 @@ async def test_what_outlives_the_grace_of_a_replacement_fails_over(
         assert (await link.run(attempt("Count from 1 to 9.", max_tokens=20))).text() == COUNTED
 
 
+@pytest.mark.long
 async def test_a_version_that_is_refused_leaves_the_old_one_serving(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, broken: Path
 ) -> None:
@@ -152,6 +155,7 @@ async def test_a_version_that_is_refused_leaves_the_old_one_serving(
     await orchestrator.until(lambda models: not models["demo"].next_revision)
 
 
+@pytest.mark.long
 async def test_a_version_that_does_not_fit_beside_the_old_one_is_loaded_after_it(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, *, demo_dir: Path, copy_of_demo: Path
 ) -> None:
@@ -173,6 +177,7 @@ async def test_a_version_that_does_not_fit_beside_the_old_one_is_loaded_after_it
         assert (await link.run(attempt("Count from 1 to 9.", max_tokens=20))).text() == COUNTED
 
 
+@pytest.mark.long
 async def test_what_the_node_was_started_with_gives_way_and_returns(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, second: Path
 ) -> None:
@@ -208,6 +213,7 @@ async def measured(joined: Any, orchestrator: SmallOrchestrator, folder: Path) -
     return int(needs[0].bytes)
 
 
+@pytest.mark.long
 async def test_an_idle_model_sleeps_and_a_request_wakes_it(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, second: Path
 ) -> None:
@@ -232,6 +238,7 @@ async def test_an_idle_model_sleeps_and_a_request_wakes_it(
     assert not (await orchestrator.until(lambda _: True)).models[1].asleep, "it may not sleep any more"
 
 
+@pytest.mark.long
 async def test_models_that_sleep_take_turns_in_the_memory_of_one(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, second: Path
 ) -> None:
@@ -252,6 +259,7 @@ async def test_models_that_sleep_take_turns_in_the_memory_of_one(
         assert (refused.failed.reason, refused.failed.node_fault) == ("NO_ROOM_TO_WAKE", False)
 
 
+@pytest.mark.long
 async def test_an_older_orchestrators_deployment_takes_the_place_of_the_first_model(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, second: Path
 ) -> None:

@@ -61,6 +61,7 @@ async def refused(stub: Any, request: pb.EmbedRequest, **more: Any) -> Ryzanstei
 
 
 @pytest.mark.parametrize(("pooling", "normalize", "tp"), [("lasttoken", True, 2), ("mean", False, 1)])
+@pytest.mark.long
 async def test_vectors_are_those_of_transformers_in_any_company(
     embedding_dir: Any, start_node: Any, pooling: str, normalize: bool, tp: int
 ) -> None:

@@ -53,6 +53,7 @@ def scored(stream: Any) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.long
 async def test_a_file_of_floats_answers_as_the_directory_that_it_was_made_from(
     folder: Path, start_node: Any, connect: Any, attempt: Any, tp: int
 ) -> None:
@@ -82,6 +83,7 @@ async def test_a_file_of_blocks_is_served_and_takes_less_memory(
     assert need_of(path, settings) < need_of(folder / "small-f32.gguf", settings)
 
 
+@pytest.mark.long
 async def test_a_file_beside_another_model_answers_as_alone_and_so_does_the_other(
     folder: Path, start_node: Any, connect: Any, attempt: Any
 ) -> None:

@@ -102,6 +102,7 @@ async def test_a_models_life_by_rpc(start_node, connect, attempt, demo_dir, brok
         assert (await link.run(attempt())).failed.reason == "DRAINING"
 
 
+@pytest.mark.long
 async def test_gloo_gives_the_same_tokens_as_shared_memory(start_node, connect, link, attempt):
     node = start_node("--collectives", "gloo")
     node.wait_event("ranks ready")
@@ -221,8 +222,10 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
         (("--no-such-flag", "1"), 2, "no-such-flag"),
         (("--model", "/nowhere/at/all"), 1, "/nowhere/at/all/config.json"),
         (("--model", "{demo}", "--tp", "3"), 1, "do not divide over 3 ranks"),
+        (("--model", "{demo}", "--tp", "64", "--device", "cuda"), 1, "tp 64 needs 64 GPUs, "),
     ],
 )
+@pytest.mark.long
 async def test_a_node_that_cannot_start_says_why_and_by_its_exit_code(flags, code, said, demo_dir):
     command = [sys.executable, "-m", "ryzanstein.worker", "--grpc-port", "0", *(flag.format(demo=demo_dir) for flag in flags)]
     result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)

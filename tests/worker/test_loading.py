@@ -35,6 +35,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dic
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.long
 def test_a_rank_takes_the_memory_of_its_slice(loaded: Callable[[str], list[dict[str, Any]]], dtype: str) -> None:
     ranks = loaded(dtype)
     assert [(rank["tp"], rank["rank"]) for rank in ranks] == [(1, 0), (2, 0), (2, 1)]

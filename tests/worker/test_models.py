@@ -20,7 +20,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ async def test_pinned_ranks_of_different_models_have_cores_of_their_own(
         ("demo=/elsewhere", "more than one model 'demo'"),
         ("/a/x,/b/x", "more than one model 'x'"),
         (",".join(f"/m{number}" for number in range(32)), "more than 31"),
-        ("x" * 300 + "=/a", "300 characters, more than"),
+        ("x" * 300 + "=/a", "1 to 128 characters, got 300"),
     ],
 )
 def test_models_that_cannot_be_told_apart_are_refused(start_node: Callable[..., Any], models: str, said: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ryzanstein.errors import Code
 from ryzanstein.worker.config import WorkerSettings
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 WILD = {"temperature": 1.5, "seed": 11, "ignore_eos": True}
 

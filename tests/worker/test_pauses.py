@@ -8,10 +8,13 @@ import signal
 from contextlib import suppress
 
 import grpc
+import pytest
 from grpc.aio import insecure_channel
 
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
+
+pytestmark = pytest.mark.long
 
 BEAT_S = 0.1
 SILENCE_S = 1.0

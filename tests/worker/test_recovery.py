@@ -61,6 +61,7 @@ async def answers(link, attempt) -> list:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.long
 async def test_a_rank_short_of_memory_serves_all_the_same(wide_node, connect, attempt, running, rank) -> None:
     node = wide_node
     pids = node.wait_event("ranks ready") and node.rank_pids()
@@ -109,6 +110,7 @@ def poisoned_node(start_node, poisoned_dir, request):
     return start_node("--model-name", "demo", "--num-blocks", "8", "--kernels", request.param, model=poisoned_dir)
 
 
+@pytest.mark.long
 async def test_a_prompt_that_leads_to_no_numbers_fails_alone_and_poisons_no_other(
     poisoned_node, connect, attempt, running
 ) -> None:
@@ -167,6 +169,7 @@ async def test_ranks_that_lost_their_weights_are_started_again(start_node, conne
         assert after.rows == whole.rows
 
 
+@pytest.mark.long
 async def test_a_checkpoint_that_leads_to_no_numbers_at_all_is_refused(start_node, tmp_path, demo_dir) -> None:
     model_dir = tmp_path / "broken"
     shutil.copytree(demo_dir, model_dir, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -178,6 +181,7 @@ async def test_a_checkpoint_that_leads_to_no_numbers_at_all_is_refused(start_nod
     assert node.process.wait(20) == 1
 
 
+@pytest.mark.long
 async def test_the_work_of_a_router_that_was_cut_off_is_freed(start_node, attempt, eventually) -> None:
     """No end of the stream tells of it: frames just stop coming. A router that promises no beats is not missed."""
     node = start_node("--router-silence-s", "0.3", tp=1)
@@ -224,6 +228,7 @@ async def slow_down(pid: int, seconds: float) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 async def test_a_slow_rank_is_named_and_in_the_end_started_again(start_node, connect, attempt) -> None:
     node = start_node("--slow-factor", "2", "--slow-warn-s", "2", "--slow-restart-s", "4")
     node.wait_event("ranks ready")
@@ -242,6 +247,7 @@ async def test_a_slow_rank_is_named_and_in_the_end_started_again(start_node, con
         assert warning["ratio"] >= 2
 
 
+@pytest.mark.long
 async def test_a_restart_pays_for_no_import(start_node, connect, attempt, running) -> None:
     node = start_node()
     node.wait_event("ranks ready")
@@ -266,6 +272,7 @@ async def test_a_restart_pays_for_no_import(start_node, connect, attempt, runnin
     assert not any(map(running, pids))
 
 
+@pytest.mark.long
 async def test_a_node_whose_fork_server_is_killed_serves_again(start_node, connect, attempt, running) -> None:
     node = start_node()
     node.wait_event("ranks ready")

@@ -13,7 +13,7 @@ from ryzanstein.generation.messages import Message, Role
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.worker.text.tokenizer import TextModel
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }} {{ m.content }}{% endfor %}<|assistant|>"
 

@@ -14,6 +14,8 @@ import pytest
 from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.tokens import FinishReason
 
+pytestmark = pytest.mark.long
+
 BOMBS = {
     "indent": "{{ messages | tojson(indent=100000000) }}",
     "loop": "{% for i in range(99999) %}" * 3 + "{% set x = i %}" + "{% endfor %}" * 3,

@@ -20,6 +20,7 @@ from rich.text import Text
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.demonstration import Demonstration, DemoReport
+from ryzanstein.cli.extras import require
 from ryzanstein.cli.ports import InUseError, require_able
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
 from ryzanstein.cli.service_process import ServiceFailedError
@@ -30,12 +31,14 @@ from ryzanstein.errors import RyzansteinError
 NUM_NODES = 2
 TP = 2
 _MARGIN = 10
+_FLAGS = ("--kv-bytes", str(16 * 2**20))  # one conversation: the demonstration fits in small containers
 
 
 def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON document on standard output.")] = False,
 ) -> None:
     """Run a small cluster and kill a node during an answer: nothing is lost. Exit code 1: a promise was broken."""
+    require("demo", "router", "worker")
     out, people = Console(quiet=as_json, highlight=False), display.people()
     started_at = time.monotonic()
     try:
@@ -63,8 +66,13 @@ def _perform(out: Console) -> DemoReport:
     """Starts the cluster, plays the story, and stops the cluster."""
     started_at = time.monotonic()
     with ExitStack() as stack:
-        with out.status(f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ..."):
-            cluster = stack.enter_context(LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP)))
+        spec = ClusterSpec(MODEL_DIR, num_nodes=NUM_NODES, tp=TP, worker_flags=_FLAGS)
+        cluster = LocalCluster(spec)
+        stack.callback(cluster.stop)
+        with display.waiting(out, f"starting {NUM_NODES} nodes of {TP} ranks, a router and an orchestrator ...") as doing:
+            cluster.start(doing)
+        if cluster.kernels:
+            out.print(Text(cluster.kernels), soft_wrap=True)
         _introduce(out, time.monotonic() - started_at)
         return asyncio.run(Demonstration(cluster, STORY, Screen(out)).run())
 

@@ -23,7 +23,7 @@ from ryzanstein.cli.phases import Phase
 from ryzanstein.cli.rollout import Ending, Rollout
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.names import name_fault
 from ryzanstein.model_paths import is_gguf, model_name
 
 WAIT_S = 300.0
@@ -122,8 +122,8 @@ def _deployment(target: str | None, name: str | None, nodes: int | None, force: 
 
 
 def _name(name: str | None, option: str) -> str:
-    if not 1 <= len(name or "") <= MAX_NAME_CHARS:
-        raise typer.BadParameter(f"must have 1 to {MAX_NAME_CHARS} characters, got {len(name or '')}", param_hint=option)
+    if fault := name_fault(name or ""):
+        raise typer.BadParameter(fault, param_hint=option)
     return str(name)
 
 

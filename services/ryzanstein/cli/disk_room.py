@@ -29,10 +29,10 @@ def require_room(directory: Path, option: str) -> None:
         raise InUseError(lack)
 
 
-def temporary_directory() -> Path:
+def temporary_directory(prefix: str) -> Path:
     """Returns a new directory that its caller removes. Raises InUseError if there is none, or no room in it."""
     try:
-        directory = Path(tempfile.mkdtemp(prefix="ryzanstein-"))
+        directory = Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
         raise InUseError(f"no temporary directory can be made ({error.strerror}): name one with TMPDIR") from None
     try:

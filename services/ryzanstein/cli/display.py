@@ -6,6 +6,9 @@ Data goes to standard output, messages to standard error.
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +18,7 @@ from ryzanstein.cli.service_process import ServiceFailedError
 from ryzanstein.errors import Code, RyzansteinError
 
 _FILE_WIDTH = 160
+_LINE_EVERY_S = 10.0
 
 
 def people() -> Console:
@@ -34,6 +38,30 @@ def output() -> Console:
 def print_json(value: Any) -> None:
     """Prints one JSON document on standard output."""
     print(json.dumps(value, indent=2), flush=True)
+
+
+@contextmanager
+def waiting(console: Console, title: str) -> Iterator[Callable[[str], None]]:
+    """Shows a line while something takes long; yields what replaces it.
+
+    Where there is no terminal, lines are printed: each once, at most one in ten seconds.
+    """
+    if console.is_terminal:
+        with console.status(title) as status:
+            yield lambda doing: status.update(Text(doing, no_wrap=True, overflow="ellipsis"))
+        return
+    said, next_s = {""}, 0.0
+
+    def say(doing: str) -> None:
+        nonlocal next_s
+        if doing not in said and time.monotonic() >= next_s:
+            said.add(doing)
+            next_s = time.monotonic() + _LINE_EVERY_S
+            console.print(Text(doing), soft_wrap=True)
+
+    say(title)
+    next_s = 0.0
+    yield say
 
 
 def show_failure(console: Console, failure: ServiceFailedError) -> None:

@@ -8,32 +8,36 @@ asyncio or models.
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import grpc
-import psutil
 
 from ryzanstein.addresses import join_address
-from ryzanstein.cli.disk_room import temporary_directory
+from ryzanstein.allotment import memory_bytes
 from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.kernels import have_kernels
+from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, wait_all_ready
+from ryzanstein.cli.service_process import Flags, ServiceFailedError, ServiceProcess, serves
+from ryzanstein.cli.start_watch import STILL_S, StartWatch
+from ryzanstein.cli.temporary_state import TemporaryState
 from ryzanstein.model_paths import model_name
+from ryzanstein.named_paths import write_setting
 from ryzanstein.private_files import private_folder
 from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3
+_LOG_BYTES, _LOG_FILES = 32 * 2**20, 4
 _POLL_S = 0.05
-_MEMORY_SHARE = 0.9  # of this machine, for the models of all its nodes
+_MEMORY_SHARE = 0.9  # of what this process may use, for the models of all nodes
 _PORT_TAKEN = ("cannot listen on", "Address already in use")
 
 
@@ -45,7 +49,9 @@ class ClusterSpec:
 
     The `*_flags` are passed unchanged to each service of that kind, after our own. `hosts` and
     `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
-    `settings` replaces settings that we chose.
+    `settings` replaces settings that we chose. `model_names` are the names of `model` and `more_models`;
+    empty: those of the directories. `devices` says which GPUs each node gets: none by
+    default. A start is given up when nothing has moved for `still_s`.
     """
 
     model: Path
@@ -63,8 +69,10 @@ class ClusterSpec:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     settings: Mapping[str, Flags] = field(default_factory=dict)
     more_models: tuple[Path, ...] = ()
-    start_timeout_s: float = 90.0
+    still_s: float = STILL_S
     stop_grace_s: float = 10.0
+    model_names: tuple[str, ...] = ()
+    devices: NodeDevices = field(default_factory=NodeDevices)
 
 
 class LocalCluster:
@@ -78,7 +86,8 @@ class LocalCluster:
         self.spec = spec
         self.services: dict[str, ServiceProcess] = {}
         self._http_ports: dict[str, int] = {}
-        self._state_dir = spec.state_dir
+        self.kernels = ""  # after `start`: what the user should know of the kernels
+        self._temporary: TemporaryState | None = None
 
     @property
     def node_ids(self) -> list[str]:
@@ -112,20 +121,25 @@ class LocalCluster:
     @property
     def state_dir(self) -> Path:
         """Returns the directory of logs and databases."""
-        if self._state_dir is None:
-            self._state_dir = temporary_directory()
-        private_folder(self._state_dir)
-        return self._state_dir
+        if self.spec.state_dir is not None:
+            private_folder(self.spec.state_dir)
+            return self.spec.state_dir
+        if self._temporary is None:
+            self._temporary = TemporaryState()
+        return self._temporary.path
 
-    def start(self) -> None:
+    def start(self, doing: Callable[[str], None] = lambda _: None) -> None:
         """Starts all services and returns when each router sees every node ready.
 
+        `doing` is told what the start waits for; it takes as long as something moves, see `StartWatch`.
+        The kernels are compiled before, if they never were on this machine.
         After ServiceFailedError nothing is left behind. If a port that we chose is taken before it
         is bound, another is chosen, a few times.
         """
+        self.kernels = have_kernels(doing)
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
-                self._start_once()
+                self._start_once(doing)
                 return
             except ServiceFailedError as failure:
                 self.stop()
@@ -143,9 +157,9 @@ class LocalCluster:
         for names in (self.router_names, self.node_ids, [ORCHESTRATOR]):
             self._stop_together([self.services[name] for name in names if name in self.services])
         self.services.clear()
-        if self.spec.state_dir is None and self._state_dir is not None:
-            shutil.rmtree(self._state_dir, ignore_errors=True)
-            self._state_dir = None
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._temporary = None
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends a signal to one service's own process: SIGKILL, SIGSTOP, SIGCONT. Does not wait."""
@@ -159,11 +173,11 @@ class LocalCluster:
         service = self.services[name]
         service.kill()
         service.start()
-        service.wait_ready(time.monotonic() + self.spec.start_timeout_s)
+        StartWatch([service], self.spec.still_s).wait(lambda: [] if serves(service.grpc_address) else [name])
 
-    def wait_nodes(self, count: int, timeout_s: float | None = None) -> None:
+    def wait_nodes(self, count: int, timeout_s: float = 90.0) -> None:
         """Returns when every router sees exactly `count` ready nodes."""
-        deadline = time.monotonic() + (self.spec.start_timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + timeout_s
         for name in self.router_names:
             while (seen := _ready_nodes(self.services[name].grpc_address, 1 + len(self.spec.more_models))) != count:
                 if time.monotonic() > deadline:
@@ -183,13 +197,23 @@ class LocalCluster:
         chosen = not (self.spec.grpc_port or self.spec.http_port or self.spec.orchestrator_port)
         return chosen and any(sign in str(failure) for sign in _PORT_TAKEN)
 
-    def _start_once(self) -> None:
+    def _start_once(self, doing: Callable[[str], None]) -> None:
         self._describe()
         for service in self.services.values():
             service.start()
-        deadline = time.monotonic() + self.spec.start_timeout_s
-        wait_all_ready(self.services.values(), deadline)
-        self.wait_nodes(self.spec.num_nodes, max(0.0, deadline - time.monotonic()))
+        services = list(self.services.values())
+        watch = StartWatch(services, self.spec.still_s)
+        watch.wait(lambda: [service.name for service in services if not serves(service.grpc_address)], doing)
+        watch.wait(lambda: [] if self._see_all_nodes() else self.node_ids, doing)
+
+    def _see_all_nodes(self) -> bool:
+        """Returns whether every router sees every node ready with all its models."""
+        addresses, num_models = self.router_addresses, 1 + len(self.spec.more_models)
+        return all(_ready_nodes(address, num_models) == self.spec.num_nodes for address in addresses)
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self.spec.model_names) or [model_name(path) for path in (self.spec.model, *self.spec.more_models)]
 
     def _describe(self) -> None:
         """Chooses the ports and describes the processes; nothing runs yet."""
@@ -197,8 +221,8 @@ class LocalCluster:
         ports = iter(free_ports(2 + 2 * spec.num_nodes + 3 * spec.num_routers))
         orchestrator_port = spec.orchestrator_port or next(ports)
         self._describe_orchestrator(orchestrator_port, ports)
-        for node_id in self.node_ids:
-            self._describe_node(node_id, orchestrator_port, ports)
+        for index, node_id in enumerate(self.node_ids):
+            self._describe_node(index, node_id, orchestrator_port, ports)
         for index, name in enumerate(self.router_names):
             self._describe_router(index, name, orchestrator_port, ports)
 
@@ -210,20 +234,23 @@ class LocalCluster:
         }
         self._add(ORCHESTRATOR, "orchestrator", flags, self.spec.orchestrator_flags)
 
-    def _describe_node(self, node_id: str, orchestrator_port: int, ports: Iterator[int]) -> None:
+    def _describe_node(self, index: int, node_id: str, orchestrator_port: int, ports: Iterator[int]) -> None:
+        devices = self.spec.devices
         flags: Flags = {
             "node_id": node_id,
             "grpc_port": next(ports),
             "metrics_port": next(ports),
             "orchestrator": join_address(self._host(ORCHESTRATOR).address, orchestrator_port),
             "model": str(self.spec.model),
-            "more_models": ",".join(f"{model_name(path)}={path}" for path in self.spec.more_models),
-            "model_memory_bytes": int(_MEMORY_SHARE * psutil.virtual_memory().total) // len(self.node_ids),
+            "model_name": self._names[0],
+            "more_models": write_setting(list(zip(self._names[1:], self.spec.more_models, strict=True))),
+            "model_memory_bytes": 0 if devices.names else int(_MEMORY_SHARE * memory_bytes()) // len(self.node_ids),
+            "device": devices.device,
             "tp": self.spec.tp,
             "threads_per_rank": self.spec.threads_per_rank,
             "drain_grace_s": self.spec.stop_grace_s / 2,
         }
-        self._add(node_id, "worker", flags, self.spec.worker_flags)
+        self._add(node_id, "worker", flags, self.spec.worker_flags, devices.prefix(index))
 
     def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:
         """Describes a router; each further one listens on the next ports if ports are given."""
@@ -243,10 +270,11 @@ class LocalCluster:
         }
         self._add(name, "router", flags, spec.router_flags)
 
-    def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...]) -> None:
-        log_path = self.state_dir / f"{name}.log"
-        flags = {**flags, **self.spec.settings.get(name, {})}
-        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=self._host(name))
+    def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
+        log_path, host = self.state_dir / f"{name}.log", self._host(name)
+        host = replace(host, prefix=(*host.prefix, *prefix))
+        flags = {**flags, "log_file_bytes": _LOG_BYTES, "log_files": _LOG_FILES, **self.spec.settings.get(name, {})}
+        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=host)
 
     def _host(self, name: str) -> Host:
         return self.spec.hosts.get(name, LOCAL)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import typer
 
+from ryzanstein.cli.extras import require
 from ryzanstein.process_start import become_service
 
 PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -63,9 +64,18 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
         if name == "bench" and arguments and arguments[0] in BENCHMARKS:
             program, arguments = BENCHMARKS[arguments[0]], arguments[1:]
         if program.startswith(_LABORATORY) and find_spec(_LABORATORY) is None:
-            typer.echo(f"`ryzanstein {name}` is in the package ryzanstein-lab, which is not installed", err=True)
+            where = "install it from the repository: pip install ./services/ryzanstein/lab"
+            typer.echo(f"`ryzanstein {name}` is in a package of its own, which is not installed; {where}", err=True)
             raise typer.Exit(2)
+        require(name, *_extras(program))
         command = [sys.executable, "-P", "-m", program, *arguments]
         if name in _SERVICES:
             become_service(command)
         os.execv(command[0], command)
+
+
+def _extras(program: str) -> tuple[str, ...]:
+    """Returns the extras that a program imports."""
+    if program.startswith("ryzanstein.worker"):
+        return ("worker",)
+    return ("router",) if program.startswith("ryzanstein.router") else ()

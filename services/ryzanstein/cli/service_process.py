@@ -21,18 +21,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ryzanstein.addresses import join_address
 from ryzanstein.cli import tether
 from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.service_log import ServiceLog
 from ryzanstein.private_files import opener
 from ryzanstein.rpc.client import open_blocking_channel
 
 _POLL_S = 0.05
-_LOG_TAIL_BYTES = 16 * 2**10
 
 Flags = Mapping[str, str | int | float]
 """Settings by field name."""
 
 
 class ServiceFailedError(Exception):
-    """A service ended or did not become ready; the message has its last log lines."""
+    """A service ended or did not become ready; the message says why, or has its last log lines."""
 
 
 class ServiceProcess:
@@ -52,6 +52,7 @@ class ServiceProcess:
         host: Host = LOCAL,
     ) -> None:
         self.name = name
+        self.kind = service
         self.log_path = log_path
         self.grpc_address = join_address(host.address, str(flags["grpc_port"]))
         self.metrics_url = f"http://{join_address(host.address, str(flags['metrics_port']))}/metrics"
@@ -125,19 +126,15 @@ class ServiceProcess:
 
     def log_tail(self, num_lines: int = 15) -> str:
         """Returns the last lines of its log."""
-        if not self.log_path.exists():
-            return ""
-        with self.log_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-        return "\n".join(f"  {self.name} | {line}" for line in lines[-num_lines:])
+        return "\n".join(f"  {self.name} | {line}" for line in ServiceLog(self.log_path).tail(num_lines))
 
     def check_running(self) -> None:
         """Raises ServiceFailedError if the service ended."""
         if not self.running:
             code = None if self._process is None else self._process.returncode
-            raise ServiceFailedError(f"{self.name} ended with exit code {code}\n{self.log_tail()}")
+            why = ServiceLog(self.log_path).refusal()
+            shown = f"\n{self.log_tail()}" if why is None else f": {why}"
+            raise ServiceFailedError(f"{self.name} ended with exit code {code}{shown}")
 
 
 def wait_all_ready(services: Iterable[ServiceProcess], deadline: float) -> None:

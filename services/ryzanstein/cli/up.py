@@ -11,9 +11,13 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ryzanstein.allotment import usable_cores
 from ryzanstein.cli import defaults, display
 from ryzanstein.cli.disk_room import no_room, require_room
+from ryzanstein.cli.extras import require
 from ryzanstein.cli.kept_service import KeptService
+from ryzanstein.cli.models_to_serve import models_to_serve, template_setting
+from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.ports import InUseError, require_able, require_free
 from ryzanstein.cli.processes import ClusterSpec, LocalCluster
@@ -22,7 +26,8 @@ from ryzanstein.cli.state_lock import held
 from ryzanstein.cli.status_tables import node_table
 from ryzanstein.cli.survey import look
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.model_paths import is_gguf, model_name
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.gpus import Device, find_gpus
 from ryzanstein.state_home import VARIABLES, state_home
 
 _LOOK_EVERY_S = 1.0
@@ -30,10 +35,10 @@ _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count 
 _HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
 
 ModelDirs = Annotated[
-    list[Path],
+    list[str],
     typer.Option(
         "--model",
-        exists=True,
+        metavar="[NAME=]DIR",
         help="Model directory in the Hugging Face layout, or GGUF file. Repeat it for several models on each node.",
     ),
 ]
@@ -59,10 +64,14 @@ def up(
     *,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
-    models: ModelDirs = [MODEL_DIR],  # noqa: B006 - typer copies it
+    models: ModelDirs = [str(MODEL_DIR)],  # noqa: B006 - typer copies it
     chat_templates: Templates = [],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
     threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
+    device: Annotated[
+        Device,
+        typer.Option(help="auto: GPUs if there is one for each rank of all nodes, else CPUs."),
+    ] = "auto",
     quantization: Annotated[Literal["none", "fp16", "int8", "auto"], typer.Option(help="Weight format, on CPUs.")] = "none",
     http_port: Port = defaults.HTTP_PORT,
     grpc_port: Port = defaults.GRPC_PORT,
@@ -71,23 +80,23 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
-    first, *others = (model.resolve() for model in models)
-    if (wrong := next((model for model in models if model.is_file() and not is_gguf(model)), None)) is not None:
-        raise typer.BadParameter(f"{wrong} is neither a directory nor a GGUF file", param_hint="--model")
-    if len({model_name(model) for model in (first, *others)}) < len(models):
-        raise typer.BadParameter("the names of the directories or files must differ", param_hint="--model")
+    require("up", "router", "worker")
+    served = models_to_serve(models)
+    templates = template_setting(chat_templates, served)
     spec = ClusterSpec(
-        model=first,
-        more_models=tuple(others),
+        model=served[0].path,
+        more_models=tuple(model.path for model in served[1:]),
+        model_names=tuple(model.name for model in served),
         num_nodes=nodes,
         num_routers=routers,
         tp=tp,
         threads_per_rank=threads_per_rank,
-        worker_flags=("--quantization", quantization, *_template_flags(chat_templates)),
+        worker_flags=("--quantization", quantization, *(("--chat-template", templates) if templates else ())),
         grpc_port=grpc_port,
         http_port=http_port,
         orchestrator_port=orchestrator_port,
         state_dir=(directory := _state_dir(state_dir)),
+        devices=_devices(device, nodes, tp * len(models)),
     )
     ports = _fixed_ports(spec)
     try:
@@ -119,14 +128,16 @@ def _state_dir(chosen: Path | None) -> Path:
         raise typer.BadParameter(f"{directory}: there is no such home directory", param_hint="--state-dir") from None
 
 
-def _template_flags(entries: list[str]) -> tuple[str, ...]:
-    """Returns the flag of a node for files with chat templates. Raises BadParameter for what is no file."""
-    for path in [entry.rpartition("=")[2] for entry in entries]:
-        if not Path(path).is_file():
-            raise typer.BadParameter(f"{path} is not a file", param_hint="--chat-template")
-        if "," in path:
-            raise typer.BadParameter(f"{path}: a comma in the name of the file is not supported", param_hint="--chat-template")
-    return ("--chat-template", ",".join(entries)) if entries else ()
+def _devices(asked: Device, num_nodes: int, num_ranks: int) -> NodeDevices:
+    """Returns the GPUs of each node. Says so if there are some that are not used, and ends if there are too few."""
+    try:
+        chosen = NodeDevices.chosen(asked, num_nodes, num_ranks, find_gpus())
+    except RyzansteinError as error:
+        display.people().print(f"--device {asked}: {error.message}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if chosen.unused:
+        display.people().print(chosen.unused, style="yellow", markup=False, soft_wrap=True)
+    return chosen
 
 
 def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
@@ -152,8 +163,12 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
     Raises ServiceFailedError if a service does not start at first.
     """
     people, spec = display.people(), cluster.spec
-    with people.status(f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ..."):
-        cluster.start()
+    if (crowding := crowding_of(spec, usable_cores())) is not None:
+        people.print(crowding, style="yellow", soft_wrap=True)
+    with display.waiting(people, f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ...") as doing:
+        cluster.start(doing)
+    if cluster.kernels:
+        people.print(cluster.kernels, markup=False, soft_wrap=True)
     try:
         if as_json:
             display.print_json(addresses(cluster))
@@ -162,6 +177,14 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
         _watch(cluster, people)
     finally:
         cluster.stop()
+
+
+def crowding_of(spec: ClusterSpec, cores: float) -> str | None:
+    """Returns a sentence if the ranks have more threads than there are cores for them."""
+    threads = spec.num_nodes * spec.tp * spec.threads_per_rank * (1 + len(spec.more_models))
+    if threads <= cores:
+        return None
+    return f"{threads} threads share {cores:g} cores: it works, and is slower than fewer --nodes, --tp or --threads-per-rank"
 
 
 def addresses(cluster: LocalCluster) -> dict[str, object]:

@@ -51,7 +51,7 @@ from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.devices import keep_freed_memory
+from ryzanstein.worker.devices import device_of_node, keep_freed_memory
 from ryzanstein.worker.ranks.shared_server import RankServers
 from ryzanstein.worker.ranks.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
@@ -103,6 +103,7 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
     Raises OSError or RyzansteinError when it cannot start.
     """
     machine = machine or NodeMachine()
+    settings = _on_a_device(settings)
     if settings.kv_replication != "none":
         keep_freed_memory()
     telemetry = NodeTelemetry()
@@ -139,6 +140,13 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
         await _serve_rpc(settings, models, templates, telemetry.first, metrics.port)
+
+
+def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
+    """Returns the settings with cpu or cuda for auto. Raises FAILED_PRECONDITION if there are too few GPUs."""
+    choice = device_of_node(settings.device, settings.tp, settings.num_models)
+    log.info("device", device=choice.device, reason=choice.reason)
+    return settings.model_copy(update={"device": choice.device})
 
 
 async def _serve_rpc(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ryzanstein import allotment
 from ryzanstein.config import ServiceSettings
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.names import MAX_NAME_CHARS, name_fault
 from ryzanstein.generation.sampling import MAX_CHOICES
+from ryzanstein.gpus import Device
 from ryzanstein.model_paths import model_name
+from ryzanstein.named_paths import is_object, read_setting
 from ryzanstein.state_home import default_state
 from ryzanstein.worker.engines.recovery import RecoveryPolicy
 from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
@@ -52,13 +54,17 @@ class WorkerSettings(ServiceSettings):
     )
     model_name: str = Field("", max_length=MAX_NAME_CHARS, description="name of the model; empty: the directory name")
     more_models: str = Field(
-        "", description="directories of further models, comma-separated, each DIR or NAME=DIR; each has ranks of its own"
+        "",
+        description="directories of further models, comma-separated, each DIR or NAME=DIR, or a JSON object of names and "
+        "directories; each has ranks of its own",
     )
     model_memory_bytes: int = Field(
         0, ge=0, description="memory for models, which bounds what is deployed; 0: 90 % of the machine's or container's"
     )
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the ranks")
+    device: Device = Field(
+        "auto", description="device of the ranks; auto: cuda if there is a GPU for each rank of the node, else cpu"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="data type of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU"
     )
@@ -138,7 +144,7 @@ class WorkerSettings(ServiceSettings):
     chat_template: str = Field(
         "",
         description="file with a chat template that replaces that of `model`, or NAME=FILE for the model of this name; "
-        "several are comma-separated, see docs/chat-templates.md",
+        "several are comma-separated, or in a JSON object, see docs/chat-templates.md",
     )
     call_format: Literal["auto", "llama3", "hermes", "mistral", "deepseek", "gemma", "generic"] = Field(
         "auto", description="how the models call functions; auto: as their chat templates show, see docs/tools.md"
@@ -154,7 +160,7 @@ class WorkerSettings(ServiceSettings):
     link_rows: int = Field(65536, ge=1, description="tokens that may wait for a router before its link is closed")
     link_bytes: int = Field(8 * 2**20, ge=1024, description="bytes that may wait for a router before its link is closed")
 
-    start_timeout_s: float = Field(300.0, gt=0, description="time limit for all ranks to load and warm up")
+    start_timeout_s: float = Field(300.0, gt=0, description="a start of ranks is given up when none has moved for so long")
     stall_min_s: float = Field(2.0, gt=0, description="minimum time without progress that counts as a stall")
     stall_factor: float = Field(10.0, ge=1, description="minimum multiple of the p99 step that counts as a stall")
     slow_factor: float = Field(4.0, gt=1, description="a rank that computes this many times as long as its peers is slow")
@@ -186,9 +192,11 @@ class WorkerSettings(ServiceSettings):
         if names and not self.model:
             raise ValueError("more_models needs model: the first one has a setting of its own")
         first = [self._first_name] if self.model else []
+        if first and (fault := name_fault(first[0])):
+            raise ValueError(f"model: its name {fault}: name it with model_name")
         for name in names:
-            if len(name) > MAX_NAME_CHARS:
-                raise ValueError(f"a name in more_models has {len(name)} characters, more than {MAX_NAME_CHARS}")
+            if fault := name_fault(name):
+                raise ValueError(f"more_models: the name {name[:MAX_NAME_CHARS]!r} {fault}: name it as NAME=DIR")
             if (names + first).count(name) > 1:
                 raise ValueError(f"more_models: there is more than one model {name!r}: name it as NAME=DIR")
         return self
@@ -199,7 +207,8 @@ class WorkerSettings(ServiceSettings):
         names = [name for name, _ in entries]
         if "" in names:
             raise ValueError("chat_template names no model, and there is no setting model: name it as NAME=FILE")
-        if (wrong_name := next((name for name in names if "/" in name), None)) is not None:
+        listed = not is_object(self.chat_template)
+        if (wrong_name := next((name for name in names if listed and "/" in name), None)) is not None:
             raise ValueError(f"chat_template: {wrong_name!r} is no name of a model: a file name may have no equals sign")
         if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
             raise ValueError(f"chat_template has more than one file for model {twice!r}: name the others as NAME=FILE")
@@ -233,8 +242,8 @@ class WorkerSettings(ServiceSettings):
 
     def further_models(self) -> list[tuple[str, str]]:
         """Returns the names and directories of the further models."""
-        entries = [entry.strip().rpartition("=") for entry in self.more_models.split(",") if entry.strip()]
-        return [(name or model_name(Path(directory).resolve()), directory) for name, _, directory in entries]
+        pairs = read_setting(self.more_models)
+        return [(name or model_name(Path(directory)), directory) for name, directory in pairs]
 
     def template_file(self, name: str) -> Path | None:
         """Returns the file with the chat template of a model; None: the model's own."""
@@ -243,13 +252,12 @@ class WorkerSettings(ServiceSettings):
 
     def _template_files(self) -> list[tuple[str, str]]:
         """Returns the names of models and the files of `chat_template`."""
-        entries = [entry.strip().rpartition("=") for entry in self.chat_template.split(",") if entry.strip()]
-        return [(name.strip() or self._first_name, path.strip()) for name, _, path in entries]
+        return [(name or self._first_name, path) for name, path in read_setting(self.chat_template)]
 
     @property
     def _first_name(self) -> str:
         """Returns the name of the first model, empty if there is none."""
-        return (self.model_name or model_name(Path(self.model).resolve())) if self.model else ""
+        return (self.model_name or model_name(Path(self.model))) if self.model else ""
 
     def of_model(self, name: str) -> WorkerSettings:
         """Returns the settings of the agent of a further model."""
@@ -260,6 +268,8 @@ class WorkerSettings(ServiceSettings):
 
         `ranks_before`: see `RankSpec`.
         """
+        num_ranks = self.tp * self.num_models
+        threads = self.threads_per_rank or max(1, int(allotment.usable_cores() / num_ranks))
         return RankSpec(
             model=model,
             tp=self.tp,
@@ -269,7 +279,8 @@ class WorkerSettings(ServiceSettings):
             quantization=self.quantization,
             kernels=self.kernels,
             collectives=self.collectives,
-            threads=self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // (self.tp * self.num_models)),
+            threads=threads,
+            spins=allotment.granted_cores() >= threads * num_ranks,
             openmp_spins=self.openmp_spins,
             nice=self.rank_nice,
             pin=self.pin,

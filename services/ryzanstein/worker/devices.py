@@ -1,40 +1,20 @@
-"""The memory of this machine and of its GPUs, without torch.
-
-GPUs are asked through NVIDIA's management library, which comes with the driver
-(https://docs.nvidia.com/deploy/nvml-api).
-"""
+"""Where a node's ranks compute, and the memory that it has there, without torch."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from ryzanstein import errors
+from ryzanstein import allotment, errors, gpus
 
 SHARE = 0.9
 """The share of the memory that models may take: the rest is for the system and the agent."""
-_MEMINFO = Path("/proc/meminfo")
-_GROUPS = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
-_NVML = "libnvidia-ml.so.1"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT_BYTES = 16 * 2**20
 
 
-class _DeviceMemory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
 def machine_memory_bytes() -> int:
     """Returns nine tenths of the memory, or of the control group's limit if that is less."""
-    lines = _MEMINFO.read_text().splitlines()
-    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
-    return int(min([total, *_limits()]) * SHARE)
+    return int(allotment.memory_bytes() * SHARE)
 
 
 def keep_freed_memory() -> None:
@@ -49,83 +29,18 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def num_gpus() -> int:
-    """Returns the number of GPUs that ranks may use; 0 without a driver."""
-    with _nvml() as nvml:
-        return 0 if nvml is None else len(_handles(nvml))
-
-
 def gpu_memory_bytes(num_ranks: int) -> int:
     """Returns nine tenths of the memory of the GPUs of so many ranks, one each.
 
     Raises FAILED_PRECONDITION when the driver does not tell.
     """
-    with _nvml() as nvml:
-        sizes = [] if nvml is None else [_total(nvml, handle) for handle in _handles(nvml)[:num_ranks]]
-    if not sizes:
-        raise errors.failed_precondition("NO_GPU", f"device cuda: {_NVML} finds no GPU; the memory for models must be set")
-    return int(sum(sizes) * SHARE)
+    found = gpus.memory_bytes(num_ranks)
+    if not found:
+        raise errors.failed_precondition("NO_GPU", "device cuda: the driver finds no GPU; the memory for models must be set")
+    return int(found * SHARE)
 
 
-def _limits() -> Iterator[int]:
-    """Yields the limits of this process's control groups, versions 2 and 1, and of the groups above."""
-    for line in _GROUPS.read_text().splitlines() if _GROUPS.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, file = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
-        # In a container the group is often mounted as the root, and the path does not exist.
-        group = root / path.lstrip("/")
-        for place in (group, *group.parents):
-            if place.is_relative_to(root):
-                yield from _limit(place / file)
-
-
-def _limit(file: Path) -> Iterator[int]:
-    try:
-        yield int(file.read_text())
-    except (OSError, ValueError):  # there is none, or it is "max"
-        return
-
-
-@contextmanager
-def _nvml() -> Iterator[ctypes.CDLL | None]:
-    """Opens the library for a moment; None if there is none or it does not work."""
-    try:
-        nvml = ctypes.CDLL(_NVML)
-    except OSError:
-        yield None
-        return
-    if nvml.nvmlInit_v2() != 0:
-        yield None
-        return
-    try:
-        yield nvml
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
-    count = ctypes.c_uint()
-    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(number) for number in range(count.value)] if visible is None else visible.split(",")
-    found = []
-    for name in names:
-        handle = ctypes.c_void_p()
-        if name.strip().isdigit():
-            result = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
-        else:
-            result = nvml.nvmlDeviceGetHandleByUUID(name.strip().encode(), ctypes.byref(handle))
-        if result != 0:
-            break  # as CUDA does: what follows an invalid name is not visible
-        found.append(handle)
-    return found
-
-
-def _total(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
-    memory = _DeviceMemory()
-    result = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return int(memory.total) if result == 0 else 0
+def device_of_node(asked: gpus.Device, tp: int, num_models: int) -> gpus.DeviceChoice:
+    """Chooses where the ranks of a node compute, those of all its models. Raises FAILED_PRECONDITION: see `choose_device`."""
+    whose = f"tp {tp}" if num_models == 1 else f"tp {tp} of {num_models} models"
+    return gpus.choose_device(asked, tp * num_models, whose, gpus.find_gpus())

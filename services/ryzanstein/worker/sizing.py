@@ -255,4 +255,4 @@ def _gguf(path: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:
 
 
 def _on_gpu(settings: WorkerSettings) -> bool:
-    return settings.device == "cuda" or (settings.device == "auto" and devices.num_gpus() > 0)
+    return devices.device_of_node(settings.device, settings.tp, settings.num_models).device == "cuda"

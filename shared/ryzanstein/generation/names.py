@@ -13,6 +13,13 @@ TENANT_ID = "x-tenant-id"
 """The HTTP header and the gRPC metadata key that name the tenant."""
 
 
+def name_fault(name: str) -> str:
+    """Returns what is wrong with a name of a model, as the end of a sentence; empty: nothing."""
+    if not 1 <= len(name) <= MAX_NAME_CHARS:
+        return f"must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}"
+    return "" if name.isprintable() else "has characters that cannot be printed"
+
+
 def valid_tenant(given: str, user: str) -> str:
     """Returns who is charged: the tenant that the caller's gateway names, else the user.
 

@@ -150,6 +150,20 @@ def test_only_complete_new_lines_are_read(tmp_path: Path) -> None:
     assert reader.read() == []
 
 
+def test_a_log_that_is_continued_in_a_new_file_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "router-0.log"
+    record = json.dumps({"timestamp": "2026-11-21T15:00:00.250000Z", "event": "link up"})
+    path.write_text(f"{record}\n")
+    reader = LogReader({"router-0": path})
+    reader.skip()
+    with path.open("a") as file:
+        file.write(f"{record}\n{record}\n")
+    path.rename(tmp_path / "router-0.log.1")
+    path.write_text(f"{record}\n")
+    assert len(reader.read()) == 3
+    assert reader.read() == []
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", "plain", '{"event": "x", "timestamp": "noon"}'])
 def test_what_is_not_one_of_our_lines_is_none(text: str) -> None:
     assert parse("router-0", text) is None

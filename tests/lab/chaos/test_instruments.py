@@ -126,6 +126,8 @@ async def test_time_that_passes_ends_with_the_clocks_alike_in_pace(tmp_path: Pat
 
 _RANK = """
 import os, sys, time, types
+
+pytestmark = pytest.mark.long
 class ModelRunner:
     def execute(self): return "a step"
 sys.modules["ryzanstein.worker.model.runner"] = types.SimpleNamespace(ModelRunner=ModelRunner)

@@ -557,6 +557,7 @@ async def test_the_same_seed_gives_the_same_run():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tp", [1, 2])
 @hastily
+@pytest.mark.long
 async def test_long_answers_are_cheap(tp):
     """What ranks and group cost is printed; no bound, which a busy machine would break."""
     ranks = SimulatedRanks(random.Random(1), RankProfile())

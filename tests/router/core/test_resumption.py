@@ -13,6 +13,8 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 TOKENS = 60
 WAIT_S = 0.3
 

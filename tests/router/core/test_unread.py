@@ -14,6 +14,8 @@ from ryzanstein.generation.tokens import FinishReason, Token
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 LONG = 4000
 GRACE_S = 0.3
 STORES = pytest.mark.parametrize("store", ["memory", "sqlite"])

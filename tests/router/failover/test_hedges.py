@@ -34,6 +34,7 @@ def hedges(client: Any, outcome: str) -> float:
 
 
 @pytest.mark.parametrize("bound", [(0.25, 2, 3), (0.1, 4, 4), (0.0, 1, 1), (1.0, 0, 12)])
+@pytest.mark.long
 async def test_at_most_a_share_of_the_running_generations_has_a_hedge_and_the_others_get_theirs_later(
     start_node: Any, start_router: Any, until: Any, bound: tuple[float, int, int]
 ) -> None:

@@ -16,6 +16,8 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 
+pytestmark = pytest.mark.long
+
 STORES = pytest.mark.parametrize("store", ["memory", "sqlite"])
 
 

@@ -16,6 +16,8 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
 
+pytestmark = pytest.mark.long
+
 TOKENS = 200
 NEVER_THOUGHT_OF = [ValueError("not of this world"), sqlite3.ProgrammingError("closed"), KeyError("k"), MemoryError()]
 

@@ -27,6 +27,8 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 TOKENS = 60
 ONE = Owner("one/1", "127.0.0.1:1")
 

@@ -80,6 +80,7 @@ async def messages(router: Any) -> list[str]:
     return [message.content for message in session.messages]
 
 
+@pytest.mark.long
 async def test_no_other_router_answers_without_the_turns_that_wait(
     start_node: Any, start_routers: Any, new_client: Any, wire: Any
 ) -> None:

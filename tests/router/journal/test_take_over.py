@@ -56,6 +56,7 @@ async def test_a_killed_routers_generations_go_on_at_another_one_at_any_index(
     assert await second.value("generations_taken_over_total") == 5
 
 
+@pytest.mark.long
 async def test_at_random_cuts_over_a_chain_of_routers_nothing_is_lost_or_repeated(
     start_node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -73,6 +74,7 @@ async def test_at_random_cuts_over_a_chain_of_routers_nothing_is_lost_or_repeate
     assert [submit.attempt for submit in node.submits] == [0, FIRST_OF_EPOCH_1, 2 * FIRST_OF_EPOCH_1, 3 * FIRST_OF_EPOCH_1]
 
 
+@pytest.mark.long
 async def test_a_client_that_is_ahead_of_the_journal_gets_no_token_twice(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -86,6 +88,7 @@ async def test_a_client_that_is_ahead_of_the_journal_gets_no_token_twice(
     assert sum(len(choice.token_ids) for choice in resumed) < 25, "the journal was not behind"
 
 
+@pytest.mark.long
 async def test_a_router_that_restarts_goes_on_with_its_own_generations(node: Any, start_routers: Any, new_client: Any) -> None:
     (router,) = await start_routers(1, node)
     client = new_client()
@@ -97,6 +100,7 @@ async def test_a_router_that_restarts_goes_on_with_its_own_generations(node: Any
     assert await router.value("generations_taken_over_total", cause="restarted") == 1
 
 
+@pytest.mark.long
 async def test_a_router_that_is_asked_to_stop_hands_its_generations_over(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -110,6 +114,7 @@ async def test_a_router_that_is_asked_to_stop_hands_its_generations_over(
     assert client.seen.reasons == {0: inference.FINISH_REASON_LENGTH}
 
 
+@pytest.mark.long
 async def test_a_reader_elsewhere_is_relayed_and_survives_the_owners_death(
     node: Any, start_routers: Any, new_client: Any, until: Any
 ) -> None:
@@ -128,6 +133,7 @@ async def test_a_reader_elsewhere_is_relayed_and_survives_the_owners_death(
     assert await second.value("generations_taken_over_total", cause="unreachable") == 1
 
 
+@pytest.mark.long
 async def test_of_two_routers_asked_at_once_one_goes_on_and_both_readers_get_all(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -145,6 +151,7 @@ async def test_of_two_routers_asked_at_once_one_goes_on_and_both_readers_get_all
     assert len(node.submits) == 2
 
 
+@pytest.mark.long
 async def test_a_stopped_router_that_comes_back_learns_that_its_generation_moved(
     start_node: Any, start_routers: Any, new_client: Any, until: Any
 ) -> None:
@@ -175,6 +182,7 @@ async def test_a_stopped_router_that_comes_back_learns_that_its_generation_moved
 
 
 @pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.long
 async def test_a_sessions_turn_is_stored_once_whoever_finishes(
     node: Any, start_routers: Any, new_client: Any, ended: bool
 ) -> None:
@@ -190,6 +198,7 @@ async def test_a_sessions_turn_is_stored_once_whoever_finishes(
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.long
 async def test_a_dead_routers_sessions_answer_the_next_request_at_once(
     node: Any, start_routers: Any, new_client: Any, start_redis: Any, store: str
 ) -> None:
@@ -206,6 +215,7 @@ async def test_a_dead_routers_sessions_answer_the_next_request_at_once(
     assert len(second.events("stale session claim replaced")) == 1
 
 
+@pytest.mark.long
 async def test_a_router_that_starts_again_answers_in_the_sessions_it_died_with(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -218,6 +228,7 @@ async def test_a_router_that_starts_again_answers_in_the_sessions_it_died_with(
     assert client.seen.tokens == {0: whole()}
 
 
+@pytest.mark.long
 async def test_a_stopped_routers_sessions_are_free_when_its_lease_has_expired(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -230,6 +241,7 @@ async def test_a_stopped_routers_sessions_are_free_when_its_lease_has_expired(
     first.send(signal.SIGCONT)
 
 
+@pytest.mark.long
 async def test_a_router_that_slept_for_longer_than_the_journal_keeps_goes_on(
     start_node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -249,6 +261,7 @@ async def test_a_router_that_slept_for_longer_than_the_journal_keeps_goes_on(
     assert await router.value("generations_moved_total") == 0
 
 
+@pytest.mark.long
 async def test_a_generation_is_cancelled_from_any_router(node: Any, start_routers: Any, new_client: Any, until: Any) -> None:
     first, second = await start_routers(2, node)
     for dead in (False, True):
@@ -267,6 +280,7 @@ async def test_a_generation_is_cancelled_from_any_router(node: Any, start_router
         assert (await failure_of(second.inference.CancelGeneration(request))).code is Code.NOT_FOUND
 
 
+@pytest.mark.long
 async def test_what_nobody_comes_back_for_expires_everywhere(
     node: Any, start_routers: Any, new_client: Any, until: Any
 ) -> None:
@@ -281,6 +295,7 @@ async def test_what_nobody_comes_back_for_expires_everywhere(
     assert len(node.submits) == 1
 
 
+@pytest.mark.long
 async def test_a_generation_that_failed_for_good_fails_the_same_way_elsewhere(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -298,6 +313,7 @@ async def test_a_generation_that_failed_for_good_fails_the_same_way_elsewhere(
     assert again.retry_after_s is None
 
 
+@pytest.mark.long
 async def test_what_ended_for_want_of_nodes_goes_on_at_another_router(node: Any, start_routers: Any, new_client: Any) -> None:
     first, second = await start_routers(2, node, failover_wait_s=0.2)
     client = new_client()
@@ -313,6 +329,7 @@ async def test_what_ended_for_want_of_nodes_goes_on_at_another_router(node: Any,
     assert client.seen.tokens == {0: whole()}
 
 
+@pytest.mark.long
 async def test_what_was_resumed_goes_on_at_another_router_when_its_own_dies_then(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -339,6 +356,7 @@ async def linked(router: Any) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_an_event_stream_that_ended_for_want_of_nodes_is_resumed_with_its_last_event_id(
     node: Any, start_routers: Any
 ) -> None:
@@ -371,6 +389,7 @@ async def test_an_event_stream_that_ended_for_want_of_nodes_is_resumed_with_its_
     assert seen == text(0)
 
 
+@pytest.mark.long
 async def test_server_sent_events_go_on_at_another_router(node: Any, start_routers: Any) -> None:
     first, second = await start_routers(2, node)
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": TOKENS, "n": 2}
@@ -403,6 +422,7 @@ async def test_server_sent_events_go_on_at_another_router(node: Any, start_route
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
 
 
+@pytest.mark.long
 async def test_without_a_journal_a_router_knows_its_own_generations_only(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
@@ -422,6 +442,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.long
 async def test_what_an_older_router_took_and_cannot_read_goes_on_at_a_newer_one(
     start_node: Any, start_routers: Any, new_client: Any
 ) -> None:

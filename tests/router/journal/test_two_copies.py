@@ -16,6 +16,8 @@ from ryzanstein.router.journal.journal import JournalUnavailableError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 
 class Client:
     """One generation as its client sees it, at any router. A lost or repeated token fails the test."""

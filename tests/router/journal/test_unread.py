@@ -12,6 +12,8 @@ import pytest
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 LONG = 4000
 
 

@@ -14,6 +14,8 @@ from ryzanstein.router.nodes import breaker as breakers
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
+pytestmark = pytest.mark.long
+
 TOKENS = 24
 WHOLE = [1000 + index for index in range(TOKENS)]
 

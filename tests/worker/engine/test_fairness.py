@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ryzanstein.worker.engine.accounts import DECODE_WEIGHT, PREFILL_WEIGHT
 
+pytestmark = pytest.mark.long
+
 SIZES = {"num_blocks": 256, "block_size": 4, "max_sequences": 8, "token_budget": 64, "max_waiting": 256}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -103,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert (said, end.reason) == (rest, reason)
 
 
+@pytest.mark.long
 def test_every_answer_is_the_models_whatever_happens_around_it(run, group, answer) -> None:
     run_state_machine_as_test(
         lambda: EngineMachine(run, group, answer),

@@ -69,6 +69,7 @@ class Arrivals:
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 2.0, 3.0, 10.0])
+@pytest.mark.long
 def test_whoever_is_accepted_has_the_first_token_within_the_objective_at_any_load(timed, group, load) -> None:
     it = timed(ttft_objective_s=0.4)
     warm_up(it, group)
@@ -81,6 +82,7 @@ def test_whoever_is_accepted_has_the_first_token_within_the_objective_at_any_loa
         assert {failure.reason for failure in it.failed.values()} == {"QUEUE_FULL"}
 
 
+@pytest.mark.long
 def test_throughput_at_three_times_the_capacity_is_that_of_the_peak(timed, group) -> None:
     tokens = {}
     for load in (1.2, 3.0):
@@ -92,6 +94,7 @@ def test_throughput_at_three_times_the_capacity_is_that_of_the_peak(timed, group
     assert tokens[3.0] >= 0.95 * tokens[1.2]
 
 
+@pytest.mark.long
 def test_without_an_objective_the_wait_grows_to_the_bound_of_the_line(timed, group) -> None:
     it = timed()
     warm_up(it, group)

@@ -125,6 +125,7 @@ def answers(
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.long
 def test_a_format_that_is_chosen_is_the_same_on_all_ranks_and_has_its_bits(
     cases: dict[str, Case], tmp_path: Path, size: int
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_format_that_is_chosen_is_the_same_on_all_ranks_and_has_its_bits(
 @pytest.mark.distributed
 @pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.long
 def test_logits_are_near_those_of_float_weights(
     cases: dict[str, Case], answers: dict[tuple[str, Quantization], list[Tensor]], name: str, quantization: Quantization
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch_of_eight(
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.long
 def test_a_sequence_gets_nearly_the_same_alone_and_in_a_batch_with_any_kernels(
     cases: dict[str, Case], runner: Callable[..., Any], sequences: type, name: str, kernels: str
 ) -> None:

@@ -75,6 +75,7 @@ def test_temperature_0_takes_the_likeliest(sample: Sample) -> None:
         ({"top_k": 9, "top_p": 0.6}, lambda p: np.where(p >= _nucleus(np.where(p >= np.sort(p)[-9], p, 0), 0.6), p, 0)),
     ],
 )
+@pytest.mark.long
 def test_draws_follow_the_distribution(sample: Sample, params: dict[str, Any], expected: Any) -> None:
     logits_V = logits()[0]
     probabilities = expected(logits_V.double().softmax(0).numpy())

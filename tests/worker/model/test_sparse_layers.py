@@ -63,6 +63,7 @@ def test_an_engine_gives_each_request_its_own_bits_with_reuse_chunks_and_company
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 def test_two_ranks_choose_the_same_pages(model_dirs: Callable[[str], Path], tmp_path: Path) -> None:
     """Each for its heads, without a word between them: the answers are those of one rank, up to the order of sums."""
     ids = SCHEDULES.sequence_ids()

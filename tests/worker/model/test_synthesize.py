@@ -107,3 +107,16 @@ def test_wrong_arguments_exit_with_2_and_write_nothing(tmp_path: Path, args: lis
     code, _ = run(tmp_path / "model", *args)
     assert code == 2
     assert not (tmp_path / "model").exists()
+
+
+def test_only_what_the_command_wrote_is_replaced_and_only_if_told(tmp_path: Path) -> None:
+    command = (tmp_path / "new" / "model", "--params", "1M")
+    assert run(*command)[0] == 0
+    assert run(*command) == (1, f"{command[0]} exists already; --force replaces it\n")
+    assert run(*command, "--shards", 2, "--force")[0] == 0
+    assert not (command[0] / "model.safetensors").exists()
+    (command[0] / "adapter").mkdir()
+    code, said = run(*command, "--force")
+    assert code == 1
+    assert "did not write, or that changed since (adapter)" in said
+    assert (command[0] / "model.safetensors.index.json").exists()

@@ -91,6 +91,7 @@ def group(request: pytest.FixtureRequest, cases: dict[str, Case], tmp_path_facto
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.long
 def test_logits_equal_those_of_transformers(group: Group, cases: dict[str, Case], name: str) -> None:
     case, answers = cases[name], group.jobs[name][0]["answers"]
     checked = 0

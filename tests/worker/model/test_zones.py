@@ -15,6 +15,8 @@ from tests.worker.model.schedules import Schedules, differing, rows_of
 
 from ryzanstein.worker.model.refusal import ModelRefused
 
+pytestmark = pytest.mark.long
+
 COMPRESSIONS = ("lazy-fp8", "eager-fp8", "lazy-int8", "lazy-fp8-values", "lazy-int8-channels")
 CASES = [
     *(("llama", compression) for compression in COMPRESSIONS),

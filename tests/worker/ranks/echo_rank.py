@@ -1,7 +1,7 @@
 """A rank without a model, for tests of what surrounds ranks: real processes, channels and boards, no torch.
 
 Rank 0 answers a submitted group with `max_tokens` steps of one token each, all ranks taking part in every step. The model
-"name" says what goes wrong: "refuse", "crash", "never ready".
+"name" says what goes wrong: "refuse", "crash", "never ready", "slow".
 """
 
 import socket
@@ -30,7 +30,7 @@ def run(_rank: int, fd: int) -> int:
     (start,) = agent.wait()
     board = RankBoard(start.board_fd, start.spec.tp, start.rank)
     peers = [RankChannel(socket.socket(fileno=fd), Step) for fd in start.plan_fds]
-    misbehave(start.spec.model, agent)
+    misbehave(start.spec.model, agent, board)
     agent.send(RankReady(start.rank, 128, 64, 16, 4, {"load": 0.0}))
     board.enter("idle")
     try:
@@ -40,7 +40,7 @@ def run(_rank: int, fd: int) -> int:
     return 0
 
 
-def misbehave(model: str, agent: RankChannel) -> None:
+def misbehave(model: str, agent: RankChannel, board: RankBoard) -> None:
     if model == "refuse":
         agent.send(RankRefused("tensor lm_head.weight is missing"))
         raise SystemExit(0)
@@ -48,6 +48,10 @@ def misbehave(model: str, agent: RankChannel) -> None:
         raise SystemExit(1)
     if model == "never ready":
         time.sleep(60)
+    if model == "slow":
+        for _ in range(8):
+            time.sleep(0.25)
+            board.move()
 
 
 def lead(agent: RankChannel, peers: list[RankChannel], board: RankBoard) -> None:

@@ -17,7 +17,7 @@ from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.watchdog import StallBounds
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 DEMO = Path(__file__).parents[3] / "shared" / "ryzanstein" / "demo"
 RANK = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")

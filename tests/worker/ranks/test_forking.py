@@ -285,6 +285,7 @@ async def test_the_agent_goes_before_its_ranks(fork) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.long
 async def test_a_rank_is_known_to_be_dying_before_its_memory_is_taken_down(fork, number: signal.Signals) -> None:
     """Its gigabyte is there still. One of three is enough: on a busy machine both may be over before this process runs."""
     before = []

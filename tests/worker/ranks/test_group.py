@@ -147,6 +147,7 @@ async def test_a_stopped_rank_is_found_also_when_all_that_ran_there_was_cancelle
 
 @pytest.mark.parametrize("worked", [True, False])
 @pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.long
 async def test_a_rank_that_is_stopped_while_idle_is_found_without_any_work(harness, victim, worked):
     bounds = replace(BOUNDS, idle_check_s=0.1)
     group = harness.group(tp=3, bounds=bounds)
@@ -221,4 +222,11 @@ async def test_a_rank_that_never_becomes_ready_is_named(harness):
     with pytest.raises(RanksLost) as caught:
         await harness.group("never ready", bounds=GroupBounds(start_s=1.0)).start()
     assert caught.value.loss.cause is LossCause.START
-    assert "was not ready within 1 s" in caught.value.loss.message
+    assert "no rank moved for 1 s during the start; rank 0 is in start" in caught.value.loss.message
+
+
+async def test_a_start_that_moves_may_take_longer_than_the_limit(harness):
+    began = time.monotonic()
+    answers = await harness.group("slow", bounds=GroupBounds(start_s=1.0, watch_interval_s=0.05)).start()
+    assert len(answers) == 2
+    assert time.monotonic() - began > 2.0

@@ -21,7 +21,7 @@ from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 DEMO = Path(__file__).parents[3] / "shared" / "ryzanstein" / "demo"
 RANK = (sys.executable, "-m", "ryzanstein.worker.ranks.rank")

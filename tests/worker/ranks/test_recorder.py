@@ -105,6 +105,7 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith("torc
 """
 
 
+@pytest.mark.long
 def test_the_first_recording_imports_nothing_that_takes_seconds(tmp_path: Path) -> None:
     """In a process of its own, as in a rank; here other tests may have imported it."""
     command = [sys.executable, "-c", FIRST]

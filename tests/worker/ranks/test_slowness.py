@@ -76,6 +76,7 @@ def test_idle_time_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("idle_s", [30.0, 1332.0])
+@pytest.mark.long
 def test_a_slow_second_after_a_long_pause_is_a_slow_second(idle_s: float) -> None:
     """Caches are cold then: the first request must not pay for the pause with the ranks."""
     group = Group(0.002, 0.002)

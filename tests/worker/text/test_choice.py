@@ -75,6 +75,7 @@ async def test_a_long_answer_is_resumed_without_holding_the_loop(model) -> None:
 
 @given(data=st.data(), stop=stops)
 @settings(max_examples=200, deadline=None)
+@pytest.mark.long
 def test_the_texts_together_are_the_decoded_text_before_the_first_stop_string(model, data, stop) -> None:
     token_ids = data.draw(st.lists(st.integers(0, model.vocab_size - 1), max_size=30))
     choice = ChoiceText(model, TextOptions(stop))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.chaos.campaign import Campaign, Order, Results
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, chosen
 from ryzanstein.lab.chaos.document import CampaignFacts as Made
@@ -61,7 +61,7 @@ def failover(
         raise typer.BadParameter(str(unknown), param_hint="--only") from None
     order = Order(faults, runs, clients, seed, keep, None if minutes is None else 60 * minutes)
     try:
-        progress = Progress(progress_path, Conditions(version("ryzanstein"), cpu(), os.cpu_count() or 0, seed, clients))
+        progress = Progress(progress_path, Conditions(version("ryzanstein"), cpu(), whole_cores(), seed, clients))
     except ForeignProgressError as foreign:
         raise typer.BadParameter(str(foreign), param_hint="--progress") from None
     if progress.runs:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import psutil
-
+from ryzanstein.allotment import memory_bytes, whole_cores
 from ryzanstein.lab.chaos.budget import BudgetRow, Quantiles
 
 
@@ -38,8 +36,8 @@ def machine() -> dict[str, Any]:
     """Returns the machine that the figures were measured on."""
     return {
         "cpu": cpu(),
-        "cores": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "cores": whole_cores(),
+        "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),

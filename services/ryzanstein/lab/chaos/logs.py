@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.log_files import older
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
@@ -33,11 +35,14 @@ class LogReader:
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = dict(paths)
         self._offsets = dict.fromkeys(paths, 0)
+        self._files: dict[str, int | None] = dict.fromkeys(paths)  # inodes: a log is continued in new files
 
     def skip(self) -> None:
         """Skips what was written until now."""
         for name, path in self._paths.items():
-            self._offsets[name] = path.stat().st_size if path.exists() else 0
+            status = path.stat() if path.exists() else None
+            self._offsets[name] = status.st_size if status else 0
+            self._files[name] = status.st_ino if status else None
 
     def read(self) -> list[LogLine]:
         """Returns the complete lines since the last call, in order of time."""
@@ -46,8 +51,17 @@ class LogReader:
 
     def _read(self, name: str) -> Iterable[LogLine]:
         path = self._paths[name]
+        before = Path(older(str(path), 1))
         if not path.exists():
             return
+        if self._files[name] not in (None, path.stat().st_ino):
+            if before.exists() and before.stat().st_ino == self._files[name]:
+                yield from self._rest(name, before)
+            self._offsets[name] = 0
+        self._files[name] = path.stat().st_ino
+        yield from self._rest(name, path)
+
+    def _rest(self, name: str, path: Path) -> Iterable[LogLine]:
         with path.open("rb") as file:
             file.seek(self._offsets[name])
             text = file.read()

@@ -144,6 +144,7 @@ class Cluster:
             model_name=FIRST_MODEL,
             more_models=",".join(f"{model}={MODEL_DIR}" for model in self.plan.models_of(number)[1:]),
             tp=node.tp,
+            device="cpu",
             max_sequences=node.max_sequences,
             drain_grace_s=5.0,
             # The model loads in two seconds; a rank that hangs while loading is replaced within the

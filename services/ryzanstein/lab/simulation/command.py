@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.simulation.clock import real_monotonic
 from ryzanstein.lab.simulation.plan import MODELS_FROM, SimulationPlan, plan
 from ryzanstein.lab.simulation.record import dump
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--minutes", type=_minutes, help="run new seeds for this many minutes of real time")
     parser.add_argument("--first", type=_whole(0, 2**62), help="the first of the new seeds; default: random")
     parser.add_argument("--count", type=_whole(1, 10**9), help="run this many new seeds, however long they take")
-    parser.add_argument("--jobs", type=_whole(1, 1024), default=os.cpu_count() or 1, help="number of processes")
+    parser.add_argument("--jobs", type=_whole(1, 1024), default=whole_cores(), help="number of processes")
     parser.add_argument("--log", action="store_true", help="with --seed: print all events")
     parser.add_argument("--smaller", action="store_true", help="with --seed: leave out faults and clients that do not matter")
     parser.add_argument("--without-faults", type=_numbers, default="", help="with --seed: faults to leave out, e.g. 0,3")

@@ -48,6 +48,9 @@ class SimulatedForkServer:
         self._processes: list[SimulatedProcess] = []
         self._timers.later(profile.server_s, self._become_ready)
 
+    async def prepare(self, spec: RankSpec) -> None:
+        """See `source.RankServer`. Simulated ranks have no kernels."""
+
     def wire(self, spec: RankSpec) -> SimulatedWiring:
         """Returns the wiring of a new group."""
         self.crews = [crew for crew in self.crews if not crew.over]

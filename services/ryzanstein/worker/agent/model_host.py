@@ -19,7 +19,7 @@ from ryzanstein import errors
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.model_paths import model_name
+from ryzanstein.model_paths import model_location, model_name
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
 from ryzanstein.worker.engines.group import EngineFactory, EngineGroup, RankLoss
 from ryzanstein.worker.engines.messages import RankReady
@@ -55,8 +55,7 @@ class ModelChoice:
         """
         if "\0" in path or len(path) > MAX_PATH_CHARS:
             raise errors.invalid("path", f"must have at most {MAX_PATH_CHARS} characters and no NUL")
-        directory = Path(path).resolve()
-        return cls(name or model_name(directory), str(directory), revision)
+        return cls(name or model_name(Path(path)), str(model_location(Path(path))), revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ has of a tensor is the business of `WeightFiles`, what is kept of it that of `We
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Protocol
@@ -123,11 +123,12 @@ class MappedWeights:
         device: torch.device,
         weight_format: WeightFormat,
         kernels: NativeKernels | None = None,
+        *,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
-        self._files, self._format, self.kernels = files, weight_format, kernels
+        self._files, self._format, self.kernels, self._on_read = files, weight_format, kernels, on_read
         self._memory, self._bytes = WeightMemory(dtype, device), WeightMemory(torch.uint8, device)
         self.new = self._memory.zeros
-        self.read = files.read
         self.product, self.table = weight_format.product, weight_format.table
 
     def __enter__(self) -> MappedWeights:
@@ -138,9 +139,15 @@ class MappedWeights:
         self._memory.close()
         self._bytes.close()
 
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
+        self._files.read(name, shape, out, dim, start)
+        self._on_read()
+
     def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
         return self._format.kept_blocks(self._files.blocks(name))
 
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
         memory = self._bytes.zeros(self._format.blocks_bytes(parts, num_outputs))
-        return self._format.packed_blocks(parts, num_outputs, memory)
+        packed = self._format.packed_blocks(parts, num_outputs, memory)
+        self._on_read()
+        return packed

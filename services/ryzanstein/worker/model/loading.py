@@ -119,7 +119,7 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     """
     checked = _agreed(model_dir, tp, options)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
-    mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native)
+    mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native, on_read=options.on_read)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
     cache, size = _cache(checked, tp, options), checked.size

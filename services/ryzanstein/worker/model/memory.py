@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import mmap
 from collections import deque
-from pathlib import Path
 from weakref import finalize
 
 import torch
 from torch import Tensor
 
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMINFO = Path("/proc/meminfo")
+from ryzanstein.allotment import available_memory_bytes
+
 _MAPPED_BYTES = 2**20
 _MAX_SPARE = 4  # as many shapes as a layer's large weights have
 
@@ -56,29 +55,9 @@ class WeightMemory:
 def available_bytes(device: torch.device) -> int:
     """Returns the bytes that can be allocated on `device` without swapping.
 
-    On a CPU the result respects the container's limit, if there is one.
+    On a CPU the result respects the limits of the container and of the groups above it.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return min([_meminfo("MemAvailable"), *_cgroup_room()])
-
-
-def _cgroup_room() -> list[int]:
-    """Returns what is left of the control group v2 limit, in bytes, or an empty list.
-
-    The group counts page cache as used, although it can be reclaimed; it is added back.
-    """
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return []
-    return [limit - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))]
-
-
-def _meminfo(field: str) -> int:
-    """Returns a field of proc_meminfo(5), in bytes."""
-    lines = _MEMINFO.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    return available_memory_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,10 @@ from ryzanstein.worker.sparse import parse_sparse_attention
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """The options of a rank's model.
@@ -32,11 +36,13 @@ class RunnerOptions:
     `kv_bytes` bounds the cache of each rank. Without both, the cache lets every sequence be as long
     as the context, up to 1 GiB per rank. `num_threads` None keeps torch's own choice.
     `quantization` is the format in which weights are stored for their products. `kernels` native
-    requires our own kernels, torch never uses them. `lends_blocks`: the memory of blocks that are
+    requires our own kernels, torch never uses them. `compiles_kernels`: they may be compiled now,
+    which takes up to a minute; ranks use what their agent has had compiled. `lends_blocks`: the memory of blocks that are
     not used returns to the system; the cache has room for `borrow_bytes` more than its own.
     `kv_compression`: keys and values that are not among the newest `kv_hot_tokens` are compressed,
     where our own kernels run. `sparse_attention`: what layers without a window read, see
-    `worker.sparse`; empty: everything.
+    `worker.sparse`; empty: everything. `on_read` is called after each tensor that was read: loading
+    goes on.
     """
 
     device: str = "cpu"
@@ -50,11 +56,13 @@ class RunnerOptions:
     kv_dtype: KvDtype = "auto"
     quantization: Quantization = "none"
     kernels: Kernels = "auto"
+    compiles_kernels: bool = True
     lends_blocks: bool = False
     borrow_bytes: int = 0
     kv_compression: KvCompression = "none"
     kv_hot_tokens: int = 16
     sparse_attention: str = ""
+    on_read: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:

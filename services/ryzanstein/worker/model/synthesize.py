@@ -18,12 +18,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ryzanstein.worker.model.architectures.registry import spec_of
+from ryzanstein.worker.model.gguf.atomic import new_directory
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.options import DTYPES
+from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.shapes import PRESETS, ModelShape, shape_of
 from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
 
@@ -43,7 +46,7 @@ class Recipe:
 
 
 def synthesize(model_dir: Path, recipe: Recipe) -> int:
-    """Writes the checkpoint and returns its number of parameters. Overwrites existing files."""
+    """Writes the checkpoint into a directory and returns its number of parameters. Overwrites files of its names."""
     model_dir.mkdir(parents=True, exist_ok=True)
     config = _config(recipe)
     (model_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -128,6 +131,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
     dtype: Annotated[str, typer.Option(help=f"auto (float32 below 100M parameters) or {', '.join(DTYPES)}.")] = "auto",
     shards: Annotated[int, typer.Option(min=1, max=1000, help="Number of weight files.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier call wrote there.")] = False,
 ) -> None:
     """Write a random checkpoint in the Hugging Face layout."""
     if (preset is None) == (params is None):
@@ -141,7 +145,13 @@ def main(
     chosen = ("float32" if shape.num_parameters < 100e6 else "bfloat16") if dtype == "auto" else dtype
     if chosen not in DTYPES:
         raise typer.BadParameter(f"--dtype {dtype!r} is not supported, only auto, {', '.join(DTYPES)}")
-    num_parameters = synthesize(model_dir, Recipe(arch, shape, chosen, seed, shards))
+    try:
+        model_dir.parent.mkdir(parents=True, exist_ok=True)
+        with new_directory(model_dir, force=force) as directory:
+            num_parameters = synthesize(directory, Recipe(arch, shape, chosen, seed, shards))
+    except (ModelRefused, OSError, SafetensorError) as refusal:
+        typer.echo(f"{model_dir}: {refusal}" if isinstance(refusal, SafetensorError) else str(refusal), err=True)
+        raise typer.Exit(1) from None
     typer.echo(f"{model_dir}: {num_parameters / 1e6:.1f}M parameters, {chosen}, {shape}")
 
 

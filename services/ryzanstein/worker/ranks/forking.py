@@ -26,6 +26,7 @@ from ryzanstein.worker.ranks.fork_server import (
     ServerFailed,
     ServerMessage,
 )
+from ryzanstein.worker.ranks.kernel_build import have_kernels
 from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
@@ -102,6 +103,10 @@ class ForkServer:
     @property
     def pid(self) -> int:
         return self._server.pid
+
+    async def prepare(self, spec: RankSpec) -> None:
+        """See `source.RankServer`. The server imports meanwhile."""
+        await have_kernels(spec)
 
     def wire(self, spec: RankSpec) -> Wiring:
         """Returns the descriptors of a group of ranks that is to be forked."""

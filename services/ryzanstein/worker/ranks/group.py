@@ -7,6 +7,7 @@ group, with new channels and boards, so that nothing of a lost group can reach i
 from __future__ import annotations
 
 import asyncio
+import math
 import mmap
 import os
 import time
@@ -56,7 +57,7 @@ _NAMED_WITHIN_S = 0.005
 class GroupBounds:
     """Time limits of a group, in seconds.
 
-    Idle ranks are checked every `idle_check_s`; 0: never.
+    A start is given up when no rank has moved for `start_s`. Idle ranks are checked every `idle_check_s`; 0: never.
     """
 
     start_s: float = 120.0
@@ -97,12 +98,16 @@ class RankGroup:
     async def start(self) -> list[RankReady]:
         """Forks all ranks; returns what each reported when it was ready, by rank.
 
+        A start that moves takes as long as it takes: a large model from a slow volume loads for many
+        minutes. It is given up when no rank has moved for `start_s`.
+
         Raises RanksLost or RanksRefused. After an error or a cancellation, call `end`.
         """
+        await self._server.prepare(self._spec)
         try:
-            async with asyncio.timeout(self._bounds.start_s):
-                await self._fork()
-                answers = await self._answered()
+            async with asyncio.timeout(self._bounds.start_s) as limit:
+                await self._fork(limit)
+                answers = await self._answered(limit)
         except TimeoutError:
             raise RanksLost(self._late()) from None
         except ForkServerLost as lost:
@@ -161,11 +166,13 @@ class RankGroup:
             os.close(self._slab_fd)
             self._slab_fd = -1
 
-    async def _fork(self) -> None:
+    async def _fork(self, limit: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
         with self._wiring as wiring:
             for wires in wiring.ranks:
                 rank = wires.start.rank
                 process = await self._server.fork(rank, wires.fds)
+                limit.reschedule(loop.time() + self._bounds.start_s)
                 process.dying.add_done_callback(partial(self._on_dying, rank))
                 process.exited.add_done_callback(partial(self._on_exit, rank))
                 self._processes.append(process)
@@ -175,9 +182,14 @@ class RankGroup:
             await wires.connect(channel)
             channel.send(wires.start)
 
-    async def _answered(self) -> list[RankReady]:
+    async def _answered(self, limit: asyncio.Timeout) -> list[RankReady]:
         either: list[asyncio.Future[Any]] = [self._ready, self.lost]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        loop = asyncio.get_running_loop()
+        while not any(future.done() for future in either):
+            await asyncio.wait(either, timeout=self._bounds.watch_interval_s, return_when=asyncio.FIRST_COMPLETED)
+            still_s = min((rank.still_s for rank in self._board.read() if rank.pid), default=math.inf)
+            if still_s < self._bounds.start_s and not limit.expired():  # ranks wait for each other: one that moves is enough
+                limit.reschedule(loop.time() + self._bounds.start_s - still_s)
         if not self._ready.done():
             raise RanksLost(self.lost.result())
         return self._ready.result()
@@ -281,7 +293,9 @@ class RankGroup:
         answered = {answer.rank for answer in self._answers}
         slow = min((r for r in self._board.read() if r.rank not in answered), key=lambda r: r.progress_s)
         return RankLoss(
-            slow.rank, LossCause.START, f"rank {slow.rank} was not ready within {self._bounds.start_s:g} s, in {slow.phase}"
+            slow.rank,
+            LossCause.START,
+            f"no rank moved for {self._bounds.start_s:g} s during the start; rank {slow.rank} is in {slow.phase}",
         )
 
     async def _watch_progress(self) -> None:

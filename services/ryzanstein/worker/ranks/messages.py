@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ryzanstein.gpus import Device
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
 from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
@@ -23,7 +24,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     rank chooses. `lends_blocks`: the memory of blocks is shared with other models of the node, and
     the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype`
     and `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at
-    the end of a parallel region; 0: libgomp's own, about a millisecond. `nice` is added to the
+    the end of a parallel region; 0: libgomp's own, about a millisecond. `spins` False: a quota leaves
+    these threads less than a core each, so that who waits sleeps at once. `nice` is added to the
     agent's own niceness. `kv_compression`: keys and values that are not among the newest
     `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `sparse_attention`: see
     `worker.sparse`. `ranks_before` are the node's ranks of other models that come first on its cores
@@ -32,7 +34,7 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     model: str  # directory
     tp: int = 1
-    device: str = "auto"
+    device: Device = "auto"
     dtype: str = "auto"
     kv_dtype: KvDtype = "auto"
     quantization: Quantization = "none"
@@ -40,6 +42,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     collectives: str = "auto"
     threads: int = 1
     openmp_spins: int = 0
+    spins: bool = True
     nice: int = 0
     pin: bool = False
     ranks_before: int = 0

@@ -34,7 +34,8 @@ def thread_environment(spec: RankSpec) -> dict[str, str]:
     process that ranks are forked from.
     """
     threads = str(spec.threads)
-    spins = {"GOMP_SPINCOUNT": str(spec.openmp_spins)} if spec.openmp_spins else {}
+    num_spins = spec.openmp_spins if spec.spins else 0
+    spins = {} if spec.spins and not num_spins else {"GOMP_SPINCOUNT": str(num_spins)}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1", **spins}
 
 

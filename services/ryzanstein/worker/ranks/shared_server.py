@@ -58,6 +58,10 @@ class RankServerLease:
         self._servers, self._shared = servers, shared
         self.lost = shared.server.lost
 
+    async def prepare(self, spec: RankSpec) -> None:
+        """See `RankServer`."""
+        await self._shared.server.prepare(spec)
+
     def wire(self, spec: RankSpec) -> GroupWiring:
         """See `RankServer`."""
         return self._shared.server.wire(spec)

@@ -75,6 +75,10 @@ class RankServer(Protocol):
 
     lost: asyncio.Future[str]
 
+    async def prepare(self, spec: RankSpec) -> None:
+        """Makes what ranks need and may take long to make: the kernels. It has time limits of its own."""
+        ...
+
     def wire(self, spec: RankSpec) -> GroupWiring: ...
 
     async def fork(self, rank: int, fds: Sequence[int]) -> ForkedRank: ...

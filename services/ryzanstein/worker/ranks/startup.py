@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +61,12 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     with phases.phase("import"):
         from ryzanstein.worker.model.parallel import TensorParallel
         from ryzanstein.worker.model.runner import ModelRunner
-    device = _device(spec.device, spec.ranks_before + start.rank)
+    device = _device(spec, start.rank)
     with phases.phase("group"):
         tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
         _meet(tp, device)
     with phases.phase("load"):
-        runner = ModelRunner.load(Path(spec.model), tp, runner_options(spec, device))
+        runner = ModelRunner.load(Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.move))
     with phases.phase("warm_up"):
         runner.warm_up()
     board.enter(IDLE)
@@ -104,23 +105,38 @@ def cores(available: list[int], rank: int, threads: int) -> set[int]:
     return {available[(rank * threads + i) % len(available)] for i in range(threads)}
 
 
-def _device(requested: str, rank: int) -> str:
-    """Returns the device of a rank; `rank` counts all ranks of the node."""
+def _device(spec: RankSpec, rank: int) -> str:
+    """Returns the device of a rank: `cuda:0` is that of the node's first. Raises ModelRefused if there are too few GPUs."""
+    if spec.device == "cpu":
+        return "cpu"
     import torch
 
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+    from ryzanstein.errors import RyzansteinError
+    from ryzanstein.gpus import Gpus, choose_device
+    from ryzanstein.worker.model.refusal import ModelRefused
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = Gpus(tuple(map(str, range(count))), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    whose = f"tp {spec.tp}" + (f" after {spec.ranks_before} ranks of other models" if spec.ranks_before else "")
+    try:
+        choice = choose_device(spec.device, spec.ranks_before + spec.tp, whose, gpus)
+    except RyzansteinError as error:
+        raise ModelRefused(error.message) from None
+    if choice.device == "cpu":
         return "cpu"
-    torch.cuda.set_device(rank)
-    return f"cuda:{rank}"
+    torch.cuda.set_device(spec.ranks_before + rank)
+    return f"cuda:{spec.ranks_before + rank}"
 
 
 def _collectives(start: StartRank, device: str, board: RankBoard) -> Collectives:
     from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
+    from ryzanstein.worker.model.collectives.waiting import SLEEPING
 
     spec = start.spec
     backend = default_backend(device) if spec.collectives == "auto" else spec.collectives
     store = Path(f"/proc/self/fd/{start.store_fd}")
-    return open_collectives(GroupAddress(backend, start.segment_fd, store), start.rank, spec.tp, board)
+    address = GroupAddress(backend, start.segment_fd, store)
+    return open_collectives(address, start.rank, spec.tp, board, None if spec.spins else SLEEPING)
 
 
 def _meet(tp: TensorParallel, device: str) -> None:
@@ -144,6 +160,7 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
         kv_dtype=spec.kv_dtype,
         quantization=spec.quantization,
         kernels=spec.kernels,
+        compiles_kernels=False,
         block_size=spec.block_size,
         num_blocks=spec.num_blocks or None,
         kv_bytes=spec.kv_bytes or None,

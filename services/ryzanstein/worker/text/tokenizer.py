@@ -18,7 +18,7 @@ from ryzanstein import errors
 from ryzanstein.errors import FieldViolation, RyzansteinError
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.model_paths import model_name
+from ryzanstein.model_paths import model_location, model_name
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
@@ -77,10 +77,10 @@ class TextModel:
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
-        directory = Path(model_dir).resolve()
+        directory = model_location(Path(model_dir))
         files = ModelFiles.read(directory, template_file)
         try:
-            return cls(files, name or model_name(directory), calling)
+            return cls(files, name or model_name(Path(model_dir)), calling)
         except BaseException as error:
             if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
                 raise

@@ -38,6 +38,7 @@ def columns(document: Any) -> Sequence[Sequence[Sequence[float]]]:
     return [row["sums"] for row in document["windows"]]
 
 
+@pytest.mark.long
 def test_every_option_is_measured_and_loses_little(measured: tuple[Path, str]) -> None:
     document = json.loads(measured[0].read_text())
     assert document["settings"]["options"] == [option.name for option in OPTIONS]

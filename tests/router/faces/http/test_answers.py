@@ -29,6 +29,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "kind"), ROUTES, ids=lambda value: str(value)[:40])
+@pytest.mark.long
 async def test_an_answer_is_of_the_type_that_openapi_describes(http, method, path, body, kind):
     answer = await http.request(method, path, json=body)
     assert answer.status_code == 200, answer.text

@@ -203,6 +203,7 @@ def check(response, param):
 
 
 @pytest.mark.parametrize(("fields", "param"), CHAT, ids=lambda value: str(value)[:48])
+@pytest.mark.long
 async def test_a_bad_chat_request(http, core, fields, param):
     body = json.dumps({"model": "echo", "messages": MESSAGES, **fields})
     check(await http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}), param)

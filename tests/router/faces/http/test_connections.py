@@ -13,6 +13,8 @@ import pytest
 from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
 
+pytestmark = pytest.mark.long
+
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 

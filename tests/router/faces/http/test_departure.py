@@ -7,7 +7,11 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from ryzanstein.router.faces.http.gate import HttpLimits
+
+pytestmark = pytest.mark.long
 
 NUM_WORDS = 8000
 

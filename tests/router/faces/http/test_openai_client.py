@@ -229,6 +229,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal[0].reason)
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.long
 async def test_a_refusal_is_the_clients_own_exception(client, face, refusal, stream):
     error, kind, status, code, param = refusal
     face.core.refusal = error

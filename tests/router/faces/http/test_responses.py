@@ -214,6 +214,7 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
     ],
     ids=lambda value: str(value)[:40],
 )
+@pytest.mark.long
 async def test_what_is_not_supported_is_refused_by_name(http, face, fields, param):
     answer = await http.post("/v1/responses", json={"model": "echo", "input": "x", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -320,6 +320,7 @@ class TestAClientThatDoesNotRead:
     def limits(self):
         return SocketLimits(give_up_s=0.5, unread_s=0.1, max_message_bytes=16 * 2**20)
 
+    @pytest.mark.long
     async def test_is_closed_and_its_generation_detached(self, face, eventually):
         text = " ".join(["x" * 1000] * 8000)
         async with face.connect(max_queue=1) as socket:

@@ -14,6 +14,8 @@ from ryzanstein.cluster import Beat, Load, NodeState
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.links.suspicion import DEAF, SILENCE, Level, SuspicionWatch
 
+pytestmark = pytest.mark.long
+
 WORKING = Beat(state=NodeState.READY, load=Load(running=1))
 IDLE = Beat(state=NodeState.READY)
 

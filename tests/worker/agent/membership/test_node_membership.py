@@ -133,6 +133,7 @@ async def test_leaving_a_dead_orchestrator_takes_no_time():
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrator, start_node, demo_dir):
     """Becomes ready, drains and takes work again, changes over to a deployed model, goes back, and leaves on SIGTERM."""
     node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", tp=1)

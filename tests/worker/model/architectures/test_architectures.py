@@ -96,12 +96,14 @@ def answers(request: pytest.FixtureRequest, cases: dict[str, Case], tmp_path_fac
     return dict(zip(cases, answers_of_ranks(directory, request.param, jobs)[0]["jobs"], strict=True))
 
 
+@pytest.mark.long
 def test_every_architecture_has_a_checkpoint_here(cases: dict[str, Case]) -> None:
     others = {"internlm2"}  # which transformers lacks: test_internlm2
     assert {name.split(" ")[0] for name in cases} == set(ARCHITECTURES) - others
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
 def test_logits_and_greedy_text_equal_those_of_transformers(cases: dict[str, Case], answers: dict[str, Any], name: str) -> None:
     case, answer = cases[name], answers[name]
     assert "answers" in answer, answer

@@ -462,6 +462,7 @@ def test_every_architecture_is_here() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", BASES)
+@pytest.mark.long
 def test_every_key_does_what_it_does_in_transformers(judge: Callable[[str], Judge], name: str) -> None:
     case = judge(name)
     pending = list(changes(case.checkpoint.config))

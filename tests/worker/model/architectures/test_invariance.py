@@ -22,12 +22,14 @@ IN_EVERY_FORMAT = ("llama", "gemma2", "gpt2", "bloom", "qwen2_moe", "deepseek_v3
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
 def test_every_architecture(model_dirs: Callable[[str], Path], runner: Callable[..., Any], name: str) -> None:
     SCHEDULES.check(runner(model_dirs(name), **OPTIONS))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "float32"])
 @pytest.mark.parametrize("name", IN_EVERY_FORMAT)
+@pytest.mark.long
 def test_every_format(model_dirs: Callable[[str], Path], runner: Callable[..., Any], name: str, kind: str) -> None:
     SCHEDULES.check(runner(model_dirs(name), **OPTIONS, **FORMATS[kind]))
 
@@ -42,6 +44,7 @@ def test_a_tied_head_that_is_too_large_to_keep_twice(
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 64), (3, 1, 100), (2, 1, 128)], ids=str)
+@pytest.mark.long
 def test_usual_widths(
     checkpoint: Callable[..., Path], runner: Callable[..., Any], heads: tuple[int, int, int], kind: str
 ) -> None:
@@ -59,6 +62,7 @@ def test_usual_widths(
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 def test_two_ranks(model_dirs: Callable[[str], Path], tmp_path: Path) -> None:
     """Each has half of the heads, columns and experts; sums over ranks have their own order, which is always the same."""
     ids, names = SCHEDULES.sequence_ids(), ("llama", "qwen2_moe", "deepseek_v3", "bloom", "olmo2")

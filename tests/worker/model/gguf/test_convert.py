@@ -18,6 +18,8 @@ from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
+pytestmark = pytest.mark.long
+
 COMMAND = [sys.executable, "-m", "ryzanstein.worker.model.gguf.convert"]
 WITHIN_S = 60
 
@@ -49,6 +51,7 @@ def test_both_ways(model_dir: Path, tmp_path: Path) -> None:
     back = convert(tmp_path / "model.gguf", tmp_path / "model", "--dtype", "float32")
     assert back.returncode == 0
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        ".written-by-ryzanstein",
         "config.json",
         "generation_config.json",
         "model.safetensors",
@@ -58,32 +61,50 @@ def test_both_ways(model_dir: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.gguf"]
 
 
-def test_what_exists_is_replaced_only_if_told(model_dir: Path, tmp_path: Path) -> None:
-    target = tmp_path / "model.gguf"
-    target.write_bytes(b"mine")
+def test_what_it_wrote_is_replaced_only_if_told(model_dir: Path, tmp_path: Path) -> None:
+    target, directory = tmp_path / "model.gguf", tmp_path / "model"
+    assert convert(model_dir, target, "--type", "f32").returncode == 0
     refused = convert(model_dir, target)
     assert (refused.returncode, refused.stderr) == (1, f"{target} exists already; --force replaces it\n")
-    assert target.read_bytes() == b"mine"
     assert convert(model_dir, target, "--force").returncode == 0
     with GgufFile.open(target) as file:
         assert file.tensor("output.weight").type.name == "BF16"
-    directory = tmp_path / "model"
     assert convert(target, directory).returncode == 0
     assert convert(target, directory).returncode == 1
-    (directory / "more").write_text("")
-    assert convert(target, directory, "--force").returncode == 0
-    assert not (directory / "more").exists()
+    assert convert(target, directory, "--dtype", "float32", "--force").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.gguf"]
 
 
-def test_a_directory_that_is_no_model_is_never_replaced(model_dir: Path, tmp_path: Path) -> None:
-    assert convert(model_dir, tmp_path / "model.gguf").returncode == 0
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "thesis.txt").write_text("years")
-    refused = convert(tmp_path / "model.gguf", tmp_path / "papers", "--force")
-    assert refused.returncode == 1
-    assert "is not a model's directory (no config.json), and is not replaced" in refused.stderr
-    assert (tmp_path / "papers" / "thesis.txt").read_text() == "years"
+def test_what_somebody_else_wrote_is_never_replaced(model_dir: Path, tmp_path: Path) -> None:
+    source, directory = tmp_path / "model.gguf", tmp_path / "model"
+    assert convert(model_dir, source).returncode == 0
+    assert convert(source, directory).returncode == 0
+    (directory / "notes").mkdir()
+    (directory / "thesis.txt").write_text("years")
+    (directory / "tokenizer_config.json").write_text("{}")
+    refused = convert(source, directory, "--force")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "(notes, thesis.txt, tokenizer_config.json), and is not replaced" in refused.stderr
+    assert (directory / "thesis.txt").read_text() == "years"
+
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text("{}")
+    refused = convert(source, theirs, "--force")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert f"{theirs} was not written by ryzanstein" in refused.stderr
+    assert [path.name for path in theirs.iterdir()] == ["config.json"]
+
+
+def test_a_file_that_is_no_gguf_file_is_never_replaced(model_dir: Path, tmp_path: Path) -> None:
+    target = tmp_path / "letter"
+    target.write_bytes(b"mine")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (target, tmp_path / "pipe"):
+        refused = convert(model_dir, path, "--force")
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+        assert "is not a GGUF file and is not replaced" in refused.stderr
+    assert target.read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("way", ["to a file", "to a directory"])

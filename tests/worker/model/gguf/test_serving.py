@@ -99,6 +99,7 @@ def test_floats_give_the_bits_of_the_directory(
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.long
 def test_blocks_give_what_their_numbers_give(
     model: str, kind: str, to_file_of: Callable[[str, str], Path], from_gguf: Callable[..., Path], runner: Runner
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_sequence_gets_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.long
 def test_two_ranks_give_what_one_gives(
     kind: str, to_file_of: Callable[[str, str], Path], runner: Runner, tmp_path: Path
 ) -> None:

@@ -1,5 +1,9 @@
 """Random numbers, the libraries of a wheel, and every kernel's results."""
 
+import fcntl
+import hashlib
+import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +14,10 @@ from torch import Tensor
 from ryzanstein.worker.model.angles import Angles
 from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
 from ryzanstein.worker.model.draw import Draw
-from ryzanstein.worker.model.kernels import wheel
+from ryzanstein.worker.model.kernels.compiling import compile_library, find_compiler, ingredients
 from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
 from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
+from ryzanstein.worker.model.kernels.levels import Level, best_level
 from ryzanstein.worker.model.kernels.native import NativeKernels
 
 Normal = Callable[..., Tensor]
@@ -29,10 +34,28 @@ def normal() -> Normal:
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The libraries that a wheel for this machine carries."""
+def level_library(pytestconfig: pytest.Config) -> Callable[[Level], Path]:
+    """The library that a wheel carries for a level: compiled once, by whichever process of tests is first."""
+    source = hashlib.sha256("".join(ingredients()).encode()).hexdigest()[:16]
+    folder = Path(pytestconfig.cache.mkdir("kernels"))
+
+    def compiled(level: Level) -> Path:
+        path = folder / f"{level.name}-{source}.so"
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                compile_library(find_compiler(), level.target, path)
+        return path
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def libraries(level_library: Callable[[Level], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel carries, as far as this CPU uses it."""
     folder = tmp_path_factory.mktemp("lib")
-    wheel.compile_levels(folder)
+    level = best_level(platform.machine(), Path("/proc/cpuinfo").read_text())
+    shutil.copy(level_library(level), folder / f"{level.name}.so")
     return folder
 
 

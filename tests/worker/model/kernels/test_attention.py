@@ -97,6 +97,7 @@ def check(kernels: NativeKernels, problem: Problem) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("head_dim", [1, 12, 16, 20, 48, 64, 80, 100, 128, 576])
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
+@pytest.mark.long
 def test_every_group_and_head_size(
     kernels: NativeKernels, problem: Callable[..., Problem], group: int, head_dim: int, dtype: torch.dtype
 ) -> None:
@@ -217,6 +218,7 @@ def test_rows_of_other_sequences_are_left_alone(kernels: NativeKernels, problem:
 
 
 @pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", "-mno-f16c -mno-avx512f"])
+@pytest.mark.long
 def test_narrower_registers_compute_the_same(
     problem: Callable[..., Problem],
     normal: Callable[..., Tensor],

@@ -1,43 +1,61 @@
-"""Compiling: once, by several at once, without a compiler, with one that fails, in folders that cannot be trusted."""
+"""Compiling: once a machine, without a compiler, with one that fails or is killed, in folders that cannot be trusted."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from ryzanstein.worker.model.kernels.build import NotBuilt, library
+from ryzanstein.worker.model.kernels import compilers
+from ryzanstein.worker.model.kernels.build import NotBuilt, found, library
+from ryzanstein.worker.model.kernels.compiling import is_whole
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kernels.opening import open_kernels
 from ryzanstein.worker.model.options import RunnerOptions
 from ryzanstein.worker.model.refusal import ModelRefused
 
+NO_OUTPUT = """while [ "$1" != -o ]; do shift; done; echo made > "$2" """
+PROGRAM = "from ryzanstein.worker.model.kernels import build; print(build.library())"
+
 
 @pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a script in the compiler's place."""
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a script in the compiler's place. Returns the file to which it adds a line for each call."""
 
-    def use(script: str) -> None:
-        path = tmp_path / "compiler"
-        path.write_text(f"#!/bin/sh\n{script}\n")
+    def use(script: str) -> Path:
+        path, calls = tmp_path / "compiler", tmp_path / "calls"
+        path.write_text(f"#!/bin/sh\necho call >> {calls}\n{script}\n")
         path.chmod(0o755)
         monkeypatch.setenv("CC", str(path))
+        return calls
 
     return use
 
 
-def test_it_is_compiled_once_and_only_its_owner_may_touch_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def times(calls: Path) -> int:
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def test_it_is_compiled_once_and_only_its_owner_may_touch_it(
+    compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = compiler(NO_OUTPUT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = library()
-    written_ns = first.stat().st_mtime_ns
+    said: list[str] = []
+    first = library(building=lambda: said.append("compiling"))
     assert first.parent == tmp_path / "ryzanstein" / "kernels"
     assert list(first.parent.iterdir()) == [first]
     assert stat.S_IMODE(first.stat().st_mode) == stat.S_IMODE(first.parent.stat().st_mode) == 0o700
-    assert library() == first
-    assert first.stat().st_mtime_ns == written_ns
+    called = times(calls)
+    assert library(building=lambda: said.append("again")) == found() == first
+    assert (times(calls), said) == (called, ["compiling"])
 
 
 def test_without_a_folder_for_caches_it_is_the_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> None:
@@ -49,6 +67,7 @@ def test_without_a_folder_for_caches_it_is_the_homes(tmp_path: Path, monkeypatch
     assert library() == folder / built.name
 
 
+@pytest.mark.long
 def test_another_compiler_or_option_makes_another_library(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -g")
     assert library(tmp_path).name != built.name
@@ -82,16 +101,117 @@ def test_without_a_compiler_torch_serves_and_the_reason_says_so(
     ids=["last line", "first error", "linker", "silent", "makes nothing"],
 )
 def test_why_a_compiler_failed_is_said_and_nothing_is_left(
-    compiler: Callable[[str], None], tmp_path: Path, script: str, why: str
+    compiler: Callable[[str], Path], tmp_path: Path, script: str, why: str
 ) -> None:
     compiler(script)
     with pytest.raises(NotBuilt, match=why):
         library(tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] in ([".failed"], [])
+
+
+def test_a_compiler_that_failed_is_not_called_again_until_it_is_another_one(
+    compiler: Callable[[str], Path], tmp_path: Path
+) -> None:
+    calls, cache = compiler("echo broken >&2; exit 1"), tmp_path / "cache"
+    with pytest.raises(NotBuilt, match="broken"):
+        library(cache)
+    called = times(calls)
+    for again in (library, found):
+        with pytest.raises(NotBuilt, match="broken"):
+            again(cache)
+    assert times(calls) == called
+    with pytest.raises(NotBuilt, match="broken"):
+        library(cache, despite_failure=True)
+    assert times(calls) > called
+    compiler(NO_OUTPUT + "# repaired")
+    assert library(cache).exists()
+
+
+def test_a_failure_of_an_hour_ago_is_not_the_last_word(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    calls, cache = compiler("exit 1"), tmp_path / "cache"
+    with pytest.raises(NotBuilt):
+        library(cache)
+    called, (record,) = times(calls), cache.iterdir()
+    os.utime(record, (0, time.time() - 3700))
+    with pytest.raises(NotBuilt):
+        library(cache)
+    assert times(calls) > called
+
+
+def test_a_full_disk_is_not_the_compilers_failure(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    calls = compiler("echo 'fatal error: cannot write: No space left on device' >&2; exit 1")
+    for _ in range(2):
+        called = times(calls)
+        with pytest.raises(NotBuilt, match="No space left"):
+            library(tmp_path / "cache")
+        assert times(calls) > called
+
+
+def test_a_library_that_was_cut_short_is_compiled_again(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    compiler(NO_OUTPUT)
+    path = library(tmp_path / "cache")
+    whole = path.read_bytes()
+    for kept in (0, 3, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(NotBuilt, match="are not compiled"):
+            found(tmp_path / "cache")
+        assert library(tmp_path / "cache").read_bytes() == whole
+
+
+def test_the_first_failure_ends_the_other_compilers(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    compiler('case "$*" in *blocks.c*) exit 1;; esac; sleep 60')
+    began = time.monotonic()
+    with pytest.raises(NotBuilt):
+        library(tmp_path / "cache")
+    assert time.monotonic() - began < 30
+
+
+def test_a_compiler_without_end_is_ended_by_its_processor_time(
+    compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilers, "_LIMITED", 'ulimit -S -t 1 && exec "$@"')
+    compiler("while :; do :; done")
+    with pytest.raises(NotBuilt, match="of processor time"):
+        library(tmp_path / "cache")
+
+
+def running(name: str) -> list[int]:
+    """The processes whose command line has this."""
+    lines = {each.pid: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if name in line and pid != os.getpid()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_compiles_on_when_the_process_ends(
+    compiler: Callable[[str], Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """The compiler starts a child, as compilers do: the child must end too."""
+    calls = compiler(f"exec sh -c 'sleep 60; : {tmp_path}'")
+    command = [sys.executable, "-P", "-m", "ryzanstein.worker.model.kernels"]
+    process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stdout=subprocess.DEVNULL)
+    while not times(calls):
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.wait(30)
+    deadline = time.monotonic() + 20
+    folder = tmp_path / "ryzanstein" / "kernels"
+    while (running(str(tmp_path)) or list(folder.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (running(str(tmp_path)), list(folder.iterdir())) == ([], [])
+
+
+def test_what_killed_compilers_left_is_removed(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    compiler(NO_OUTPUT)
+    left = tmp_path / "cache" / "tmpabc"
+    left.mkdir(parents=True, mode=0o700)
+    (tmp_path / "cache").chmod(0o700)
+    (left / "rows.o").write_text("")
+    path = library(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == [path]
 
 
 def test_what_is_no_library_is_not_loaded(
-    compiler: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler("""while [ "$1" != -o ]; do shift; done; echo nonsense > "$2" """)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -100,13 +220,23 @@ def test_what_is_no_library_is_not_loaded(
     assert "invalid ELF header" in opened.reason or "file too short" in opened.reason
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_for_caches_a_temporary_one_serves(
+    compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file in its way stops even root, whom no mode does."""
+    compiler(NO_OUTPUT)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    opened = open_kernels(RunnerOptions())
-    assert opened.native is None
-    assert opened.reason.startswith(f"{tmp_path}/file/ryzanstein/kernels: Not a directory; ")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert library().parent == found().parent == tmp_path / f"ryzanstein-kernels-{os.getuid()}"
+
+
+def test_folders_that_cannot_be_made_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(NotBuilt, match=r"file/ryzanstein/kernels: Not a directory; .*file/ryzanstein-kernels-\d+: Not a"):
+        library()
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, built: Path) -> None:
@@ -134,22 +264,24 @@ def test_a_library_of_another_user_is_refused(tmp_path: Path, built: Path) -> No
         library(tmp_path)
 
 
+@pytest.mark.long
 def test_the_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -Wall -Wextra -Werror")
-    assert library(tmp_path).exists()
+    NativeKernels(library(tmp_path))
 
 
-def test_processes_may_compile_at_once(tmp_path: Path) -> None:
-    program = "from ryzanstein.worker.model.kernels import build; print(build.library())"
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+def test_of_several_processes_one_compiles(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    calls = compiler(f"sleep 0.2; {NO_OUTPUT}")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     started = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
     answers = {process.communicate(timeout=60)[0].strip() for process in started}
     assert [process.returncode for process in started] == [0, 0, 0]
     (path,) = map(Path, answers)
     assert list(path.parent.iterdir()) == [path]
-    NativeKernels(path)
+    assert is_whole(path)
+    assert times(calls) == len(list(Path(compilers.__file__).parent.glob("*.c"))) + 1, "each source, and the linker, once"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -164,6 +164,7 @@ def check(kernels: NativeKernels, problem: Problem, every: int = 29) -> None:
 @pytest.mark.parametrize(
     "heads", [(2, 1, 48), (1, 8, 64), (2, 3, 16), (3, 2, 80), (1, 32, 32), (2, 4, 128), (2, 1, 20), (1, 4, 256)], ids=str
 )
+@pytest.mark.long
 def test_every_new_token_sees_old_pages_cold_and_young_ones_hot(
     kernels: NativeKernels, heads: tuple[int, int, int], kind: ColdKind
 ) -> None:

@@ -15,6 +15,8 @@ from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.shapes import PRESETS
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
+pytestmark = pytest.mark.long
+
 OPTIONS = {"num_blocks": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 128, "max_sequences": 4}
 PROMPTS = (70, 5, 33)
 NUM_DECODES = 12

@@ -57,6 +57,7 @@ def by_torch(rows: Rows, angles: Angles, pages_NC: Tensor, slots_T: Tensor) -> N
 @pytest.mark.parametrize(("head_dim", "num_rotated"), [(64, 64), (80, 32), (10, 10), (12, 6), (8, 2), (576, 64)])
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
 @pytest.mark.parametrize("heads", [(6, 2), (3, 3), (1, 1)], ids=str)
+@pytest.mark.long
 def test_rows_and_slots_are_those_of_torch(  # noqa: PLR0917 - they are all combined
     kernels: NativeKernels,
     normal: Callable[..., Tensor],

@@ -298,6 +298,7 @@ def test_no_rows_and_no_outputs_give_none(kernels: NativeKernels) -> None:
 
 
 @pytest.mark.parametrize("options", ["-mno-avx512vnni", "-mno-avx512f", "-mno-avx512f -mno-avxvnni", "-mno-avx2", "-mno-avx"])
+@pytest.mark.long
 def test_narrower_registers_compute_the_same(
     kernels: NativeKernels, compiled_with: Callable[[str], NativeKernels], normal: Callable[..., Tensor], options: str
 ) -> None:

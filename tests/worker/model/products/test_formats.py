@@ -84,6 +84,7 @@ def test_without_quantization_any_dtype_is_served(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("shape", "most"), [((1100, 520, 40), 1.25), ((4097, 1024, 8), 1.05)], ids=["half a megabyte", "four megabytes"]
 )
+@pytest.mark.long
 def test_packed_bytes_are_what_memory_grows_by(
     native: NativeKernels | None, quantization: Quantization, shape: tuple[int, int, int], most: float
 ) -> None:

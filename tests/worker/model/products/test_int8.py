@@ -116,6 +116,7 @@ def test_a_table_has_one_memory_for_rows_and_products(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.long
 def test_kernels_agree_on_every_bit(
     kernel_types: list[KernelType], native: NativeKernels | None, normal: Callable[..., Tensor], shape: tuple[int, int]
 ) -> None:
@@ -136,6 +137,7 @@ def test_our_own_kernels_quantize_to_the_bits_of_torch(kernels: NativeKernels, n
 
 
 @pytest.mark.parametrize("shape", [(250, 96), (864, 288)], ids=str)
+@pytest.mark.long
 def test_a_row_does_not_depend_on_its_neighbours(
     kernel_types: list[KernelType], native: NativeKernels | None, normal: Callable[..., Tensor], shape: tuple[int, int]
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
                 assert torch.equal(product(x_TI)[place], alone_O)
 
 
+@pytest.mark.long
 def test_the_number_of_threads_changes_no_bit(
     kernel_types: list[KernelType],
     native: NativeKernels | None,

@@ -177,6 +177,11 @@ def test_a_model_that_is_there_is_replaced_only_if_told(llama: Path, tmp_path: P
     (target / "config.json").write_text("{}")
     refused = run(llama, target, "--method", "rtn")
     assert (refused.returncode, refused.stderr) == (1, f"{target} exists already; --force replaces it\n")
+    refused = run(llama, target, "--method", "rtn", "--force")
+    assert f"{target} was not written by ryzanstein" in refused.stderr
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+    (target / "config.json").unlink()
+    assert run(llama, target, "--method", "rtn").returncode == 0
     assert run(llama, target, "--method", "rtn", "--force").returncode == 0
     assert (target / "model.safetensors.index.json").exists()
 

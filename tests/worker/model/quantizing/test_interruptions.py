@@ -90,8 +90,8 @@ def test_what_appears_at_dst_meanwhile_stays(llama: Path, tmp_path: Path) -> Non
 def test_a_link_is_followed(llama: Path, tmp_path: Path) -> None:
     real, link = tmp_path / "disk" / "real", tmp_path / "link"
     real.mkdir(parents=True)
-    (real / "config.json").write_text("{}")
     link.symlink_to(real)
+    assert run(llama, link, "--method", "rtn").returncode == 0
     assert run(llama, link, "--method", "rtn", "--force").returncode == 0
     assert link.is_symlink()
     assert (real / "model.safetensors.index.json").exists()

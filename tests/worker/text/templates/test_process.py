@@ -71,6 +71,7 @@ MACRO = "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}"
         ("{{ messages | no_such_filter }}", "MODEL_INVALID", ()),
     ],
 )
+@pytest.mark.long
 async def test_a_template_that_goes_too_far_harms_nobody_else(source: str, reason: str, found: tuple[str, ...]) -> None:
     async with running() as (process, telemetry):
         asked = [process.render(template(each), HELLO) for each in (PLAIN, source, PLAIN)]

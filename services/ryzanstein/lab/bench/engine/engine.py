@@ -7,7 +7,6 @@ minute of the machine does not affect only one of them. The results are medians 
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein import errors
+from ryzanstein.allotment import whole_cores
 from ryzanstein.generation.sampling import MAX_CHOICES
 from ryzanstein.lab.bench.engine.flight import Engines, Round, losses_as_errors
 from ryzanstein.worker.ranks.messages import RankSpec
@@ -130,7 +130,7 @@ def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens
     return RankSpec(
         model=str(model),
         tp=tp,
-        threads=threads or max(1, len(os.sched_getaffinity(0)) // tp),
+        threads=threads or max(1, whole_cores() // tp),
         block_size=_BLOCK_SIZE,
         num_blocks=max(load.batch * (-(-load.num_tokens // _BLOCK_SIZE) + 1) for load in workload.loads),
         max_sequences=largest,

@@ -13,6 +13,7 @@ import typer
 from msgspec.structs import replace
 
 from ryzanstein import errors
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.bench.engine.engine import Workload, batches, integers, rank_spec, run_engine, table
 from ryzanstein.lab.bench.engine.peers.checkpoint import checkpoint
 from ryzanstein.lab.bench.engine.peers.contenders import OWN, Site, choose_peers
@@ -103,7 +104,7 @@ def engine(
             results = [result for spec in specs() for result in run_engine(workload, spec, files.vocab_size, people)]
             publish({"model": str(served), "results": [asdict(result) for result in results]}, [table(results)], json_path)
             return
-        settings = peer_settings(served, workload, threads or len(os.sched_getaffinity(0)))
+        settings = peer_settings(served, workload, threads or whole_cores())
         site = Site(choose_peers(only, served), where, served, named if named.is_dir() else None, settings, peer_timeout_s)
         report = compare(list(specs()), site, workload, files.vocab_size, people)
         publish(report.document(), report.tables(), json_path)

@@ -8,7 +8,6 @@ slice is computed separately, from the shapes.
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein import errors
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.bench.engine.flight import losses_as_errors
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.worker.engines.group import GroupEvents
@@ -182,7 +182,7 @@ def load(
 ) -> None:
     """Measure how long ranks take to start on this machine's CPU, and the memory of their weights."""
     with refusals_as_exit() as people:
-        cores = len(os.sched_getaffinity(0))
+        cores = whole_cores()
         specs = [
             RankSpec(
                 model=str(model),

@@ -8,7 +8,6 @@ files.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +17,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
+
+from ryzanstein.allotment import whole_cores
 
 MATMUL_SIZE = 1024
 SMALL_SHAPE = (32, 288, 768)  # rows, inputs, outputs: a product of a decode step of the S preset
@@ -93,8 +94,8 @@ class References:
 
 
 def num_cores() -> int:
-    """Returns how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Returns how many threads this process may keep busy."""
+    return whole_cores()
 
 
 def matmul_kernel() -> ReferenceKernel:

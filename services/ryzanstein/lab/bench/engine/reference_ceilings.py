@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import psutil
 import torch
 import typer
 from rich.table import Table
 
+from ryzanstein.allotment import available_memory_bytes
 from ryzanstein.lab.bench.engine.reference import MATMUL_SIZE, ReferenceKernel, matmul_kernel, num_cores, read_kernel
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
@@ -68,7 +68,7 @@ def choose_buffer_bytes() -> int:
     It is never more than a quarter of the free memory.
     """
     wanted = min(max(2 * cache_bytes(), _LEAST_BYTES), _MOST_BYTES)
-    return min(wanted, psutil.virtual_memory().available // 4)
+    return min(wanted, available_memory_bytes() // 4)
 
 
 def measure_ceilings(rounds: int, buffer_bytes: int) -> list[Ceilings]:

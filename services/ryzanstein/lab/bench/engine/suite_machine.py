@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import msgspec
-import psutil
 import torch
 
+from ryzanstein.allotment import memory_bytes
 from ryzanstein.lab.bench.engine.reference import num_cores
 
 _TELLING = ("avx", "amx", "fma", "sse4", "f16c", "asimd", "sve", "i8mm", "bf16", "neon")
@@ -41,7 +41,7 @@ class SuiteMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             cpu=cpu,
             cores=num_cores(),
             flags=flags,
-            memory_bytes=psutil.virtual_memory().total,
+            memory_bytes=memory_bytes(),
             system=f"{platform.system()} {platform.release()} {platform.machine()}",
             python=platform.python_version(),
             torch=str(torch.__version__),

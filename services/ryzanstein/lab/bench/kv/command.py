@@ -16,6 +16,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from ryzanstein import errors
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
 from ryzanstein.lab.bench.kv.document import SCHEMA, KvDocument, KvSettings, read_kv
@@ -63,7 +64,7 @@ def kv(
     """Measure what compressed keys and values cost and gain: memory, time, perplexity, answers, pass keys."""
     with refusals_as_exit() as people:
         chosen, lengths = _chosen(options), _numbers("windows", windows)
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or whole_cores())
         rules, asked = rules_of(sparse), _numbers("pass-keys", pass_keys)
         num_tokens = max(max(lengths) * num_windows, *asked)
         work = replace(_work(model, chosen, text or [], num_tokens, prompts), rules=rules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from ryzanstein import errors
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.bench.engine.report import publish, refusals_as_exit
 from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
 from ryzanstein.lab.bench.quality.choice_of_texts import read_texts
@@ -85,7 +85,7 @@ def quality(
     """Measure what weight formats cost: perplexity, divergence, greedy answers, bytes and speed."""
     with refusals_as_exit() as people:
         options = QualityOptions(
-            tokens, window, prompts, prompt_tokens, new_tokens, prefill_tokens, rounds, threads or len(os.sched_getaffinity(0))
+            tokens, window, prompts, prompt_tokens, new_tokens, prefill_tokens, rounds, threads or whole_cores()
         )
         _check_outputs(json_path, report)
         plans = plan_rows(model, formats_of(formats), {name: find_llama(judges) for name in _peers(peers)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ryzanstein.allotment import whole_cores
 from ryzanstein.lab.bench.router.percentile import percentile
 from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan
 from ryzanstein.lab.bench.router.systems import DIRECT
@@ -26,7 +26,7 @@ def document(plan: SurveyPlan, findings: Findings) -> dict[str, Any]:
     another; null without `direct`.
     """
     return {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "machine": {"cores": whole_cores(), "system": platform.platform(), "python": platform.python_version()},
         "plan": asdict(plan),
         "results": [_row(findings, system, streams) for system, streams in findings.long],
         "held": [{"system": name, **asdict(found)} for name, found in findings.held.items()],

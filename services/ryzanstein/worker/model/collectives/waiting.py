@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 
-_YIELD_S = 0.001  # until then the core is only yielded; from then on sleeping costs little
 _SLEEP_S = 0.0002
 
 
@@ -16,13 +15,20 @@ _SLEEP_S = 0.0002
 class WaitPolicy:
     """A wait policy: `spin_s` seconds without yielding the core, `deadline_s` seconds in all.
 
+    From `yield_s` on, sleeping costs little; until then the core is only yielded.
+
     The spin is short because the peer may need this very core: with more ranks than idle cores, a
     long spin makes every wait as long as the spin. The deadline is the last resort: the agent's
     watchdog detects a stalled collective in seconds.
     """
 
     spin_s: float = 0.00001
+    yield_s: float = 0.001
     deadline_s: float = 600.0
+
+
+SLEEPING = WaitPolicy(spin_s=0.0, yield_s=0.0)
+"""For a processor that is granted by quota: idle cores let every yield return at once, and all of it is charged."""
 
 
 def await_flag(flags: memoryview, index: int, value: int, patience: WaitPolicy, waiting: str) -> None:
@@ -35,7 +41,7 @@ def await_flag(flags: memoryview, index: int, value: int, patience: WaitPolicy, 
         waited_s = time.perf_counter() - started
         if waited_s < patience.spin_s:
             continue
-        if waited_s < _YIELD_S:
+        if waited_s < patience.yield_s:
             os.sched_yield()
         elif waited_s < patience.deadline_s:
             time.sleep(_SLEEP_S)

@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ryzanstein.worker.model.gguf.written import mark, refuse_foreign
 from ryzanstein.worker.model.refusal import ModelRefused
 
-_MARK = "config.json"
+_GGUF = b"GGUF"
 
 
 @contextmanager
 def new_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     """Opens a file that appears as `path` when the block ends, and not at all if it raises.
 
-    Raises ModelRefused if there is something already and `force` is false; OSError.
+    Raises ModelRefused if there is something already and `force` is false, or it is no GGUF file; OSError.
     """
     _refuse_existing(path, force=force)
-    if path.is_dir():
-        raise ModelRefused(f"{path} is a directory, and a GGUF file is written")
+    _refuse_other_file(path)
     partial = _beside(path, "partial")
     try:
         with partial.open("xb") as file:
@@ -41,8 +41,8 @@ def new_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 def new_directory(path: Path, *, force: bool) -> Iterator[Path]:
     """Yields an empty directory that appears as `path` when the block ends, and not at all if it raises.
 
-    Only an empty directory or one with a model in it is replaced, the latter if `force` is true:
-    anything else there is somebody's. Raises ModelRefused; OSError.
+    Only an empty directory is replaced, or, if `force` is true, one that was written in this way and
+    holds nothing else: anything else there is somebody's. Raises ModelRefused; OSError.
     """
     refuse_place(path, force=force)
     path = path.resolve()
@@ -62,18 +62,21 @@ def refuse_place(path: Path, *, force: bool) -> None:
         raise ModelRefused(f"{path}: a directory is written under its name, which is missing here")
     if path.is_symlink() and not path.exists():
         raise ModelRefused(f"{path} is a link to nothing")
-    if path.is_dir() and not any(path.iterdir()):
-        force = True
-    _refuse_existing(path, force=force)
-    if path.exists() and not (path.is_dir() and ((path / _MARK).exists() or not any(path.iterdir()))):
-        raise ModelRefused(f"{path} is not a model's directory (no {_MARK}), and is not replaced")
+    is_empty = path.is_dir() and not any(path.iterdir())
+    _refuse_existing(path, force=force or is_empty)
+    if path.exists() and not path.is_dir():
+        raise ModelRefused(f"{path} is not a directory, and is not replaced")
+    if path.exists() and not is_empty:
+        refuse_foreign(path)
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Moves a complete directory to `path`, whatever model is there, once its files are on the disk. Raises OSError.
+    """Moves a complete directory to `path`, once its files are on the disk; replaces what `refuse_place` lets pass.
 
-    A link at `path` is replaced itself: resolve it first to write where it leads.
+    `path` is no link: resolve it first. What was there before stays if anything fails. Raises
+    ModelRefused if somebody has written there meanwhile; OSError.
     """
+    mark(partial)
     for file in partial.iterdir():
         sync(file)
     sync(partial)
@@ -88,6 +91,19 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
         raise ModelRefused(f"{path.parent} is not a directory")
 
 
+def _refuse_other_file(path: Path) -> None:
+    """Raises ModelRefused for something at `path` that is no GGUF file."""
+    if path.is_dir():
+        raise ModelRefused(f"{path} is a directory, and a GGUF file is written")
+    if path.exists() and not (path.is_file() and _begins_with(path, _GGUF)):
+        raise ModelRefused(f"{path} is not a GGUF file and is not replaced: remove it, or choose another name")
+
+
+def _begins_with(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) in (magic, b"")
+
+
 def _replace(partial: Path, path: Path) -> None:
     """Renames a directory over another: the old one is put aside until the new one is in its place."""
     if not os.path.lexists(path):
@@ -96,15 +112,14 @@ def _replace(partial: Path, path: Path) -> None:
     aside = _beside(path, "replaced")
     try:
         path.rename(aside)
+        if any(aside.iterdir()):
+            refuse_foreign(aside)  # it had another name when it was asked before, and others knew it
         partial.rename(path)
     except BaseException:
         if os.path.lexists(aside) and not os.path.lexists(path):
             aside.rename(path)
         raise
-    if aside.is_symlink():
-        aside.unlink()
-    else:
-        shutil.rmtree(aside)
+    shutil.rmtree(aside)
 
 
 def sync(path: Path) -> None:

@@ -6,15 +6,17 @@ wheel load it without the project's dependencies.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from ryzanstein.worker.model.kernels.compilers import NotBuilt, compilers
+
+__all__ = ["NotBuilt", "Target", "compile_library", "find_compiler", "ingredients", "is_whole"]
 
 # Attention is a tenth faster with -O3. Products are not, and would take three times as long to
 # compile. What takes longest is begun first.
@@ -40,11 +42,8 @@ _HEADERS = tuple(Path(__file__).with_name(name) for name in _HEADER_NAMES)
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _FLAGS = ("-std=c11", *_ARITHMETIC, "-fopenmp", "-fPIC")
 _WIDE = "-mprefer-vector-width=512"
-_TIMEOUT_S = 120.0
-
-
-class NotBuilt(Exception):
-    """There is no library: no compiler, it failed, or none is packaged for this CPU."""
+_DIGEST = hashlib.sha256
+_DIGEST_BYTES = _DIGEST().digest_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +82,47 @@ def ingredients() -> tuple[str, ...]:
 
 
 def compile_library(compiler: Sequence[str], target: Target, path: Path) -> None:
-    """Writes the library. Several processes may do so at once: each renames a file of its own.
+    """Writes the library, whole or not at all; see `is_whole`. Uses all cores of this process.
 
     Raises NotBuilt and OSError.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        out, objects = Path(folder) / path.name, [Path(folder) / f"{source.stem}.o" for source in _SOURCES]
+    with compilers(path.parent) as running:
+        out, objects = running.folder / path.name, [running.folder / f"{source.stem}.o" for source in _SOURCES]
         commands = [
             [*compiler, *target.flags, _OPTIMIZATION[source.name], "-c", str(source), "-o", str(compiled)]
             for source, compiled in zip(_SOURCES, objects, strict=True)
         ]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(_run, commands))
+        running.run_all(commands)
         openmp = ["-fopenmp"] if target.openmp else []
-        _run([*compiler, "-shared", *openmp, *map(str, objects), "-o", str(out), "-lm"])
+        running.run([*compiler, "-shared", *openmp, *map(str, objects), "-o", str(out), "-lm"])
         out.chmod(0o700)
-        out.rename(path)
+        _seal(out)
+        out.replace(path)
+    _sync(path.parent)
 
 
-def _run(command: list[str]) -> None:
+def is_whole(path: Path) -> bool:
+    """Returns whether a library is as it was written: a full disk or a power cut may have shortened it.
+
+    Its last bytes are a digest of the others, which the loader ignores.
+    """
+    content = path.read_bytes()
+    return _DIGEST(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _seal(path: Path) -> None:
+    """Appends the digest and writes the file through to the disk."""
+    digest = _DIGEST(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Writes the folder's entries through to the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{command[0]} timed out after {_TIMEOUT_S:.0f} s") from error
-    if done.returncode:
-        raise NotBuilt(f"{command[0]}: {_complaint(done.stderr)}")
-
-
-def _complaint(stderr: str) -> str:
-    """Returns the first error of a compiler or linker, or the last line if there is none."""
-    lines = stderr.strip().splitlines() or ["failed"]
-    return next((line for line in lines if "error: " in line or "cannot find" in line), lines[-1])
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.worker.model.kernels.compiling import NotBuilt, Target
+from ryzanstein.worker.model.kernels.compilers import NotBuilt
+from ryzanstein.worker.model.kernels.compiling import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ _X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx51
 LEVELS = (
     Level("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _X86_64_V4 | {"avx512_vnni"}),
     Level("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _X86_64_V4),
+    Level("x86-64-v3-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _X86_64_V3 | {"avx_vnni"}),
     Level("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _X86_64_V3),
     Level("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"fp", "asimd"})),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.worker.model.kernels.build import library
-from ryzanstein.worker.model.kernels.compiling import NotBuilt
+from ryzanstein.worker.model.kernels.build import found, library
+from ryzanstein.worker.model.kernels.compilers import NotBuilt
 from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.kernels.openmp import share_openmp
 from ryzanstein.worker.model.kernels.packaged import packaged_library
@@ -28,9 +28,10 @@ class OpenedKernels:
 
 
 def open_kernels(options: RunnerOptions) -> OpenedKernels:
-    """Returns the kernels: compiled for this machine if there is a compiler, else the wheel's.
+    """Returns the kernels: the package's if it has some for this CPU, else those compiled for this machine.
 
-    Raises ModelRefused if they are required but not available.
+    They are compiled now if `options.compiles_kernels`. Raises ModelRefused if kernels are required
+    but not available.
     """
     if options.kernels == "torch":
         return OpenedKernels(None, "chosen")
@@ -38,19 +39,24 @@ def open_kernels(options: RunnerOptions) -> OpenedKernels:
     if wanted != "float32 on cpu":
         return _without(options, f"no native kernels for {wanted}")
     try:
-        return OpenedKernels(NativeKernels(library()), library=COMPILED)
+        return _packaged()
     except (NotBuilt, OSError) as error:
-        return _packaged(options, str(error))
+        return _compiled(options, str(error))
 
 
-def _packaged(options: RunnerOptions, not_compiled: str) -> OpenedKernels:
-    """Returns the wheel's kernels. `not_compiled`: why there are none for this very machine."""
+def _packaged() -> OpenedKernels:
+    packaged = packaged_library()
+    share_openmp()
+    return OpenedKernels(NativeKernels(packaged.path), library=f"packaged for {packaged.level.name}")
+
+
+def _compiled(options: RunnerOptions, not_packaged: str) -> OpenedKernels:
+    """Returns the kernels compiled for this machine. `not_packaged`: why the package's are not used."""
     try:
-        found = packaged_library()
-        share_openmp()
-        return OpenedKernels(NativeKernels(found.path), library=f"packaged for {found.level.name} ({not_compiled})")
+        path = library() if options.compiles_kernels else found()
+        return OpenedKernels(NativeKernels(path), library=COMPILED)
     except (NotBuilt, OSError) as error:
-        return _without(options, f"{not_compiled}; {error}")
+        return _without(options, f"{error}; {not_packaged}")
 
 
 def _without(options: RunnerOptions, reason: str) -> OpenedKernels:

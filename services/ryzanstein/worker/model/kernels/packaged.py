@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from ryzanstein.worker.model.kernels.compiling import NotBuilt
+from ryzanstein.worker.model.kernels.compilers import NotBuilt
 from ryzanstein.worker.model.kernels.levels import Level, best_level
 
 FOLDER = Path(__file__).with_name("lib")

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ryzanstein.worker.model.kernels.compiling import NotBuilt, compile_library, find_compiler
+from ryzanstein.worker.model.kernels.compilers import NotBuilt
+from ryzanstein.worker.model.kernels.compiling import compile_library, find_compiler
 from ryzanstein.worker.model.kernels.levels import levels_of
 
 ARCH = "RYZANSTEIN_WHEEL_ARCH"

@@ -24,10 +24,12 @@ def quantize_model(source: Path, target: Path, request: Request, out: TextIO, *,
     What is finished when it stops stays beside `target` for the same call to go on, unless the
     model is refused. It stays too if something has appeared at `target` meanwhile. Raises ModelRefused; OSError.
     """
+    if source.resolve() == target.resolve():
+        raise ModelRefused(f"{target} is SRC")
     refuse_place(target, force=force)
     target = target.resolve()
     if source.resolve().is_relative_to(target):
-        raise ModelRefused(f"{target} has SRC in it, or is SRC")
+        raise ModelRefused(f"{target} has SRC in it")
     with Origin.open(source) as origin:
         _quantize(origin, target, request, out, force=force)
 

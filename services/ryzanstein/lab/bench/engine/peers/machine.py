@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import psutil
+from ryzanstein.allotment import memory_bytes
 
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16")
 
@@ -32,6 +32,6 @@ class PeerMachine:
         return cls(
             facts.get("model name", platform.machine()),
             tuple(sorted(os.sched_getaffinity(0))),
-            psutil.virtual_memory().total,
+            memory_bytes(),
             tuple(flag for flag in _FLAGS if flag in present),
         )

@@ -1,0 +1,32 @@
+"""Has the worker's kernels compiled before the first cluster of a machine starts, and says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+_COMMAND = (sys.executable, "-P", "-m", "ryzanstein.worker.model.kernels", "--json")
+
+
+def have_kernels(doing: Callable[[str], None]) -> str:
+    """Returns when the kernels are there, or cannot be.
+
+    `doing` is told while they are compiled. Returns a line for the user: that they were compiled now,
+    or why there are none; empty if they were there. The program ends when we do: its standard input
+    ends then.
+    """
+    with subprocess.Popen(
+        _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        said: dict[str, object] = {}
+        try:
+            for line in program.stdout:
+                said = json.loads(line)
+                if said.get("state") == "compiling":
+                    doing(str(said["text"]))
+        finally:
+            program.kill()  # it has ended, or we are interrupted
+    return str(said["text"]) if said.get("compiled_s") or "reason" in said else ""

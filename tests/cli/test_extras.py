@@ -1,0 +1,27 @@
+"""A command that lacks packages says which extra has them."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from ryzanstein.cli import extras
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted"),
+    [(("torch",), "worker"), (("uvicorn",), "router"), (("msgspec", "tokenizers"), "router,worker")],
+)
+def test_missing_packages_are_a_sentence_that_names_the_extra(
+    missing: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in missing else object())
+    with pytest.raises(typer.Exit) as ended:
+        extras.require("up", "router", "worker")
+    assert ended.value.exit_code == 2
+    assert f"pip install 'ryzanstein[{wanted}]'" in capsys.readouterr().err
+
+
+def test_with_all_packages_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    extras.require("up", "router", "worker")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,111 @@
+"""A start is given up when nothing moves, however long it takes; and at once when it cannot succeed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2_grpc
+
+from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
+from ryzanstein.cli.start_watch import StartWatch
+from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1 import worker_pb2_grpc
+
+Answer = Callable[[], pb.GetStatusResponse]
+
+
+class Node(worker_pb2_grpc.WorkerServiceServicer):
+    """A node that says what the test wants."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+        return self._answer()
+
+
+class Running(ServiceProcess):
+    """A service that runs elsewhere."""
+
+    running = True
+    pid = 0
+
+    def check_running(self) -> None:
+        pass
+
+
+@contextmanager
+def served(tmp_path: Path, answer: Answer) -> Iterator[ServiceProcess]:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Node(answer), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield Running("node-0", "worker", {"grpc_port": port, "metrics_port": 1}, (), tmp_path / "node-0.log")
+    finally:
+        server.stop(None)
+
+
+def status(phase: str = "load", still_s: float = 100.0, state: pb.NodeState = pb.NODE_STATE_STARTING) -> pb.GetStatusResponse:
+    rank = pb.RankStatus(rank=1, pid=7, phase=phase)
+    rank.since_progress.FromNanoseconds(int(still_s * 1e9))
+    return pb.GetStatusResponse(beat=pb.Beat(model="m", state=state, reason="loading m"), ranks=[rank])
+
+
+def test_a_rank_that_moves_keeps_the_start_alive(tmp_path: Path) -> None:
+    with served(tmp_path, lambda: status(still_s=0.1)) as node:
+        watch = StartWatch([node], still_s=1.0)
+        until = time.monotonic() + 2.5
+        watch.wait(lambda: ["node-0"] if time.monotonic() < until else [])
+
+
+def test_ranks_that_stand_still_are_named_with_what_they_do(tmp_path: Path) -> None:
+    (tmp_path / "node-0.log").write_text("last words\n")
+    with served(tmp_path, status) as node, pytest.raises(ServiceFailedError) as caught:
+        StartWatch([node], still_s=1.0).wait(lambda: ["node-0"])
+    assert "node-0 did not become ready: nothing has moved for 1 s (loading m, rank 1 in load)" in str(caught.value)
+    assert str(tmp_path / "node-0.log") in str(caught.value)
+    assert "last words" in str(caught.value)
+
+
+def test_another_phase_is_movement(tmp_path: Path) -> None:
+    phases = iter(range(10_000))
+    with served(tmp_path, lambda: status(phase=str(next(phases)))) as node:
+        watch = StartWatch([node], still_s=1.0)
+        until = time.monotonic() + 2.5
+        watch.wait(lambda: ["node-0"] if time.monotonic() < until else [])
+
+
+def test_a_model_that_is_refused_ends_the_start_at_once(tmp_path: Path) -> None:
+    refused = pytest.raises(ServiceFailedError, match="node-0 cannot serve: m: loading m")
+    with served(tmp_path, lambda: status(state=pb.NODE_STATE_FAILED)) as node, refused:
+        StartWatch([node], still_s=60.0).wait(lambda: ["node-0"])
+
+
+def test_what_ranks_do_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    with served(tmp_path, lambda: status(still_s=0.0)) as node:
+        StartWatch([node]).wait(lambda: ["node-0"] if not told else [], told.append)
+    assert told == ["node-0: loading m, rank 1 in load"]
+
+
+def test_a_service_that_is_stopped_while_it_imports_is_given_up(tmp_path: Path) -> None:
+    grpc_port, metrics_port = free_ports(2)
+    flags = {"grpc_port": grpc_port, "metrics_port": metrics_port, "database": str(tmp_path / "o.sqlite")}
+    service = ServiceProcess("orchestrator", "orchestrator", flags, (), tmp_path / "o.log")
+    service.start()
+    try:
+        service.signal(signal.SIGSTOP)
+        with pytest.raises(ServiceFailedError, match=r"did not become ready: nothing has moved for 1 s \(starts\)"):
+            StartWatch([service], still_s=1.0).wait(lambda: ["orchestrator"])
+    finally:
+        service.kill()
