@@ -20,14 +20,13 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
+pytestmark = pytest.mark.long
+
 PROMPT = "Count from 1 to 40."
 ASKED = {"ignore_eos": True, "max_tokens": 200}
 # A device's profiler takes seconds to begin. This machine has no such device: the ranks' profiler sleeps.
 SLOW_PROFILER = """
 import sys
-
-pytestmark = pytest.mark.long
-
 if "ryzanstein.worker.ranks.rank" in sys.orig_argv:
     import time
     from torch.autograd.profiler import profile

@@ -25,6 +25,8 @@ from ryzanstein.lab.chaos.redis_server import RedisServer
 from ryzanstein.lab.chaos.signals import family, stopped
 from ryzanstein.lab.chaos.small_disk import SmallDisk
 
+pytestmark = pytest.mark.long
+
 _SPIN = "while True: pass"
 
 
@@ -126,8 +128,6 @@ async def test_time_that_passes_ends_with_the_clocks_alike_in_pace(tmp_path: Pat
 
 _RANK = """
 import os, sys, time, types
-
-pytestmark = pytest.mark.long
 class ModelRunner:
     def execute(self): return "a step"
 sys.modules["ryzanstein.worker.model.runner"] = types.SimpleNamespace(ModelRunner=ModelRunner)
