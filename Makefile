@@ -1,6 +1,6 @@
 # Targets create .venv themselves, once. `make` alone lists them.
 # The first that is at least 3.11.
-PYTHON ?= $(shell for each in python3.11 python3; do $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
+PYTHON ?= $(shell for each in python3.11 python3 python3.12 python3.13; do $$each -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && { echo $$each; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize

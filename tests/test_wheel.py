@@ -147,7 +147,6 @@ print(opening.__file__, opened.library, sep="\\n")
     module, library = done.stdout.splitlines()
     assert Path(module).is_relative_to(installed.parent)
     assert library.split()[2] in LEVELS[platform.machine()]
-    assert library.endswith("(no C compiler 'cc': install one or set CC)")
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ def test_it_serves_the_demo_model_with_native_kernels(cluster: dict[str, Any], b
     assert [gauge.split()[-1] for gauge in gauges] == ["1.0"]
     log = "".join(path.read_text() for path in Path(cluster["state_dir"]).rglob("*.log"))
     assert not (Path(bare["HOME"]) / ".cache").exists(), "nothing was compiled"
-    assert any(f'"kernels": "packaged for {level} (' in log for level in LEVELS[platform.machine()])
+    assert any(f'"kernels": "packaged for {level}"' in log for level in LEVELS[platform.machine()])
 
 
 @pytest.mark.timeout(1200)

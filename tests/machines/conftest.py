@@ -130,16 +130,16 @@ class Cluster:
     def wait(self) -> None:
         """Reads the addresses, which are printed when it serves."""
         assert self.process.stdout is not None
-        lines: list[str] = []
+        read = b""
         deadline = time.monotonic() + START_S
-        while not lines or lines[-1] != "}\n":
+        while not read.endswith(b"\n}\n"):
             readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            line = self.process.stdout.readline() if readable else ""
-            if not line:
+            more = os.read(self.process.stdout.fileno(), 2**16) if readable else b""
+            if not more:
                 self.process.kill()
                 pytest.fail(f"`up` did not serve: {self.process.communicate()[1]}")
-            lines.append(line)
-        self.addresses = json.loads("".join(lines))
+            read += more
+        self.addresses = json.loads(read)
 
     def ask(self) -> str:
         """Asks for an answer over HTTP, without any proxy."""

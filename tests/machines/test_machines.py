@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,8 +22,12 @@ from typing import Any
 import psutil
 import pytest
 
+from ryzanstein.cli.host import Host
 from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.service_process import serves
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.chaos.clocks import Clocks
 
 Machine = Any  # tests/machines/conftest.py
 EndsIn = Callable[[str, str, str], None]
@@ -161,13 +167,19 @@ def test_a_folder_of_64_kib(machine: Machine, tmp_path: Path, ends_in: EndsIn, w
     fill = "head -c 1M /dev/zero > /tmp/full 2>/dev/null || true"
     mounts = (kept, small, back, fill) if where == "/tmp" else (small,)
     done = with_mounts(machine, *mounts).run("demo")
-    if where == "/tmp":
-        assert done.code == 1, done.out + done.err
-        assert "TMPDIR" in done.sentence
-        ends_in("a full `/tmp`", DEMO, "one sentence that names `TMPDIR`")
-    else:
-        assert done.code == 0, done.out + done.err
-        ends_in("64 KiB of `/dev/shm`", DEMO, "13 of 13 promises kept")
+    assert done.code == 0, done.out + done.err
+    ends_in("a full `/tmp`" if where == "/tmp" else "64 KiB of `/dev/shm`", DEMO, "13 of 13 promises kept")
+
+
+@pytest.mark.usefixtures("root")
+def test_no_temporary_folder(machine: Machine, tmp_path: Path, ends_in: EndsIn) -> None:
+    """Neither the usual ones nor the current folder can be written."""
+    full = [f"mount -t tmpfs -o size=64k,ro tmpfs {where}" for where in ("/tmp", "/var/tmp")]
+    here = replace(with_mounts(machine, *full), cwd=Path("/proc"))
+    done = here.run("demo")
+    assert done.code == 1, done.out + done.err
+    assert "TMPDIR" in done.sentence
+    ends_in("no temporary folder", DEMO, "one sentence that names `TMPDIR`")
 
 
 def test_one_core(machine: Machine, ends_in: EndsIn) -> None:
@@ -265,7 +277,7 @@ def test_a_full_state_disk_at_the_start(machine: Machine, tmp_path: Path, ends_i
     full = (f"mount -t tmpfs -o size=64k tmpfs {disk}", f"head -c 1M /dev/zero > {disk}/full 2>/dev/null || true")
     done = with_mounts(machine, *full).run("up", "--state-dir", str(disk / "state"))
     assert done.code == 1
-    assert "No space left on device" in done.sentence
+    assert "KiB left" in done.sentence
     assert "--state-dir" in done.sentence
     ends_in("a full state disk at the start", UP, "one sentence that names the directory and `--state-dir`")
 
@@ -342,24 +354,34 @@ def test_sigkill_while_kernels_compile(machine: Machine, home: Path, ends_in: En
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "::"])
 def test_ipv6(machine: Machine, ends_in: EndsIn, host: str) -> None:
-    """The three services, as they are started on hosts of their own; clients use the loopback address."""
-    ports = dict(zip(("orchestrator", "metrics", "worker"), free_ports(3), strict=True))
-    process = machine.popen("orchestrator", "--host", host, "--grpc-port", str(ports["orchestrator"]), "--metrics-port", "0",
-        "--database", str(machine.home / "o.sqlite"))  # fmt: skip
-    try:
-        where = f"[::1]:{ports['orchestrator']}"
-        deadline = time.monotonic() + 60
-        while (done := machine.run("status", "--orchestrator", where, "--json")) and "UNAVAILABLE" in done.out + done.err:
-            if "orchestrator" not in done.out or time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-        assert process.poll() is None, process.communicate()
-        with socket.create_connection(("::1", ports["orchestrator"]), timeout=5):
-            pass
-    finally:
+    """A node on an IPv6 address, asked by the command line; `tests/cli/test_processes.py` has a whole cluster."""
+    grpc_port, metrics_port = map(str, free_ports(2))
+    ports = ("--grpc-port", grpc_port, "--metrics-port", metrics_port)
+    command = ("worker", "--host", host, *ports, "--model", str(MODEL_DIR), "--node-id", "six")
+    with machine.popen(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not serves(f"[::1]:{grpc_port}") and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        served = serves(f"[::1]:{grpc_port}")
         process.terminate()
-        process.communicate(timeout=30)
-    ends_in(f"IPv6: `--host {host}`", "ryzanstein orchestrator", "it serves")
+        process.wait(60)
+    assert served
+    ends_in(f"IPv6: `--host {host}`", "ryzanstein worker", "it serves on `[::1]`")
+
+
+@pytest.mark.parametrize("offset_s", [-3600, 3600], ids=["behind", "ahead"])
+def test_a_clock_that_is_wrong_by_an_hour(machine: Machine, tmp_path: Path, ends_in: EndsIn, offset_s: int) -> None:
+    """One node's clock; the others' are right."""
+    clocks = Clocks(tmp_path / "clocks")
+    variables = [f"{name}={value}" for name, value in clocks.environment("node-0").items()]
+    clocks.turn("node-0", offset_s)
+    host = Host(prefix=(shutil.which("env") or "/usr/bin/env", *variables))
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=1, tp=1, hosts={"node-0": host})) as cluster:
+        body = json.dumps({"messages": [{"role": "user", "content": "Count from 1 to 9."}], "temperature": 0}).encode()
+        asked = urllib.request.Request(f"{cluster.http_url}/v1/chat/completions", body, {"content-type": "application/json"})
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+            assert COUNTED in answer.read().decode()
+    ends_in(f"a node's clock an hour {'behind' if offset_s < 0 else 'ahead'}", "a cluster of one node", "an answer")
 
 
 def test_an_interrupt_that_a_shell_ignores(machine: Machine, ends_in: EndsIn) -> None:

@@ -29,7 +29,9 @@ def held(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InUseError(f"the state directory {directory} cannot be used: {error.strerror}") from None
+        raise InUseError(
+            f"the state directory {directory} cannot be used ({error.strerror}); choose another with --state-dir"
+        ) from None
     try:
         _take(lock, directory)
         yield
