@@ -9,6 +9,7 @@ from typing import Any
 from ryzanstein import errors
 
 MAX_TEMPLATE_VARIABLES_CHARS = 4096
+MAX_TEMPLATE_VARIABLES_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,21 @@ def template_variables(text: str) -> dict[str, Any]:
         raise errors.invalid(field, "must be a JSON object") from None
     if not isinstance(variables, dict):
         raise errors.invalid(field, "must be a JSON object")
+    if _depth(variables) > MAX_TEMPLATE_VARIABLES_DEPTH:  # how deep a parser goes depends on the version of Python
+        raise errors.invalid(field, f"must be nested at most {MAX_TEMPLATE_VARIABLES_DEPTH} levels deep")
     for name in variables:
         if not name.isidentifier() or name in _TEMPLATES_OWN:
             raise errors.invalid(f"{field}.{name[:64]}", "is not a variable that a request may set")
     return variables
+
+
+def _depth(value: Any) -> int:
+    """Returns how many lists and objects are within each other at most."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 def with_variable(text: str, name: str, value: str) -> str:
