@@ -339,7 +339,7 @@ async def test_nothing_is_left_open_or_running(fork) -> None:
     assert await ranks[1].exit_code() == -signal.SIGKILL
     assert gone(server.pid)
     async with asyncio.timeout(20):  # a thread closes its end when it has seen the rank's
-        while len(left := {fd: target for fd, target in open_fds().items() if fd not in before}) > len(ranks):
+        while len(left := {fd: target for fd, target in open_fds().items() if fd not in before}) > len(ranks):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert len(left) == len(ranks), f"besides the test's own ends of the channels: {left}"
 
