@@ -24,7 +24,7 @@ from ryzanstein.cli.rollout import Ending, Rollout
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.names import name_fault
-from ryzanstein.model_paths import is_gguf, model_name
+from ryzanstein.model_paths import is_gguf, model_location, model_name
 
 WAIT_S = 300.0
 MAX_NODES = 10_000
@@ -114,7 +114,7 @@ def _deployment(target: str | None, name: str | None, nodes: int | None, force: 
     path = os.path.abspath(target)  # not resolved: links are the nodes' matter
     if len(path) > MAX_PATH_CHARS:
         raise typer.BadParameter(f"must have at most {MAX_PATH_CHARS} characters, got {len(path)}", param_hint=_TARGET)
-    is_model = is_gguf(Path(path)) or os.path.isfile(os.path.join(path, "config.json"))
+    is_model = is_gguf(Path(path)) or os.path.isfile(os.path.join(model_location(Path(path)), "config.json"))
     if os.path.exists(path) and not is_model and not force:
         why = f"{path} has no config.json" if os.path.isdir(path) else f"{path} is neither a directory nor a GGUF file"
         raise typer.BadParameter(f"{why}; --force deploys it anyway, if the nodes have a model there", param_hint=_TARGET)

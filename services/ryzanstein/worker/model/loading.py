@@ -38,7 +38,7 @@ from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.model.staging import Staging
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
-from ryzanstein.worker.model.tying import untied_where_stored
+from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
 from ryzanstein.worker.model.zoned_cache import ZonedCache
 from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.quantization import Format
@@ -187,7 +187,7 @@ def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:
     spec = spec_of(config)
     makes_vectors = (model / EMBEDDING_MODULES).exists()
     spec = _without_head(spec) if makes_vectors else spec
-    entries = with_prefix(read_tensor_files(model), spec.names)
+    entries = with_embedding(spec, with_prefix(read_tensor_files(model), spec.names))
     spec = spec if makes_vectors else untied_where_stored(spec, entries)
     if config.get("quantization_config"):
         return open_quantized(model, config, spec, entries)

@@ -1,4 +1,6 @@
-"""Heads that are tied in config.json but stored in the file: transformers 5 uses the stored one."""
+"""Heads that are tied in config.json but stored in the file: beside the embedding, where transformers 5 uses
+the stored one, or in its place.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,14 @@ def untied_where_stored(spec: DecoderSpec, entries: Mapping[str, TensorEntry]) -
     if not spec.tied_head or embedding is None or head is None or _equal(embedding, head):
         return spec
     return replace(spec, tied_head=False)
+
+
+def with_embedding(spec: DecoderSpec, entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
+    """Returns the entries with the embedding's name, of a tied pair that is stored under the head's name alone."""
+    embedding, head = f"{spec.names.embedding}.weight", f"{spec.names.head}.weight"
+    if not spec.tied_head or embedding in entries or head not in entries:
+        return entries
+    return {embedding if name == head else name: entry for name, entry in entries.items()}
 
 
 def _equal(one: TensorEntry, other: TensorEntry) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from ryzanstein.worker.model.gguf import header
 from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, UNREAD
 from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, ModelRefused
+from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
 
 WITHIN_S = 10.0
 """Two seconds are meant; a machine that runs other tests as well takes longer."""
@@ -200,4 +200,17 @@ def test_what_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
     elif kind == "pipe":
         os.mkfifo(path)
     with pytest.raises(ModelRefused, match=r"odd\.gguf"):
+        GgufFile.open(path)
+
+
+def test_a_part_of_a_split_file_is_refused_with_what_joins_the_parts(tmp_path: Path) -> None:
+    path = tmp_path / "model-00002-of-00003.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.no", 1)
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf is part 2 of 3 .*llama-gguf-split --merge"):
         GgufFile.open(path)

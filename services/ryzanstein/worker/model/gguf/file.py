@@ -82,6 +82,7 @@ class GgufFile:
         try:
             with memoryview(mapping) as content:
                 parsed = header.parse(content, str(path))
+            _refuse_part(parsed.metadata, path)
         except BaseException:
             mapping.close()
             raise
@@ -122,6 +123,14 @@ class GgufFile:
         end = tensor.offset + len(tensor.blocks) if num_bytes is None else begin + num_bytes
         page = begin // mmap.PAGESIZE * mmap.PAGESIZE
         self._mapping.madvise(advice, page, end - page)
+
+
+def _refuse_part(metadata: Mapping[str, Value], path: Path) -> None:
+    """Raises CheckpointError for a part of a file that was split: the other tensors are in its other parts."""
+    count, number = metadata.get("split.count"), metadata.get("split.no")
+    if isinstance(count, int) and count > 1:
+        part = f"part {number + 1} of {count}" if isinstance(number, int) else f"one of {count} parts"
+        raise CheckpointError(f"{path} is {part} of a split file: join them with llama.cpp's llama-gguf-split --merge")
 
 
 def _placed(head: header.TensorHead, content: memoryview, data_start: int) -> GgufTensor:

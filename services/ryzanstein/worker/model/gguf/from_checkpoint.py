@@ -36,7 +36,7 @@ from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
-from ryzanstein.worker.model.tying import untied_where_stored
+from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
 
 WRITTEN: Mapping[str, BlockType] = {
     kind.name.lower(): kind
@@ -127,7 +127,7 @@ def _model(source: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:
     config = read_config(source)
     refuse_quantized(config, str(source / "config.json"))
     spec = spec_of(config)
-    entries = with_prefix(read_tensor_files(source), spec.names)
+    entries = with_embedding(spec, with_prefix(read_tensor_files(source), spec.names))
     return untied_where_stored(spec, entries), entries
 
 

@@ -76,8 +76,8 @@ class Compilers:
             env=env,
             process_group=self.group,
         ) as process:
-            if self._killed.is_set():
-                process.kill()
+            if self._killed.is_set():  # it was being started when the others were ended
+                self.kill()
             try:
                 _, stderr = process.communicate(timeout=_WALL_S)
             except subprocess.TimeoutExpired as error:
