@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ryzanstein.worker.json_files import UnreadableFile, open_regular, parse_object, read_object
+from ryzanstein.worker.model.architectures.text_half import text_tensors
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -38,10 +39,14 @@ class TensorEntry:
 
 
 def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
-    """Returns every tensor of the checkpoint by name.
+    """Returns every tensor of the checkpoint by name, of a multimodal model those of its text half.
 
     Raises CheckpointError, which names the file and, if it is truncated, the tensor where it ends.
     """
+    return text_tensors(_read(model_dir))
+
+
+def _read(model_dir: Path) -> Mapping[str, TensorEntry]:
     index_file = model_dir / _INDEX
     if not os.path.lexists(index_file):
         return _read_whole(model_dir)

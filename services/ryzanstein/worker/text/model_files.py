@@ -17,6 +17,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
 from ryzanstein.worker.model.architectures.registry import values_of
+from ryzanstein.worker.model.architectures.text_half import text_half
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
 from ryzanstein.worker.text.embedding import EmbeddingModel
@@ -137,7 +138,8 @@ def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     nested = config.get("text_config", {})
     if not isinstance(nested, dict):
         raise model_invalid(path, f"text_config must be an object, got {shown(nested)}")
-    return {**config, **nested}
+    half = text_half(config)
+    return {**config, **nested} if half is config else dict(half)
 
 
 def _count(values: Values, key: str, directory: Path) -> int:

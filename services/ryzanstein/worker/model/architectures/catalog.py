@@ -12,6 +12,7 @@ from ryzanstein.worker.model.architectures.config import ACTIVATIONS, MAX_LAYERS
 from ryzanstein.worker.model.architectures.foreign import QUANT_METHODS
 from ryzanstein.worker.model.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.model.architectures.rotary_config import SCALINGS
+from ryzanstein.worker.model.architectures.text_half import MULTIMODAL
 from ryzanstein.worker.model.architectures.values import MAX_COUNT
 
 _HEADER = (
@@ -78,7 +79,10 @@ def _notes() -> list[str]:
         "- Null is absent where transformers has a default for it, but not true where the default is true.",
         "- A head that is stored counts before one that is tied: where `tie_word_embeddings` is true and the file has another",
         "  head than the embedding, the stored one is used. Both are read once to compare them.",
-        "- `is_causal` false, `per_layer_config` and multimodal models (a `text_config`) are refused, and so is a",
+        "- Of a pair that is tied and stored once, either name is read.",
+        f"- Of multimodal models of the types {_list(MULTIMODAL)} the text half is served, as far as",
+        "  its own type is in the table; images are refused as parts of messages, and the tensors for them are not read.",
+        "- `is_causal` false, `per_layer_config` and other multimodal models (a `text_config`) are refused, and so is a",
         f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](quantization.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]

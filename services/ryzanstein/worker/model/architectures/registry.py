@@ -11,6 +11,7 @@ from ryzanstein.worker.model.architectures import alibi, deepseek, experts, gemm
 from ryzanstein.worker.model.architectures.config import Architecture
 from ryzanstein.worker.model.architectures.foreign import refuse_nested
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.model.architectures.text_half import text_half
 from ryzanstein.worker.model.architectures.values import Values
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
@@ -80,9 +81,9 @@ def values_of(config: Mapping[str, Any]) -> Values:
 
 
 def read_config(model_dir: Path) -> Mapping[str, Any]:
-    """Returns the parsed config.json. Raises CheckpointError."""
+    """Returns the parsed config.json, of a multimodal model that of its text half. Raises CheckpointError."""
     path = model_dir / "config.json"
     try:
-        return read_object(path)
+        return text_half(read_object(path))
     except UnreadableFile as error:
         raise CheckpointError(f"{path}: {error}") from error

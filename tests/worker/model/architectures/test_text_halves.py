@@ -1,0 +1,133 @@
+"""Multimodal checkpoints as transformers writes and hubs have them: their text half gives transformers' logits."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.model.runner import ModelRunner
+
+TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 200,
+    "max_position_embeddings": 256,
+}
+SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+ROPE = {"rope_theta": 1e6, "mrope_section": [2, 3, 3], "rope_type": "default"}
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {**TEXT, "sliding_window": 8}, SIGLIP),
+    "mistral3": ("Mistral3", TEXT, {**SIGLIP, "model_type": "pixtral"}),
+    "qwen2_5_vl": ("Qwen2_5_VL", {**{k: v for k, v in TEXT.items() if k != "head_dim"}, "rope_parameters": ROPE}, QWEN_VISION),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {**TEXT, "rope_parameters": {**ROPE, "mrope_interleaved": True}},
+        {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+}
+# As the hub has them: names from before transformers renamed its modules.
+OLD_NAMES = {
+    "gemma3": (("model.language_model.", "language_model.model."), ("model.", "")),
+    "mistral3": (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."), ("model.", "")),
+    "qwen2_5_vl": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+}
+
+
+def write(kind: str, folder: Path) -> Any:
+    """Writes a random model; returns it."""
+    name, text, vision = MODELS[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
+        torch.manual_seed(5)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).float().eval()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(torch.randn_like(each) * 0.08)
+    model.save_pretrained(folder)
+    return model
+
+
+def logits_of(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).logits[0].float()
+
+
+def rename(folder: Path, pairs: tuple[tuple[str, str], ...]) -> None:
+    (file,) = folder.glob("*.safetensors")
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        old, new = next(((old, new) for old, new in pairs if name.startswith(old)), ("", ""))
+        renamed[new + name.removeprefix(old)] = tensor
+    save_file(renamed, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(("kind", "names"), [*((kind, "new") for kind in MODELS), *((kind, "old") for kind in OLD_NAMES)])
+def test_the_text_half_gives_transformers_logits(
+    kind: str, names: str, tmp_path: Path, runner: Callable[..., ModelRunner]
+) -> None:
+    model = write(kind, tmp_path)
+    if names == "old":
+        rename(tmp_path, OLD_NAMES[kind])
+    ids = [3, 17, 90, 4, 55, 120, 7, 31, 9, 11, 62, 77]
+    expected, ours = logits_of(model, ids), runner(tmp_path)
+    for length in (3, 7, len(ids)):
+        found = ours.hidden_logits(StepPlan(1, ids[:length], [length], [0], [[0, 1, 2]], [0], True))
+        assert found is not None
+        torch.testing.assert_close(found[0], expected[length - 1], rtol=1e-3, atol=1e-3)
+
+
+def test_what_a_checkpoint_leaves_out_is_its_classs_default() -> None:
+    """The text_config of Gemma 3 4B on the hub."""
+    from ryzanstein.worker.model.architectures.registry import spec_of
+    from ryzanstein.worker.model.architectures.text_half import text_half
+
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {}, "eos_token_id": [1, 106]}
+    half = text_half(config)
+    spec = spec_of(half)
+    reference = transformers.Gemma3TextConfig(**text)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (8, 4, 256)
+    assert (spec.vocab_size, spec.context_length) == (reference.vocab_size, reference.max_position_embeddings)
+    assert spec.tied_head
+    assert half["eos_token_id"] == [1, 106]
+
+
+def test_the_first_configs_of_qwen_have_the_text_half_at_the_top(tmp_path: Path) -> None:
+    text = {key: value for key, value in TEXT.items() if key != "head_dim"}
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    text |= {"hidden_act": "silu", "rms_norm_eps": 1e-6}
+    config = {**text, "model_type": "qwen2_5_vl", "vision_config": {}, "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_spec(tmp_path)
+    assert (spec.model_type, spec.num_layers, spec.rotaries[0].scaling) == ("qwen2", 2, None)
+
+
+def test_other_multimodal_models_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama"}}))
+    with pytest.raises(CheckpointError, match=r"'llava' with a text_config is a multimodal model"):
+        read_spec(tmp_path)
