@@ -77,6 +77,7 @@ async def test_a_generation_that_no_longer_needs_its_hedge_does_not_start_one(
     assert client.value("hedges_running") == 0
 
 
+@pytest.mark.long  # a machine that stalls makes one node silent before the others
 async def test_when_every_node_is_silent_at_once_none_gets_a_hedge(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "abc"]
     client = await start_router(*nodes, dead_grace_s=60.0)
