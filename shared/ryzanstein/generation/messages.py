@@ -34,8 +34,9 @@ class Message:
     """A message of a conversation.
 
     `tool_calls` and `reasoning` are the assistant's. `tool_call_id` names the call of which a
-    tool's message is the result. `name` tells authors of one role apart. Ids and names are labels that
-    clients, models and other servers chose: any text, also none. `validate` enforces this, and the bounds of `Message` in inference.proto.
+    tool's message is the result. `name` tells authors of one role apart. Ids and names are labels
+    that clients, models and other servers chose: any text, also none. `validate` enforces this, and
+    the bounds of `Message` in inference.proto.
     """
 
     role: Role
