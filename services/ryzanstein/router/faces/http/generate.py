@@ -243,4 +243,6 @@ def _content(answer: Answer, dialect: Dialect) -> bytes:
 
 def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:
     message = answer.message(choice)
-    return dialect.answer(choice, message, aligned(answer.tokens[choice])[1], answer.reason(choice, message))
+    tokens = answer.tokens[choice]
+    rows = aligned(tokens)[1] if tokens and tokens[0].logprobs is not None else None
+    return dialect.answer(choice, message, rows, answer.reason(choice, message))
