@@ -85,8 +85,7 @@ class ResponseRoutes:
             keep = partial(self._keep, told, asked_for, tenant, history)
             headers = {NODE: started.node_id}
             if asked_for.body.stream:
-                call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
-                response = EventStreamResponse(events, ResponseWriter(told), call, timeout_s, headers)
+                response = EventStreamResponse(events, ResponseWriter(told), call_of(http.scope), self._limits, headers)
                 response.before_end = keep
                 response.on_left = None if lasting else partial(leave, self._core, generation_id)
                 return response
