@@ -286,21 +286,21 @@ async def test_a_request_has_one_host(serve, hosts):
     assert served.refused("malformed") == 1
 
 
-async def test_who_waits_when_the_router_stops_is_told_so(serve, chat, eventually):
+@pytest.mark.parametrize(("pause_at", "stream"), [(0, True), (0, False), (1, True)])
+async def test_who_waits_when_the_router_stops_is_told_so(serve, chat, eventually, pause_at, stream):
     """Before the first event with a status, behind it in the stream."""
-    for pause_at, stream in ((0, True), (0, False), (1, True)):
-        served = await serve()
-        served.core.pause_at = pause_at
-        body = json.dumps(chat("one two", stream=stream)).encode()
-        reader, writer = await served.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        await eventually(lambda: served.core.readers and (not pause_at or reader._buffer), "it waits")
-        async with asyncio.timeout(20):
-            await served.server.stop(1)
-            answer = await reader.read()
-        writer.close()
-        if pause_at:
-            assert b"event: error" in answer
-            assert b'"generation_moved"' in answer
-        else:
-            assert (status(answer), code(answer)) == (503, "draining")
-            assert b"retry-after-ms" in answer.lower()
+    served = await serve()
+    served.core.pause_at = pause_at
+    body = json.dumps(chat("one two", stream=stream)).encode()
+    reader, writer = await served.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await eventually(lambda: served.core.readers and (not pause_at or reader._buffer), "it waits")
+    async with asyncio.timeout(20):
+        await served.server.stop(1)
+        answer = await reader.read()
+    writer.close()
+    if pause_at:
+        assert b"event: error" in answer
+        assert b'"generation_moved"' in answer
+    else:
+        assert (status(answer), code(answer)) == (503, "draining")
+        assert b"retry-after-ms" in answer.lower()

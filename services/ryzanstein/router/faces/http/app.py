@@ -50,6 +50,7 @@ from ryzanstein.router.faces.http.metrics import add_metrics
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft
 from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
+from ryzanstein.router.faces.http.response_format import naming_the_constraint
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest
@@ -118,9 +119,10 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         body, request = await reader.read(
             http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
         )
-        if body.stream:
-            return await generations.stream(http, request, shown_by(body, ChatDialect()))
-        return await generations.answer(http, request, ChatDialect())
+        with naming_the_constraint(body):
+            if body.stream:
+                return await generations.stream(http, request, shown_by(body, ChatDialect()))
+            return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest, TextCompletion))
     async def completions(http: Request) -> Response:
@@ -128,9 +130,10 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         body, asked = await reader.read(
             http, completion_decoder, lambda body: completion_requests(body, http.headers, request_id)
         )
-        if body.stream:
-            return await generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
-        return await generations.complete(http, asked)
+        with naming_the_constraint(body):
+            if body.stream:
+                return await generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
+            return await generations.complete(http, asked)
 
     @app.get("/v1/generations/{response_id}/events")
     async def events(

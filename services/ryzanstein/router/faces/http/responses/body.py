@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ryzanstein import errors
+from ryzanstein.constraints import FIELD
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.messages import Message, Role
 from ryzanstein.generation.prompts import ChatPrompt
@@ -28,7 +30,14 @@ from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
 _ABSENT: Any = None
-_PLACE = re.compile(r"^tools\[(\d+)\]")
+_PLACE = re.compile(r"tools\[(\d+)\]")
+# Our names of fields, and what this body calls them.
+_NAMES = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("sampling.max_tokens", "max_output_tokens"),
+    ("tool_choice.function", "tool_choice"),
+)
 # Each field with the values that request nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -160,6 +169,11 @@ class Asked:
 
 def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
     """Returns what a body asks for. Raises INVALID_ARGUMENT that names the field."""
+    with naming_fields(body):
+        return _asked(body, headers, request_id, max_items)
+
+
+def _asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
     refuse(body, _UNSUPPORTED, "")
     if body.stream_options is not None:
         refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
@@ -204,18 +218,28 @@ def _tools(body: ResponsesRequest) -> Tools:
         mode = ToolMode(choice or "auto")
     offered = tuple(_tool(tool) for tool in functions_of(body))
     tools = Tools(offered, mode, named, body.parallel_tool_calls is not False)
-    places = [i for i, tool in enumerate(body.tools or ()) if tool.type == "function"]
-    try:
-        tools.validate()
-    except RyzansteinError as error:
-        raise error.with_fields(lambda field: _client_field(field, places)) from None
+    tools.validate()
     return tools if offered else NO_TOOLS
 
 
-def _client_field(field: str, places: Sequence[int]) -> str:
-    """Returns a field of our tools as this body has it: with its place among all tools, and without `function`."""
-    field = field.replace(".function", "")
-    return _PLACE.sub(lambda found: f"tools[{places[int(found[1])]}]", field)
+@contextmanager
+def naming_fields(body: ResponsesRequest) -> Iterator[None]:
+    """Has errors name fields as this body has them: a tool by its place among all tools, and without `function`."""
+    places = [i for i, tool in enumerate(body.tools or ()) if tool.type == "function"]
+
+    def named(field: str) -> str:
+        if field.startswith(FIELD):
+            return "text.format"
+        for ours, theirs in _NAMES:
+            field = theirs + field.removeprefix(ours) if field.startswith(ours) else field
+        if (found := _PLACE.match(field)) and int(found[1]) < len(places):
+            field = f"tools[{places[int(found[1])]}]" + field.removeprefix(found[0]).replace(".function", "")
+        return field
+
+    try:
+        yield
+    except RyzansteinError as error:
+        raise error.with_fields(named) from None
 
 
 def functions_of(body: ResponsesRequest) -> list[FunctionTool]:
@@ -239,7 +263,8 @@ def _response_format(text: TextOptions | None) -> Any:
         return Raw(b'{"type":"json_object"}')
     if form.schema is None:
         raise errors.invalid("text.format.schema", "is required")
-    return Raw(b'{"type":"json_schema","json_schema":{"schema":%b}}' % bytes(form.schema))
+    strict = b"true" if form.strict else b"false"
+    return Raw(b'{"type":"json_schema","json_schema":{"strict":%b,"schema":%b}}' % (strict, bytes(form.schema)))
 
 
 def _max_tokens(body: ResponsesRequest) -> int | None:

@@ -27,7 +27,7 @@ from ryzanstein.router.faces.http.generate import NODE
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import tenant_of
-from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked
+from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields
 from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
@@ -144,7 +144,8 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
     async def create(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
         _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, max_items))
-        return await routes.create(http, asked_for)
+        with naming_fields(asked_for.body):
+            return await routes.create(http, asked_for)
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
     async def retrieve(response_id: str, http: Request) -> Response:

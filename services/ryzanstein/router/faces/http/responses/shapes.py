@@ -61,7 +61,7 @@ def _format(body: ResponsesRequest) -> Shape:
     if form is None or form.type != "json_schema":
         return {"type": "text" if form is None else form.type}
     schema = None if form.schema is None else json.loads(bytes(form.schema))
-    return {"type": form.type, "name": form.name, "schema": schema, "strict": True}
+    return {"type": form.type, "name": form.name, "schema": schema, "strict": bool(form.strict)}
 
 
 def ended(reason: FinishReason) -> tuple[str, Shape | None]:
