@@ -264,7 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
 
-def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
     """Returns the application for a client of HTTP/1.0, which knows no chunks: a stream ends with its connection."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
