@@ -10,6 +10,7 @@ import pytest
 
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.constraints.schema import checked
+from ryzanstein.worker.constraints.unions import told_apart
 
 TEXT = {"type": "string"}
 IDLE: list[dict[str, Any]] = [
@@ -94,3 +95,27 @@ LENIENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_without_strict_the_rest_is_enforced(schema: dict[str, Any], rest: dict[str, Any]) -> None:
     assert checked(schema, lenient=True) == checked(rest)
     json.dumps(checked(schema, lenient=True))
+
+
+def tagged(*values: str, required: bool = True) -> dict[str, Any]:
+    kind: dict[str, Any] = {"const": values[0], "type": "string"} if len(values) == 1 else {"enum": list(values)}
+    return {"type": "object", "properties": {"kind": kind}, **({"required": ["kind"]} if required else {})}
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "apart"),
+    [
+        ([tagged("a"), tagged("b")], True),
+        ([tagged("a"), tagged("b", "c")], True),
+        ([tagged("a", "b"), tagged("b")], False),
+        ([tagged("a"), tagged("b", required=False)], False),
+        ([tagged("a"), {"type": "string"}], False),
+        ([{"$ref": "#/$defs/x~1y"}, tagged("b")], True),
+        ([{"$ref": "#/$defs/none"}, tagged("b")], False),
+        ([], False),
+    ],
+)
+def test_a_union_that_a_property_tells_apart_is_any_of_it(alternatives: list[Any], apart: bool) -> None:
+    schema = {"properties": {"pet": {"oneOf": alternatives}}, "$defs": {"x/y": tagged("a")}}
+    told = told_apart(schema, schema)
+    assert told["properties"]["pet"] == {"anyOf" if apart else "oneOf": alternatives}

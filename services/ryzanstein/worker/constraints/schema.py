@@ -24,6 +24,7 @@ from ryzanstein.worker.constraints.keywords import (
     TYPES,
 )
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
+from ryzanstein.worker.constraints.unions import told_apart
 
 Schema = dict[str, Any]
 WHITESPACE = r"(\x20|\x0A(\x20{0,12}|\x09{0,6}))"
@@ -43,6 +44,7 @@ def checked(schema: Any, *, lenient: bool = False) -> Schema:
 
     `lenient`: keywords that cannot be enforced are left out instead of being refused.
     """
+    schema = told_apart(schema, schema)
     if lenient:
         schema = eased(schema, 0)
     bare = _checked(schema, "#", 0)
