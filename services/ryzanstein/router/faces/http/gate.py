@@ -41,7 +41,8 @@ class HttpLimits:
     They bound the size of a body and of all bodies that are being read, the messages of a body, the
     time until it is complete, the requests at once, the size of all large answers that are being
     written, how long a reader may take no byte of an answer, and how long a stream may be silent:
-    then it has a comment, because proxies end what says nothing for a minute.
+    then it has a comment, because proxies end what says nothing for a minute. A stream that no node
+    has accepted after `max_opening_s` gets its headers; that is more than a request waits for a node.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -52,6 +53,7 @@ class HttpLimits:
     max_leaving_bytes: int = 256 * 2**20
     write_timeout_s: float = 60.0
     max_silence_s: float = 15.0
+    max_opening_s: float = 25.0
 
 
 @dataclass(slots=True)

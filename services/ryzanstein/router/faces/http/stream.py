@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -34,7 +35,9 @@ from ryzanstein.router.faces.http.shown import Shown
 log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-_COMMENT = b": the answer goes on\n"
+STREAM_HEADERS = MappingProxyType({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+"""The second is for proxies such as nginx, which otherwise collect events before they forward them."""
+COMMENT = b": the answer goes on\n"
 """A line alone: with an empty one behind it openai's client takes it for an event without data."""
 _STOPS = errors.unavailable("GENERATION_MOVED", "the router stops: attach again at another router", 1.0)
 _Event_contra = TypeVar("_Event_contra", contravariant=True)
@@ -110,8 +113,7 @@ class EventStreamResponse(Response, Generic[_Read]):
         limits: HttpLimits,
         headers: dict[str, str],
     ) -> None:
-        # Otherwise proxies such as nginx collect events before they forward them.
-        super().__init__(headers={**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={**headers, **STREAM_HEADERS})
         del self.headers["content-length"]
         self._events = events
         self._writer = writer
@@ -173,7 +175,7 @@ class EventStreamResponse(Response, Generic[_Read]):
                 continue
             self._sent_at = now()
             if not write_may_wait(scope):
-                await send(_body(_COMMENT))
+                await send(_body(COMMENT))
 
     async def _parts(self) -> AsyncIterator[bytes]:
         try:

@@ -24,11 +24,12 @@ from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse,
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
+from ryzanstein.router.faces.http.late import begun
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import tenant_of
 from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields
-from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter
+from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter, error_of_stream
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.faces.http.stream import EventStreamResponse
@@ -137,14 +138,16 @@ def _json(response: Shape, headers: dict[str, Any]) -> Response:
     return Response(content, headers=headers, media_type="application/json")
 
 
-def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, max_items: int) -> None:
+def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, limits: HttpLimits) -> None:
     decoder = msgspec.json.Decoder(ResponsesRequest)
 
     @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponseAnswer))
     async def create(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
-        _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, max_items))
+        _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, limits.max_messages))
         with naming_fields(asked_for.body):
+            if asked_for.body.stream:
+                return await begun(routes.create(http, asked_for), limits, error_of_stream)
             return await routes.create(http, asked_for)
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
