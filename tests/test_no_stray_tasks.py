@@ -22,6 +22,8 @@ ALLOWED = {
     "shared/ryzanstein/background.py": (3, "the one place; the two futures of `until` are looked at there"),
     "services/ryzanstein/router/nodes/links/connection.py": (2, "reader and writer log whatever ends them and end the stream"),
     "services/ryzanstein/router/faces/http/generate.py": (1, "end with the call, which raises what the first raised"),
+    "services/ryzanstein/router/faces/http/stream.py": (1, "sends comments only, and ends with its stream"),
+    "services/ryzanstein/router/faces/http/late.py": (1, "ends with the call or the response, which raise what it raised"),
     "services/ryzanstein/router/faces/http/merged.py": (1, "put what they end with into the queue that is read"),
     "services/ryzanstein/router/faces/http/presence.py": (2, "both end with the call, which raises what the work raised"),
     "services/ryzanstein/router/faces/http/server.py": (1, "`start` and `live` raise what it ended with"),

@@ -270,7 +270,7 @@ def test_absent_sampling_parameters_take_their_defaults_and_zero_is_a_value() ->
         (inference.ChatRequest(messages=[inference.Message(content="x")]), "messages[0].role"),
         (inference.ChatRequest(messages=[inference.Message(role=2)], session_id="s" * 129), "session_id"),
         (inference.ChatRequest(messages=[inference.Message(role=2)], model="m" * 129), "model"),
-        (inference.ChatRequest(messages=[inference.Message(role=2)], user="u" * 129), "user"),
+        (inference.ChatRequest(messages=[inference.Message(role=2)], user="u" * 16_385), "user"),
         (
             inference.ChatRequest(
                 messages=[inference.Message(role=2)], sampling=inference.SamplingParams(temperature=float("inf"))
@@ -342,12 +342,16 @@ _CALL = inference.ToolCall(id="1", name="f")
     [
         (inference.ROLE_UNSPECIFIED, {}, "role"),
         (9, {}, "role"),
-        (inference.ROLE_TOOL, {}, "tool_call_id"),
+        (inference.ROLE_TOOL, {"tool_call_id": "x" * 16_385}, "tool_call_id"),
         (inference.ROLE_USER, {"tool_call_id": "x"}, "tool_call_id"),
         (inference.ROLE_USER, {"reasoning": "x"}, "reasoning"),
         (inference.ROLE_USER, {"tool_calls": [_CALL]}, "tool_calls"),
-        (inference.ROLE_ASSISTANT, {"tool_calls": [_CALL, inference.ToolCall(id="1")]}, "tool_calls[1].function.name"),
-        (inference.ROLE_ASSISTANT, {"tool_calls": [inference.ToolCall(name="f")]}, "tool_calls[0].id"),
+        (
+            inference.ROLE_ASSISTANT,
+            {"tool_calls": [_CALL, inference.ToolCall(name="f" * 16_385)]},
+            "tool_calls[1].function.name",
+        ),
+        (inference.ROLE_ASSISTANT, {"tool_calls": [inference.ToolCall(id="1" * 16_385)]}, "tool_calls[0].id"),
         (inference.ROLE_ASSISTANT, {"tool_calls": [_CALL] * 129}, "tool_calls"),
     ],
 )

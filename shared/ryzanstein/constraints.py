@@ -35,20 +35,22 @@ class Constraint:
 
     `text` is the schema, the regular expression or the grammar; of a choice, the alternatives as a
     JSON array; of a JSON object, empty. The constraint begins `after` this text has appeared in the
-    answer, or with the answer if it is empty.
+    answer, or with the answer if it is empty. `lenient`: keywords of a schema that cannot be enforced are
+    left out of it instead of being refused.
     """
 
     kind: ConstraintKind
     text: str = ""
     after: str = ""
+    lenient: bool = False
 
     @classmethod
     def json_object(cls) -> Constraint:
         return cls(ConstraintKind.JSON_OBJECT)
 
     @classmethod
-    def json_schema(cls, schema: str) -> Constraint:
-        return cls(ConstraintKind.JSON_SCHEMA, schema)
+    def json_schema(cls, schema: str, *, lenient: bool = False) -> Constraint:
+        return cls(ConstraintKind.JSON_SCHEMA, schema, lenient=lenient)
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:

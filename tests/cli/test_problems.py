@@ -105,3 +105,15 @@ def test_scripts_get_problems_and_states_by_name() -> None:
     assert document["problems"] == []
     assert document["nodes"][0]["node"]["state"] == "READY"
     assert document["router"]["links"][0]["state"] == "READY"
+
+
+def test_the_link_of_a_removed_model_is_not_missed_while_its_node_is_linked() -> None:
+    lost = tuple(LinkLossView(time.time() - 3, name, "link_lost", 0) for name in ("node-0/org/second", "node-1", "node-1/x"))
+    view_of_all = view(router=RouterView("router-0", (FINE,), lost))
+    assert problems(view_of_all) == [
+        "router-0 has no link to node-1: link_lost",
+        "router-0 has no link to node-1/x: link_lost",
+    ]
+    down = replace(FINE, node_id="node-0/org/second", up=False)
+    still_served = view(router=RouterView("router-0", (FINE, down), lost[:1]))
+    assert problems(still_served) == ["router-0 has no link to node-0/org/second: link_lost"]

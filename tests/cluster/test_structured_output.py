@@ -86,7 +86,7 @@ def test_a_schema_that_cannot_be_enforced_is_a_bad_request_with_its_path(http: o
         http.chat.completions.create(
             model="demo",
             messages=QUESTION,
-            response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
+            response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}},
         )
     assert refused.value.param == "response_format"
     assert refused.value.code == "invalid_constraint"

@@ -158,11 +158,17 @@ def test_what_cannot_be_is_refused_by_name(sdk: openai.OpenAI, fields: dict[str,
 
 def test_a_schema_that_cannot_be_enforced_is_refused_as_a_tool(sdk: openai.OpenAI) -> None:
     tools: Any = [
-        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "propertyNames": {"pattern": "("}}}}
+        {"type": "function", "function": {"name": "f", "strict": strict, "parameters": {"type": "object", "if": {}}}}
+        for strict in (False, True)
     ]
+    tools[0]["function"]["name"] = "lenient"
     with pytest.raises(openai.BadRequestError) as failure:
         sdk.chat.completions.create(model="demo", messages=QUESTION, tools=tools, tool_choice="required")
-    assert failure.value.param == "tools"
+    assert failure.value.param == "tools[1].function.parameters"
+    assert "at #/if" in str(failure.value)
+    named: Any = {"type": "function", "function": {"name": "lenient"}}
+    answer = sdk.chat.completions.create(model="demo", messages=QUESTION, tools=tools, tool_choice=named, max_tokens=60)
+    assert answer.choices[0].message.tool_calls
 
 
 def test_the_example_of_the_page_runs(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:

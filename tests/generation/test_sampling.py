@@ -18,6 +18,7 @@ from ryzanstein.generation.sampling import SamplingParams
         ({"top_p": 1.1}, "sampling.top_p"),
         ({"min_p": 1.5}, "sampling.min_p"),
         ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "sampling.repetition_penalty"),
         ({"presence_penalty": 3.0}, "sampling.presence_penalty"),
         ({"frequency_penalty": -3.0}, "sampling.frequency_penalty"),
         ({"max_tokens": 0}, "sampling.max_tokens"),

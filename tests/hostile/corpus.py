@@ -121,7 +121,7 @@ BODIES: tuple[HostileBody, ...] = (
         CHAT,
         lambda: _with(b'"guided_regex":"%s",' % (b"(" * 3_900_000)),
         400,
-        "response_format",
+        "guided_regex",
     ),
     # Depth and length.
     HostileBody("60,000 open brackets as a schema", CHAT, lambda: _with(b'"guided_json":%s,' % (b"[" * 60_000)), 400),

@@ -53,11 +53,16 @@ def _of_node(view: NodeStatus, members_known: bool) -> Iterator[str]:
 
 
 def _unlinked(router: RouterView) -> Iterator[str]:
-    """Yields links that are down, and nodes that were lost recently and are no longer linked."""
+    """Yields links that are down, and nodes that were lost recently and are no longer linked.
+
+    A further model of a node whose own link is up was removed: its link, `NODE/MODEL`, is not missed.
+    """
     last = {loss.node_id: loss for loss in router.recent_losses if loss.time > time.time() - MISSED_S}
     linked = {link.node_id for link in router.links}
     down = [link.node_id or link.address for link in router.links if not link.up]
-    for name in [*down, *(node_id for node_id in last if node_id not in linked)]:
+    up = {link.node_id for link in router.links if link.up}
+    missed = (name for name in last if name not in linked and name.partition("/")[0] not in up)
+    for name in [*down, *missed]:
         why = f": {last[name].cause}" if name in last else ""
         yield f"{router.router_id} has no link to {name}{why}"
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import Enum
 
 from ryzanstein import errors
-from ryzanstein.generation.names import VISIBLE
-from ryzanstein.tools import valid_function_name
+from ryzanstein.generation.names import check_label
 
 MAX_TOOL_CALLS = 128
-MAX_CALL_ID_CHARS = 128
-MAX_AUTHOR_CHARS = 64
-_AUTHOR = re.compile(r"[^\s<|\\/>]+")
 
 
 class Role(Enum):
@@ -39,8 +34,9 @@ class Message:
     """A message of a conversation.
 
     `tool_calls` and `reasoning` are the assistant's. `tool_call_id` names the call of which a
-    tool's message is the result. `name` tells authors of one role apart. `validate` enforces this,
-    and the bounds of `Message` in inference.proto.
+    tool's message is the result. `name` tells authors of one role apart. Ids and names are labels
+    that clients, models and other servers chose: any text, also none. `validate` enforces this, and
+    the bounds of `Message` in inference.proto.
     """
 
     role: Role
@@ -70,18 +66,10 @@ class Message:
         for part, role in (("tool_calls", Role.ASSISTANT), ("reasoning", Role.ASSISTANT), ("tool_call_id", Role.TOOL)):
             if getattr(self, part) and self.role is not role:
                 raise errors.invalid(f"{field}.{part}", f"is only for the role {role.value}", self.role.value)
-        if self.role is Role.TOOL:
-            _check_call_id(self.tool_call_id, f"{field}.tool_call_id")
-        if self.name and (len(self.name) > MAX_AUTHOR_CHARS or not _AUTHOR.fullmatch(self.name)):
-            bound = f"must have 1 to {MAX_AUTHOR_CHARS} characters, no white space and none of < | \\ / >"
-            raise errors.invalid(f"{field}.name", bound, self.name[:64])
+        check_label(self.tool_call_id, f"{field}.tool_call_id")
+        check_label(self.name, f"{field}.name")
         if len(self.tool_calls) > MAX_TOOL_CALLS:
             raise errors.invalid(f"{field}.tool_calls", f"must have at most {MAX_TOOL_CALLS} calls", len(self.tool_calls))
         for i, call in enumerate(self.tool_calls):
-            _check_call_id(call.id, f"{field}.tool_calls[{i}].id")
-            valid_function_name(call.name, f"{field}.tool_calls[{i}].function.name")
-
-
-def _check_call_id(call_id: str, field: str) -> None:
-    if len(call_id) > MAX_CALL_ID_CHARS or not VISIBLE.fullmatch(call_id):
-        raise errors.invalid(field, f"must have 1 to {MAX_CALL_ID_CHARS} visible ASCII characters", call_id[:64])
+            check_label(call.id, f"{field}.tool_calls[{i}].id")
+            check_label(call.name, f"{field}.tool_calls[{i}].function.name")

@@ -14,6 +14,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
+MIN_REPETITION_PENALTY = 0.001
+"""Logits divided by much less are no numbers any more."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 64
 MAX_ALLOWED_TOKEN_IDS = 1024
@@ -60,9 +62,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise errors.invalid(f"sampling.{name}", f"must be in [{low}, {high}]", value)
-        for name in ("top_p", "repetition_penalty"):
-            if getattr(self, name) <= 0:
-                raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
+        if self.top_p <= 0:
+            raise errors.invalid("sampling.top_p", "must be greater than 0", self.top_p)
         if self.truncate_prompt_tokens is not None and (self.keep_prompt_head or 0) >= self.truncate_prompt_tokens:
             bound = f"must be less than truncate_prompt_tokens ({self.truncate_prompt_tokens})"
             raise errors.invalid("sampling.keep_prompt_head", bound, self.keep_prompt_head)
@@ -109,7 +110,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("top_p", 0, 1),
     ("top_k", 0, _UINT32),
     ("min_p", 0, 1),
-    ("repetition_penalty", 0, 2),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, 2),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("seed", 0, 2**64 - 1),

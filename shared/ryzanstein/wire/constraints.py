@@ -24,11 +24,11 @@ def constraint_from_wire(wire: inference.Constraint) -> Constraint:
             constraint = Constraint(ConstraintKind(kind), getattr(wire, kind))
         case _:
             raise errors.invalid(FIELD, f"must be one of {', '.join(each.value for each in ConstraintKind)}")
-    return Constraint(constraint.kind, constraint.text, wire.after)
+    return Constraint(constraint.kind, constraint.text, wire.after, wire.lenient)
 
 
 def constraint_to_wire(constraint: Constraint) -> inference.Constraint:
-    wire = inference.Constraint(after=constraint.after)
+    wire = inference.Constraint(after=constraint.after, lenient=constraint.lenient)
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
             wire.json_object = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation.messages import MAX_TOOL_CALLS, Message, Role, ToolCall
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.names import MAX_NAME_CHARS, user_key
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest, valid_priority
 from ryzanstein.generation.sampling import (
@@ -193,7 +193,7 @@ def template_to_wire(options: TemplateOptions) -> inference.TemplateOptions | No
 
 
 def name_from_wire(value: str, field: str) -> str:
-    """Returns a session id, user or model name of at most 128 characters."""
+    """Returns a session id or model name of at most 128 characters."""
     if len(value) > MAX_NAME_CHARS:
         raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(value))
     return value
@@ -209,7 +209,7 @@ def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> Gener
         ),
         sampling=sampling_from_wire(chat.sampling),
         session_id=name_from_wire(chat.session_id, "session_id"),
-        user=name_from_wire(chat.user, "user"),
+        user=user_key(chat.user, "user"),
         priority=valid_priority(chat.priority),
     )
 
@@ -231,6 +231,6 @@ def complete_from_wire(complete: inference.CompleteRequest, most: MostParts = _A
         model=name_from_wire(complete.model, "model"),
         prompt=prompt,
         sampling=sampling_from_wire(complete.sampling),
-        user=name_from_wire(complete.user, "user"),
+        user=user_key(complete.user, "user"),
         priority=valid_priority(complete.priority),
     )

@@ -260,7 +260,7 @@ def test_a_schema_that_llguidance_refuses_is_refused_with_its_path(tokens: Token
     [
         ("start: undefined", "undefined"),
         ('%llguidance {"no_forcing": false}\nstart: "a"', "%llguidance"),
-        ('start: %json {"not": {}}', "'not'"),
+        ('start: %json {"not": {"type": "null"}}', "'not'"),
         ("start: %json {", "not JSON"),
         ("start: @other", "other"),
         ("", "start"),

@@ -13,6 +13,7 @@ from ryzanstein.worker.constraints.finite import endless
 from ryzanstein.worker.constraints.keywords import ANNOTATIONS, ENFORCED
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.schema import checked, checked_schema
+from ryzanstein.worker.constraints.unions import told_apart
 
 NESTED: Any = {}
 for _ in range(70):
@@ -24,22 +25,19 @@ for _ in range(70):
     [
         ({"tpye": "string"}, "#/tpye", "'tpye'", Cause.KEYWORD),
         ({"properties": {"a": {"uniqueItems": True}}}, "#/properties/a/uniqueItems", "'uniqueItems'", Cause.KEYWORD),
-        ({"properties": {"a/b": {"not": {}}}}, "#/properties/a~1b/not", "'not'", Cause.KEYWORD),
+        ({"properties": {"a/b": {"not": {"type": "null"}}}}, "#/properties/a~1b/not", "'not'", Cause.KEYWORD),
+        ({"propertyNames": {"maxLength": 3}}, "#/propertyNames", "'propertyNames'", Cause.KEYWORD),
         ({"anyOf": [{}, {"if": {}}]}, "#/anyOf/1/if", "'if'", Cause.KEYWORD),
         ({"$defs": {"x": {"contains": {}}}}, "#/$defs/x/contains", "'contains'", Cause.KEYWORD),
-        ({"x-guidance": {"lenient": True}}, "#/x-guidance", "'x-guidance'", Cause.KEYWORD),
-        ({"nullable": True}, "#/nullable", "'nullable'", Cause.KEYWORD),
         ({"items": {"$id": "http://a"}}, "#/items/$id", "'$id'", Cause.KEYWORD),
         ({"$ref": "http://example.com/schema"}, "#/$ref", "within the schema", Cause.KEYWORD),
         ({"$ref": "file:///etc/passwd"}, "#/$ref", "within the schema", Cause.KEYWORD),
-        ({"format": "idn-email"}, "#/format", "'idn-email'", Cause.KEYWORD),
-        ({"items": [{}]}, "#/items", "prefixItems", Cause.KEYWORD),
         ({"minProperties": 3, "required": ["a"]}, "#/minProperties", "up to 1", Cause.KEYWORD),
         ({"maxLength": 10**9}, "#/maxLength", "1048576", Cause.SIZE),
         ({"minItems": 1e300}, "#/minItems", "1048576", Cause.SIZE),
         ({"minLength": -1}, "#/minLength", "whole number", Cause.SCHEMA),
         ({"minLength": True}, "#/minLength", "whole number", Cause.SCHEMA),
-        ({"exclusiveMinimum": True}, "#/exclusiveMinimum", "number", Cause.SCHEMA),
+        ({"exclusiveMinimum": "1"}, "#/exclusiveMinimum", "number", Cause.SCHEMA),
         ({"type": "strin"}, "#/type", "one or more of", Cause.SCHEMA),
         ({"type": []}, "#/type", "one or more of", Cause.SCHEMA),
         ({"properties": []}, "#/properties", "an object of schemas", Cause.SCHEMA),
@@ -104,7 +102,7 @@ def test_a_checked_schema_means_what_the_schema_meant() -> None:
         bare = checked_schema(json.dumps(schema))
         del bare["x-guidance"]
         assert not ANNOTATIONS & _keywords(bare)
-        assert json.dumps(_without_annotations(schema)) == json.dumps(bare)
+        assert json.dumps(_without_annotations(told_apart(schema, schema))) == json.dumps(bare)
 
 
 def test_no_keyword_is_both_enforced_and_an_annotation() -> None:

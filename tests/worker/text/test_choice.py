@@ -22,7 +22,20 @@ def model(model_dir) -> TextModel:
 @settings(max_examples=60, deadline=None)
 def test_after_a_replay_every_later_text_is_that_of_the_undisturbed_run(model, data, stop) -> None:
     token_ids = data.draw(st.lists(st.integers(0, model.vocab_size - 1), max_size=30))
-    assert_resumes_at_every_cut(model, token_ids, stop, data.draw(st.integers(1, 31)))
+    assert_resumes_at_every_cut(model, token_ids, stop, data.draw(st.integers(1, 31)), data.draw(st.integers(0, 20)))
+
+
+def test_a_stop_string_ends_nothing_within_min_tokens(model) -> None:
+    token_ids = model.encode("ab ab ab ab")
+    whole = len(token_ids)
+    for min_tokens in range(whole + 1):
+        choice = ChoiceText(model, TextOptions(["ab"], min_tokens=min_tokens))
+        outputs = [choice.push(token_id) for token_id in token_ids]
+        assert all(i > min_tokens for i, output in enumerate(outputs, 1) if output.stopped)
+        said = "".join(output.text for output in outputs) + choice.flush()
+        assert choice.stopped or said == model.decode(token_ids)
+        if min_tokens in (0, whole):
+            assert choice.stopped == (min_tokens == 0)
 
 
 @given(data=st.data())
@@ -35,12 +48,15 @@ def test_a_stop_string_or_a_character_that_spans_the_cut_is_seen(model, data) ->
     assert_resumes_at_every_cut(model, model.encode(text), stop, data.draw(st.integers(1, 5)))
 
 
-def assert_resumes_at_every_cut(model: TextModel, token_ids: list[int], stop: list[str], slice_tokens: int) -> None:
-    undisturbed = ChoiceText(model, TextOptions(stop))
+def assert_resumes_at_every_cut(
+    model: TextModel, token_ids: list[int], stop: list[str], slice_tokens: int, least: int = 0
+) -> None:
+    options = TextOptions(stop, min_tokens=least)
+    undisturbed = ChoiceText(model, options)
     outputs = [undisturbed.push(token_id) for token_id in token_ids]
     rest = undisturbed.flush()
     for k in range(len(token_ids) + 1):
-        resumed = ChoiceText(model, TextOptions(stop))
+        resumed = ChoiceText(model, options)
         for start in range(0, k, slice_tokens):
             resumed.replay(token_ids[start : min(start + slice_tokens, k)])
         assert resumed.stopped == (k > 0 and outputs[k - 1].stopped)

@@ -27,6 +27,30 @@ def test_the_text_ends_before_the_first_stop_string_wherever_it_was_cut(parts, s
     assert (said + held, scanner.stopped) == before_first_stop("".join(parts), stop)
 
 
+def before_first_counting_stop(text: str, num_early: int, stop: list[str]) -> tuple[str, bool]:
+    """By the definition: the first to be complete behind so many characters."""
+    for end in range(num_early + 1, len(text) + 1):
+        ended = [len(s) for s in stop if text[:end].endswith(s)]
+        if ended:
+            return text[: end - max(ended)], True
+    return text, False
+
+
+@given(early=st.lists(letters, max_size=4), late=st.lists(letters, max_size=4), stop=stops, skips=st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_what_is_complete_too_early_ends_nothing_but_may_begin_what_does(early, late, stop, skips) -> None:
+    scanner, said = StopScanner(stop), ""
+    for part in early:
+        if skips:
+            scanner.skip(part, counts=False)
+        else:
+            said += scanner.push(part, counts=False)
+    said += "".join([scanner.push(part) for part in late]) + scanner.flush()
+    known, stopped = before_first_counting_stop("".join((*early, *late)), len("".join(early)), stop)
+    assert scanner.stopped == stopped
+    assert known.endswith(said) if skips else said == known
+
+
 @given(parts=st.lists(letters, max_size=8), stop=stops)
 @settings(max_examples=500, deadline=None)
 def test_only_what_may_begin_a_stop_string_is_held_back(parts, stop) -> None:

@@ -101,8 +101,8 @@ def _as_sent(value: Any) -> Any:
             return _FLOAT.unpack(_FLOAT.pack(value))[0]
         case tuple():
             return tuple(map(_as_sent, value))
-        case Constraint(kind, text, after):
-            return kind.value, text, after
+        case Constraint(kind, text, after, lenient):
+            return (kind.value, text, after, "lenient") if lenient else (kind.value, text, after)
     return value
 
 

@@ -130,7 +130,7 @@ async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
     sampling = attempt.request.sampling
     ends = _stop_ids(sampling, model)
     special = not sampling.skip_special_tokens or model.shows_special(attempt.request.prompt)
-    options = TextOptions(sampling.stop, sampling.include_stop_str_in_output, special, frozenset(ends))
+    options = TextOptions(sampling.stop, sampling.include_stop_str_in_output, special, frozenset(ends), sampling.min_tokens)
     return [await resumed(model, options, () if each.finished else each.token_ids) for each in attempt.generated]
 
 

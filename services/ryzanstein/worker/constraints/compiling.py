@@ -55,7 +55,9 @@ def _where(constraint: Constraint, reason: str) -> str:
 
     if constraint.kind is not ConstraintKind.JSON_SCHEMA:
         return ""
-    found = sorted(finite.parts(checked_schema(constraint.text), "#"), key=lambda part: -part[0].count("/"))
+    found = sorted(
+        finite.parts(checked_schema(constraint.text, lenient=constraint.lenient), "#"), key=lambda part: -part[0].count("/")
+    )
     for path, part in found[:_MAX_PARTS]:
         error = LLMatcher.validate_grammar(f"start: %json {json.dumps(part)}", limits=_limits(constraint.kind))
         if error and _refused(error).reason == reason:

@@ -19,7 +19,9 @@ ENFORCED = frozenset(
 ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "examples", "example", "$comment", "$schema"),
-        *("deprecated", "readOnly", "writeOnly", "discriminator"),
+        *("deprecated", "readOnly", "writeOnly", "discriminator", "nullable", "xml", "externalDocs"),
+        *("enumNames", "enumDescriptions", "markdownDescription", "errorMessage", "propertyOrdering"),
+        *("contentMediaType", "contentEncoding", "contentSchema"),
     }
 )
 FORMATS = frozenset(

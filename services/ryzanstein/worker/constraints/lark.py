@@ -42,7 +42,7 @@ def _body(constraint: Constraint) -> str:
         case ConstraintKind.JSON_OBJECT:
             return f"start: {embedded_json({'type': 'object'})}"
         case ConstraintKind.JSON_SCHEMA:
-            return f"start: {_EMBEDDED} {json.dumps(checked_schema(constraint.text))}"
+            return f"start: {_EMBEDDED} {json.dumps(checked_schema(constraint.text, lenient=constraint.lenient))}"
         case ConstraintKind.REGEX:
             return f"start: TEXT\nTEXT: /{_regex(constraint.text)}/"
         case ConstraintKind.CHOICE:

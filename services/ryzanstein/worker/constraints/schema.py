@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from typing import Any, Never
 
 from ryzanstein.worker.constraints import finite
+from ryzanstein.worker.constraints.dialects import eased, plain
 from ryzanstein.worker.constraints.keywords import (
-    ANNOTATIONS,
     COUNTS,
     ENFORCED,
-    FORMATS,
     LIST_OF_SCHEMAS,
     MAX_COUNT,
     MAX_DEPTH,
@@ -25,6 +24,7 @@ from ryzanstein.worker.constraints.keywords import (
     TYPES,
 )
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
+from ryzanstein.worker.constraints.unions import told_apart
 
 Schema = dict[str, Any]
 WHITESPACE = r"(\x20|\x0A(\x20{0,12}|\x09{0,6}))"
@@ -34,13 +34,19 @@ Any amount would let a model write white space until its last token.
 """
 
 
-def checked_schema(text: str) -> Schema:
+def checked_schema(text: str, *, lenient: bool = False) -> Schema:
     """Returns the schema. Raises ConstraintRefused."""
-    return checked(parsed(text))
+    return checked(parsed(text), lenient=lenient)
 
 
-def checked(schema: Any) -> Schema:
-    """Returns a schema that llguidance may compile, with bounded white space. Raises ConstraintRefused."""
+def checked(schema: Any, *, lenient: bool = False) -> Schema:
+    """Returns a schema that llguidance may compile, with bounded white space. Raises ConstraintRefused.
+
+    `lenient`: keywords that cannot be enforced are left out instead of being refused.
+    """
+    schema = told_apart(schema, schema)
+    if lenient:
+        schema = eased(schema, 0)
     bare = _checked(schema, "#", 0)
     if bare is True:
         bare = {}
@@ -81,13 +87,14 @@ def _checked(schema: Any, where: str, depth: int) -> Schema | bool:
         _refuse(where, "must be a schema: an object or a boolean")
     if depth > MAX_DEPTH:
         _refuse(where, f"must be nested at most {MAX_DEPTH} deep", Cause.SIZE)
-    return dict(_entries(schema, where, depth))
+    told = plain(schema)
+    return told if isinstance(told, bool) else dict(_entries(told, where, depth))
 
 
 def _entries(schema: Schema, where: str, depth: int) -> Iterator[tuple[str, Any]]:
     for name, value in schema.items():
         path = pointer(where, name)
-        if name in ANNOTATIONS or (name == "$id" and where == "#") or (name == "uniqueItems" and value is False):
+        if name == "$id" and where == "#":
             continue
         if name not in ENFORCED:
             _refuse(path, f"the keyword {name[:64]!r} is not supported", Cause.KEYWORD)
@@ -128,8 +135,6 @@ def _check_value(name: str, value: Any, path: str) -> None:
         _refuse(path, "must be a number")
     elif name == "type":
         _check_types(value, path)
-    elif name == "format" and not (isinstance(value, str) and value in FORMATS):
-        _refuse(path, f"the format {str(value)[:64]!r} is not supported; known are {', '.join(sorted(FORMATS))}", Cause.KEYWORD)
     elif name == "$ref" and not (isinstance(value, str) and (value == "#" or value.startswith("#/"))):
         _refuse(path, "only references within the schema are supported: # or #/...", Cause.KEYWORD)
     elif name in ("enum", "required") and not isinstance(value, list):

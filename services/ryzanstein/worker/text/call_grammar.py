@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ryzanstein import errors
 from ryzanstein.constraints import Constraint
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.replies.families import DEEPSEEK_TOKENS
 from ryzanstein.tools import Tool, Tools
+from ryzanstein.worker.constraints.refusal import ConstraintRefused
+from ryzanstein.worker.constraints.schema import checked
 
 MAX_CALLS = 16
 """So many calls an answer may have where the request allows several."""
@@ -26,20 +29,22 @@ def call_constraint(tools: Tools, style: ReplyStyle, special_id: SpecialId) -> C
     """Returns the constraint of an answer that must call one of the functions.
 
     `special_id` returns the id of the special token with this text. Where the prompt ends with
-    `<think>` the calls come after the reasoning.
+    `<think>` the calls come after the reasoning. Raises INVALID_ARGUMENT, which names the function, for
+    parameters that cannot be enforced; what only `strict` demands is left out of those without it.
     """
     several = tools.parallel and not tools.named
-    grammar = _grammar(style.calls, tools.callable, several, lambda text: _literal(text, special_id))
+    grammar = _grammar(style.calls, tools, several, lambda text: _literal(text, special_id))
     return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "")
 
 
-def _grammar(family: str, tools: Sequence[Tool], several: bool, literal: Callable[[str], str]) -> str:
+def _grammar(family: str, asked: Tools, several: bool, literal: Callable[[str], str]) -> str:
+    tools, offered = asked.callable, asked.offered
     begin, separator, end = _AROUND[family]
     rest = f" ({_words(separator, literal)} call){{0,{MAX_CALLS - 1}}}" if several else ""
     lines = [
         f"start: {_words(begin, literal)} call{rest} {_words(end, literal)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
-        *(f"call_{i}: {_call(family, tool, literal)}" for i, tool in enumerate(tools)),
+        *(f"call_{i}: {_call(family, tool, offered.index(tool), literal)}" for i, tool in enumerate(tools)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -55,8 +60,8 @@ _AROUND: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _call(family: str, tool: Tool, literal: Callable[[str], str]) -> str:
-    arguments = f"%json {json.dumps(_schema(tool))}"
+def _call(family: str, tool: Tool, place: int, literal: Callable[[str], str]) -> str:
+    arguments = f"%json {json.dumps(_checked(tool, place))}"
     if family == "deepseek":
         return " ".join((_words((_CALL_BEGIN, tool.name, _SEPARATOR), literal), arguments, literal(_CALL_END)))
     key = "parameters" if family == "llama3" else "arguments"
@@ -73,6 +78,14 @@ def _words(texts: Sequence[str], literal: Callable[[str], str]) -> str:
 def _literal(text: str, special_id: SpecialId) -> str:
     token_id = special_id(text)
     return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+
+
+def _checked(tool: Tool, place: int) -> dict[str, Any]:
+    try:
+        return checked(_schema(tool), lenient=not tool.strict)
+    except ConstraintRefused as refused:
+        error = errors.invalid(f"tools[{place}].function.parameters", str(refused))
+        raise replace(error, reason="INVALID_CONSTRAINT", metadata={**error.metadata, "cause": refused.cause.value}) from None
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

@@ -22,13 +22,15 @@ class TextOptions(NamedTuple):
     """What the text of an answer has.
 
     `stop` are the strings that end it, `with_stop`: it has the one that did. `with_special`: it has
-    special tokens, by name, but the one in `ends` that ends it only `with_stop`.
+    special tokens, by name, but the one in `ends` that ends it only `with_stop`. What is complete
+    within the first `min_tokens` tokens ends nothing.
     """
 
     stop: Sequence[str] = ()
     with_stop: bool = False
     with_special: bool = False
     ends: frozenset[int] = frozenset()
+    min_tokens: int = 0
 
 
 PLAIN_TEXT = TextOptions()
@@ -52,15 +54,17 @@ class ChoiceText:
         self._detokenizer = self._vocabulary.detokenizer()
         self._hidden = options.ends if options.with_special and not options.with_stop else frozenset()
         self._at_start = True
+        self._min_tokens, self._num_tokens = options.min_tokens, 0
         self._scanner = StopScanner(options.stop, with_stop=options.with_stop)
 
     def push(self, token_id: int) -> ChoiceOutput:
         """Takes the next token. After a stop string there is no more text."""
+        self._num_tokens += 1
         if token_id in self._hidden:
             return ChoiceOutput("", self._scanner.stopped)
         self._at_start = self._at_start and self._vocabulary.is_skipped(token_id)
         text = self._detokenizer.push(token_id)
-        return ChoiceOutput(self._scanner.push(text) if text else "", self._scanner.stopped)
+        return ChoiceOutput(self._scanner.push(text, counts=self._stops) if text else "", self._scanner.stopped)
 
     def next_bytes(self, token_id: int) -> bytes:
         """Returns what the token would add to the text if it were the next.
@@ -74,7 +78,12 @@ class ChoiceText:
 
         Call it after the last token has been pushed.
         """
-        return self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
+        return self._scanner.push(self._detokenizer.flush(), counts=self._stops) + self._scanner.flush()
+
+    @property
+    def _stops(self) -> bool:
+        """Whether the answer is long enough to end, as in vLLM."""
+        return self._num_tokens > self._min_tokens
 
     @property
     def stopped(self) -> bool:
@@ -87,8 +96,12 @@ class ChoiceText:
         The state afterwards is as after `push` of each, in far less time. May be called again with
         the next tokens. Takes 1 to 4 microseconds per token: see `REPLAY_TOKENS`.
         """
-        self._at_start = self._at_start and all(map(self._vocabulary.is_skipped, token_ids))
-        self._scanner.skip(self._detokenizer.push_all(token_ids))
+        early = max(0, self._min_tokens - self._num_tokens)
+        for part in (token_ids[:early], token_ids[early:]):
+            if part:
+                self._at_start = self._at_start and all(map(self._vocabulary.is_skipped, part))
+                self._num_tokens += len(part)
+                self._scanner.skip(self._detokenizer.push_all(part), counts=self._stops)
 
 
 async def resumed(model: TextModel, options: TextOptions, token_ids: Sequence[int]) -> ChoiceText:

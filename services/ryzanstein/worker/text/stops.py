@@ -25,8 +25,15 @@ class _Pattern:
 
     def feed(self, char: str) -> bool:
         """Returns whether the stop string is complete with this character."""
+        if self.matched == len(self.text):  # it was complete where it did not count
+            self.forget()
         self.matched = self._next(self.matched, char)
         return self.matched == len(self.text)
+
+    def forget(self) -> None:
+        """Goes on as if the stop string were not complete: its end may be the beginning of the next."""
+        if self.matched == len(self.text):
+            self.matched = self._failure[-1]
 
     def restart(self, tail: str) -> int:
         """Returns the number of characters matched at the end of a text.
@@ -36,6 +43,7 @@ class _Pattern:
         self.matched = 0
         for char in tail:
             self.feed(char)
+        self.forget()
         return self.matched
 
     def _next(self, matched: int, char: str) -> int:
@@ -49,6 +57,7 @@ class StopScanner:
 
     Of several stop strings the first to be complete counts, wherever tokens begin and end; of those
     complete at the same character, the longest. `with_stop`: the text ends with it, not before it.
+    Text that is pushed with `counts` False completes none.
     """
 
     def __init__(self, stop: Sequence[str], *, with_stop: bool = False) -> None:
@@ -57,7 +66,7 @@ class StopScanner:
         self._held = ""
         self.stopped = False
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, counts: bool = True) -> str:
         """Returns the text that is now certain to be part of the answer and is not returned yet."""
         if self.stopped or not self._patterns:
             return "" if self.stopped else text
@@ -65,7 +74,10 @@ class StopScanner:
         begin = len(self._held)
         for i, char in enumerate(text, begin + 1):
             ended = [pattern.matched for pattern in self._patterns if pattern.feed(char)]
-            if ended:
+            if not counts:
+                for pattern in self._patterns:
+                    pattern.forget()
+            elif ended:
                 self.stopped = True
                 self._held = ""
                 return buffer[: i if self._with_stop else i - max(ended)]
@@ -73,7 +85,7 @@ class StopScanner:
         self._held = buffer[certain:]
         return buffer[:certain]
 
-    def skip(self, text: str) -> None:
+    def skip(self, text: str, *, counts: bool = True) -> None:
         """Takes text as `push` does, for text that no reader waits for; returns nothing.
 
         The text is searched as a whole instead of character by character.
@@ -81,7 +93,11 @@ class StopScanner:
         if self.stopped or not self._patterns:
             return
         known = self._held + text
-        self.stopped = any(pattern.text in known for pattern in self._patterns)
+        held = len(self._held)
+        # What ends in the held text was complete where it did not count.
+        self.stopped = counts and any(
+            known.find(pattern.text, max(0, held - len(pattern.text) + 1)) >= 0 for pattern in self._patterns
+        )
         # What is matched of an incomplete stop string is shorter than it.
         longest = max(len(pattern.text) for pattern in self._patterns)
         tail = "" if self.stopped else known[max(0, len(known) - longest + 1) :]

@@ -132,8 +132,6 @@ class TextModel:
         if (num_messages := len(prompt.messages)) > self.context_length:
             raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
         self._check_chars("messages", prompt.num_chars)
-        if "reasoning_effort" in prompt.template.variables and "reasoning_effort" not in self.template.source:
-            raise errors.invalid("reasoning_effort", f"the chat template of model {self.name} does not have it")
         return self.template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:

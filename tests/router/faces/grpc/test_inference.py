@@ -237,7 +237,7 @@ BAD = [
     ("messages", chat(messages=[inference.Message(role=inference.ROLE_USER)] * 9)),
     ("model", chat(model="m" * 129)),
     ("session_id", chat(session_id="s" * 129)),
-    ("user", chat(user="u" * 129)),
+    ("user", chat(user="u" * 16_385)),
     ("sampling.temperature", chat(sampling={"temperature": 2.5})),
     ("sampling.temperature", chat(sampling={"temperature": float("nan")})),
     ("sampling.top_p", chat(sampling={"top_p": 0})),

@@ -144,3 +144,15 @@ def test_a_completion_has_the_same_rows_with_offsets() -> None:
     body = CompletionDialect().answer(0, Message(Role.ASSISTANT, "one t\u00e4x"), rows_of(tokens), FinishReason.STOP)
     assert body["logprobs"]["tokens"] == ["one ", "t\ufffd", "\ufffd", "x"]
     assert body["logprobs"]["text_offset"] == [0, 4, 5, 6]
+
+
+async def test_an_answer_without_text_has_empty_lists_where_log_probabilities_were_asked_for(http, face, monkeypatch):
+    token = Token(2, "")
+    monkeypatch.setattr("tests.router.faces.http.conftest._token", lambda index, text, logprobs: token)
+    body = {"model": "echo", "messages": [{"role": "user", "content": "one"}]}
+    for asked, shown in (({}, None), ({"logprobs": True}, {"content": [], "refusal": None})):
+        token = Token(2, "", TokenLogprobs(-0.5, (), token_bytes=b"#") if asked else None)
+        (choice,) = (await http.post("/v1/chat/completions", json=body | asked)).json()["choices"]
+        assert choice["logprobs"] == shown
+    (choice,) = (await http.post("/v1/completions", json={"model": "echo", "prompt": "one", "logprobs": 1})).json()["choices"]
+    assert choice["logprobs"] == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

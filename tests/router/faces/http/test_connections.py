@@ -263,3 +263,44 @@ async def test_bodies_that_are_never_complete_take_bounded_memory_together_and_g
     served.core.resume.set()
     for _, writer in streams:
         writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks(serve, chat):
+    served = await serve()
+    for stream in (True, False):
+        body = json.dumps(chat("one two", stream=stream)).encode()
+        head = HEAD.replace(b"1.1", b"1.0").replace(b"Host: x\r\n", b"")
+        answer = await served.say(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        fields, _, said = answer.partition(b"\r\n\r\n")
+        assert (status(answer), b"transfer-encoding" in fields.lower()) == (200, False)
+        assert (b"content-length" in fields.lower()) is not stream
+        assert said.startswith(b"id: ") if stream else json.loads(said)
+        assert said.endswith(b"data: [DONE]\n\n") if stream else True
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: b\r\n", b"Host: a\r\nHost: a\r\n"])
+async def test_a_request_has_one_host(serve, hosts):
+    served = await serve()
+    answer = await served.say(b"GET /healthz HTTP/1.1\r\n" + hosts + b"\r\n")
+    assert (status(answer), code(answer)) == (400, "invalid_http")
+    assert served.refused("malformed") == 1
+
+
+@pytest.mark.parametrize(("pause_at", "stream"), [(0, True), (0, False), (1, True)])
+async def test_who_waits_when_the_router_stops_is_told_so(serve, chat, eventually, pause_at, stream):
+    """Before the first event with a status, behind it in the stream."""
+    served = await serve()
+    served.core.pause_at = pause_at
+    body = json.dumps(chat("one two", stream=stream)).encode()
+    reader, writer = await served.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await eventually(lambda: served.core.readers and (not pause_at or reader._buffer), "it waits")
+    async with asyncio.timeout(20):
+        await served.server.stop(1)
+        answer = await reader.read()
+    writer.close()
+    if pause_at:
+        assert b"event: error" in answer
+        assert b'"generation_moved"' in answer
+    else:
+        assert (status(answer), code(answer)) == (503, "draining")
+        assert b"retry-after-ms" in answer.lower()

@@ -195,15 +195,15 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "custom", "name": "c"}], "tool_choice": {"type": "custom", "name": "c"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "sometimes"}, "truncation"),
-        ({"include": ["file_search_call.results"]}, "include"),
+        ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include[1]"),
         ({"conversation": "c"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
@@ -243,3 +243,89 @@ async def test_a_request_that_is_repeated_with_its_key_is_keyed_with_what_it_con
     assert same == again
     assert same.name == other.name
     assert same.body != other.body
+
+
+CODEX = {
+    "model": "echo",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "sandbox: on"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "ls"}],
+            "encrypted_content": None,
+        },
+        {"type": "function_call", "id": "fc_1", "name": "exec", "arguments": "{}", "call_id": "call_1", "status": "completed"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+        {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and now"}]},
+    ],
+    "tools": [
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "d",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"},
+        },
+        {
+            "type": "function",
+            "name": "exec",
+            "description": "d",
+            "strict": False,
+            "parameters": {"type": "object", "properties": {}},
+        },
+        {"type": "web_search", "external_web_access": False},
+        {"type": "local_shell"},
+        {"type": "namespace", "name": "mcp__x", "tools": [{"type": "function", "name": "y"}]},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": False,
+    "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+    "prompt_cache_key": "0199",
+    "text": {"verbosity": "low"},
+    "client_metadata": {"x": "y"},
+}
+
+
+async def test_the_request_of_a_coding_agent_is_answered_without_the_tools_that_only_openai_runs(http, face):
+    answer = await http.post("/v1/responses", json=CODEX)
+    assert answer.status_code == 200, answer.text
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["exec"], "the answer says what was offered"
+    prompt = face.core.requests[0].prompt
+    assert [tool.name for tool in prompt.tools.offered] == ["exec"]
+    said = [(m.role.value, m.content, [c.name for c in m.tool_calls], m.reasoning) for m in prompt.messages[3:8]]
+    assert said == [
+        ("assistant", "", ["exec"], "ls"),
+        ("tool", "a.py", [], ""),
+        ("assistant", "", ["apply_patch"], ""),
+        ("tool", "done", [], ""),
+        ("assistant", "no", [], ""),
+    ]
+    assert json.loads(prompt.messages[5].tool_calls[0].arguments) == {"input": "*** Begin"}
+
+
+async def test_the_input_of_a_response_is_listed_in_pages(client):
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "sun"}
+    first = await client.responses.create(model="echo", input=[{"role": "user", "content": "one"}, call, output])
+    second = await client.responses.create(model="echo", input="two", previous_response_id=first.id)
+    items = [item async for item in client.responses.input_items.list(first.id, order="asc", limit=1)]
+    assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+    assert (items[0].content[0].text, items[2].output) == ("one", "sun")
+    newest = (await client.responses.input_items.list(second.id)).data
+    assert [item.type for item in newest] == ["message", "message", "function_call_output", "function_call", "message"]
+    assert len({item.id for item in newest}) == 5
+    for refused in ({"after": "nothing"}, {"limit": 0}, {"limit": 101}):
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.input_items.list(first.id, **refused)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.input_items.list("resp_none")

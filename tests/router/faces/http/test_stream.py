@@ -288,3 +288,66 @@ async def test_hundred_streams_at_once_are_each_their_own(face, chat):
     async with httpx.AsyncClient(base_url=face.url, timeout=60, limits=limits, trust_env=False) as http:
         answers = await asyncio.gather(*(ask(http, chat(f"stream number {i}")) for i in range(100)))
     assert [contents(events)[0] for events in answers] == [f"stream number {i}" for i in range(100)]
+
+
+class TestAStreamThatIsSilent:
+    @pytest.fixture
+    def limits(self):
+        return HttpLimits(max_silence_s=0.2)
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
+    async def test_has_comments_between_its_events_and_clients_skip_them(self, http, face, chat, path):
+        face.core.pause_at = 1
+        body = {"/v1/responses": {"input": "one two"}, "/v1/completions": {"prompt": "one two"}}.get(path) or chat("one two")
+        comments, events = 0, []
+        async with http.stream("POST", path, json={"model": "echo", **body, "stream": True}) as stream:
+            async for line in stream.aiter_lines():
+                comments += line.startswith(":")
+                events += [line] if line.startswith("data: ") else []
+                if comments == 3:
+                    face.core.resume.set()
+        assert comments >= 3
+        assert "two" in "".join(events)
+
+    async def test_is_read_by_the_official_client(self, client, face):
+        face.core.pause_at = 1
+        stream = await client.chat.completions.create(
+            model="echo", messages=[{"role": "user", "content": "one two"}], stream=True
+        )
+        asyncio.get_running_loop().call_later(0.7, face.core.resume.set)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "one two"
+
+
+class TestAStreamThatBeginsLate:
+    @pytest.fixture
+    def limits(self):
+        return HttpLimits(max_silence_s=0.1, max_opening_s=0.2)
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+    async def test_has_headers_and_comments_before_its_first_event(self, http, face, chat, path):
+        face.core.pause_at = 0
+        body = chat("one two", stream=True) if "chat" in path else {"model": "echo", "input": "one two", "stream": True}
+        comments, text = 0, ""
+        async with http.stream("POST", path, json=body) as stream:
+            assert stream.status_code == 200
+            async for line in stream.aiter_lines():
+                comments += line.startswith(":")
+                text += line
+                if comments == 3:
+                    face.core.resume.set()
+        assert comments >= 3
+        assert "two" in text
+
+    @pytest.mark.parametrize(("path", "kind"), [("/v1/chat/completions", "event: error"), ("/v1/responses", "event: error")])
+    async def test_tells_an_error_as_an_event(self, http, face, chat, path, kind):
+        face.core.pause_at = face.core.fail_at = 0
+        asyncio.get_running_loop().call_later(0.5, face.core.resume.set)
+        body = chat("one", stream=True) if "chat" in path else {"model": "echo", "input": "one", "stream": True}
+        answer = await http.post(path, json=body)
+        assert (answer.status_code, kind in answer.text, "the script says so" in answer.text) == (200, True, True)
+
+    async def test_is_cancelled_with_its_client(self, http, face, chat, eventually):
+        face.core.pause_at = 0
+        async with http.stream("POST", "/v1/chat/completions", json=chat("one", stream=True)) as stream:
+            assert stream.status_code == 200
+        await eventually(lambda: face.core.cancelled == ["g0"], "the generation was cancelled")

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 
-from ryzanstein.generation.names import valid_tenant
+from ryzanstein.generation.names import user_key, valid_tenant
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire
-from ryzanstein.wire.requests import MostParts, name_from_wire
+from ryzanstein.wire.requests import MostParts
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _LARGE_NUMBERS = 131_072
@@ -28,7 +28,7 @@ class EmbeddingServicer(EmbeddingServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: _Context) -> pb.EmbedResponse:
         with self._calls.call("Embed", context) as call:
-            user = name_from_wire(request.user, "user")
+            user = user_key(request.user, "user")
             wanted = embed_from_wire(request, self._most.token_ids)
             asked = replace(
                 wanted,

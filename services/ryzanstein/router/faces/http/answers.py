@@ -203,6 +203,16 @@ class ResponseAnswer(Answer, frozen=True):
     metadata: dict[str, str]
 
 
+class InputItemList(Answer, frozen=True):
+    """A page of what a response answered."""
+
+    object: Literal["list"]
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class DeletedResponse(Answer, frozen=True):
     """A response that is forgotten."""
 

@@ -45,15 +45,18 @@ from ryzanstein.router.faces.http.failures import (
 )
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
+from ryzanstein.router.faces.http.late import begun
 from ryzanstein.router.faces.http.methods import HeadAnswers
 from ryzanstein.router.faces.http.metrics import add_metrics
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft
 from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
+from ryzanstein.router.faces.http.response_format import naming_the_constraint
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest
 from ryzanstein.router.faces.http.shown import shown_by
+from ryzanstein.router.faces.http.stream import error_event
 from ryzanstein.router.faces.http.texts import add_text_routes
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -97,7 +100,7 @@ def create_app(
     _add_generation_routes(app, GenerationRoutes(core, limits), reader, limits)
     _add_model_routes(app, core)
     kept = KeptResponses(sessions or MemorySessions(SessionBounds(), lambda _: None), telemetry)
-    add_response_routes(app, ResponseRoutes(core, kept, limits), reader, limits.max_messages)
+    add_response_routes(app, ResponseRoutes(core, kept, limits), reader, limits)
     add_text_routes(app, core, reader, limits.max_messages)
     add_embedding_routes(app, core, reader)
     _add_probes(app, core)
@@ -118,9 +121,11 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         body, request = await reader.read(
             http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
         )
-        if body.stream:
-            return await generations.stream(http, request, shown_by(body, ChatDialect()))
-        return await generations.answer(http, request, ChatDialect())
+        with naming_the_constraint(body):
+            if body.stream:
+                opening = generations.stream(http, request, shown_by(body, ChatDialect()))
+                return await begun(opening, limits, error_event)
+            return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest, TextCompletion))
     async def completions(http: Request) -> Response:
@@ -128,9 +133,11 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         body, asked = await reader.read(
             http, completion_decoder, lambda body: completion_requests(body, http.headers, request_id)
         )
-        if body.stream:
-            return await generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
-        return await generations.complete(http, asked)
+        with naming_the_constraint(body):
+            if body.stream:
+                opening = generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
+                return await begun(opening, limits, error_event)
+            return await generations.complete(http, asked)
 
     @app.get("/v1/generations/{response_id}/events")
     async def events(

@@ -80,10 +80,10 @@ def _mean_logprob(tokens: Sequence[Token]) -> float:
 
 def _choice(asked: Completions, answer: Answer, choice: int, echo: str) -> dict[str, Any]:
     text, rows = ("", []) if asked.silent else aligned(answer.tokens[choice])
-    rows = rows if asked.logprobs is not None else []
-    shown = _DIALECT.answer(choice, Message(Role.ASSISTANT, echo + text), rows, answer.reasons[choice])
-    if asked.echo and asked.logprobs is not None:
-        shown["logprobs"] = echoed_logprobs(answer.prompt, len(echo), rows)
+    scored = rows if asked.logprobs is not None else None
+    shown = _DIALECT.answer(choice, Message(Role.ASSISTANT, echo + text), scored, answer.reasons[choice])
+    if asked.echo and scored is not None:
+        shown["logprobs"] = echoed_logprobs(answer.prompt, len(echo), scored)
     if asked.with_scores:
         shown["prompt_logprobs"] = prompt_logprobs_body(answer.prompt)
     return shown

@@ -27,7 +27,8 @@ _FINISH = {
 class Dialect(Protocol):
     """Formats the choices of whole answers and of stream chunks.
 
-    `rows` are the log probabilities, if the client requested any.
+    `rows` are the log probabilities. Of a whole answer None: the client requested none; empty: it did,
+    and no token is in the text.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Dialect(Protocol):
     object: str
     chunk_object: str
 
-    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow] | None, reason: FinishReason) -> dict[str, Any]:
         """Returns a choice of a whole answer, for `written`: what is long in it is an iterator."""
         ...
 
@@ -58,11 +59,11 @@ class ChatDialect:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow] | None, reason: FinishReason) -> dict[str, Any]:
         return {
             "index": choice,
             "message": _message(message),
-            "logprobs": {"content": _chat_rows(rows), "refusal": None} if rows else None,
+            "logprobs": None if rows is None else {"content": _chat_rows(rows), "refusal": None},
             "finish_reason": _FINISH[reason],
         }
 
@@ -84,8 +85,9 @@ class CompletionDialect:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow], reason: FinishReason) -> dict[str, Any]:
-        return {**self.delta(choice, Said(message.content), rows), "finish_reason": _FINISH[reason]}
+    def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow] | None, reason: FinishReason) -> dict[str, Any]:
+        logprobs = None if rows is None else _completion_rows(rows)
+        return {**self.delta(choice, Said(message.content), ()), "logprobs": logprobs, "finish_reason": _FINISH[reason]}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return None
@@ -105,7 +107,7 @@ class CompletionDialect:
 def echoed_logprobs(prompt: Sequence[PromptToken], num_chars: int, rows: Sequence[LogprobRow]) -> dict[str, Any]:
     """Returns the log probabilities of a prompt's tokens and of the answer that follows its `num_chars` characters."""
     ends = list(accumulate((len(token.text) for token in prompt), initial=0))
-    answer = _completion_logprobs(rows) or {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    answer = _completion_rows(rows)
     of_prompt: dict[str, list[Any]] = {
         "tokens": [token.text for token in prompt],
         "token_logprobs": [None if token.logprob is None else max(token.logprob, _LOWEST_LOGPROB) for token in prompt],
@@ -199,8 +201,10 @@ def _logprob(text: str, logprob: float, token_bytes: bytes | None) -> dict[str, 
 
 
 def _completion_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
-    if not rows:
-        return None
+    return _completion_rows(rows) if rows else None
+
+
+def _completion_rows(rows: Sequence[LogprobRow]) -> dict[str, Any]:
     return {
         "tokens": [row.text for row in rows],
         "token_logprobs": [max(row.logprobs.logprob, _LOWEST_LOGPROB) for row in rows],

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.names import TENANT_ID, user_key, valid_tenant
 from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
 from ryzanstein.generation.request import valid_priority
 from ryzanstein.router.core.core import Core
@@ -105,7 +105,7 @@ def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], request_i
         dimensions=whole("dimensions", body.dimensions),
         prompt_name=name_of(body.prompt_name or "", "prompt_name"),
         priority=valid_priority(whole("priority", body.priority) or 0),
-        tenant=valid_tenant(headers.get(TENANT_ID, ""), name_of(body.user or "", "user")),
+        tenant=valid_tenant(headers.get(TENANT_ID, ""), user_key(body.user or "", "user")),
         deadline=deadline_of(headers),
         request_id=request_id,
     )

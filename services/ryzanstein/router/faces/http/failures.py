@@ -89,6 +89,7 @@ class HttpRefused(Exception):
 
 def failure_from_error(error: RyzansteinError) -> HttpFailure:
     """Maps an error as in docs/errors.md, with Retry-After where it says when to retry."""
+    error = error.with_fields(_client_field)
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -114,11 +115,16 @@ def failure_from_exception(error: Exception, request_id: str) -> HttpFailure:
     return failure_from_error(internal(f"internal error, request {request_id}"))
 
 
+def _client_field(field: str) -> str:
+    """Returns the name of a field in bodies, where the face knows no better one."""
+    name = field.removeprefix("sampling.")
+    return "response_format" if name.partition(".")[0] == "constraint" else name
+
+
 def _param(error: RyzansteinError) -> str | None:
     """Returns the field that is wrong, as the client spelled it."""
     if error.reason == CONTEXT_TOO_LONG and not any(each.field.startswith("input[") for each in error.violations):
         return "messages"  # as OpenAI says it; of texts for embeddings, the one that is too long
     if error.violations:
-        name = error.violations[0].field.removeprefix("sampling.")
-        return "response_format" if name.partition(".")[0] == "constraint" else name
+        return error.violations[0].field
     return "model" if error.resource is not None and error.resource[0] == "model" else None

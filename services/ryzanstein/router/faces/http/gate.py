@@ -5,6 +5,7 @@ It is plain ASGI around the application, so that it also sees errors in the fram
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 _CALL = "ryzanstein.call"
+_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
 _QUIET = frozenset({"/healthz", "/readyz"})
 
 
@@ -38,7 +40,9 @@ class HttpLimits:
 
     They bound the size of a body and of all bodies that are being read, the messages of a body, the
     time until it is complete, the requests at once, the size of all large answers that are being
-    written, and how long a reader may take no byte of an answer.
+    written, how long a reader may take no byte of an answer, and how long a stream may be silent:
+    then it has a comment, because proxies end what says nothing for a minute. A stream that no node
+    has accepted after `max_opening_s` gets its headers; that is more than a request waits for a node.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -48,6 +52,8 @@ class HttpLimits:
     max_requests: int = 8192
     max_leaving_bytes: int = 256 * 2**20
     write_timeout_s: float = 60.0
+    max_silence_s: float = 15.0
+    max_opening_s: float = 25.0
 
 
 @dataclass(slots=True)
@@ -111,15 +117,16 @@ class Gate:
                 await self._app(scope, arrival.receive, departure.send)
         except HttpRefused as refused:
             await refuse(refused)
+        except asyncio.CancelledError:  # the server stops, and its grace is over
+            if not call.started:
+                await failure_from_error(_STOPS).response()(scope, receive, send)
+            raise
         except Exception as error:
             if call.started:
                 if not isinstance(error, OSError):  # the client is gone or does not read
                     log.exception("response failed", method=scope["method"], path=scope["path"][:256])
                 raise
-            if not isinstance(error, errors.RyzansteinError):
-                log.exception("request failed", method=scope["method"], path=scope["path"][:256])
-                error = errors.internal(f"internal error, request {call.request_id}")
-            await failure_from_error(error).response()(scope, receive, send)
+            await failure_from_error(_told(error, scope, call)).response()(scope, receive, send)
 
     def _ended(self, scope: Scope, call: HttpCall, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
@@ -132,6 +139,14 @@ class Gate:
                 code=call.code,
                 duration_s=round(duration_s, 6),
             )
+
+
+def _told(error: Exception, scope: Scope, call: HttpCall) -> errors.RyzansteinError:
+    """Returns what the client is told of an error: of a bug, which is logged, only the request's id."""
+    if isinstance(error, errors.RyzansteinError):
+        return error
+    log.exception("request failed", method=scope["method"], path=scope["path"][:256])
+    return errors.internal(f"internal error, request {call.request_id}")
 
 
 def _labelled(send: Send, call: HttpCall) -> Send:

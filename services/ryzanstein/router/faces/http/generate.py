@@ -108,8 +108,7 @@ class GenerationRoutes:
             await events.aclose()
             raise
         writer = MergedWriter(shown, asked.num_shown, echoed, silent=asked.silent)
-        call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
-        return EventStreamResponse(_with_first(first, events), writer, call, timeout_s, {})
+        return EventStreamResponse(_with_first(first, events), writer, call_of(http.scope), self._limits, {})
 
     async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
         """Returns the answer as events. Raises an error that comes before the first event.
@@ -168,7 +167,7 @@ class GenerationRoutes:
                 raise
         writer = ChunkWriter(started, shown, cursor)
         headers = {NODE: started.node_id}
-        return EventStreamResponse(events, writer, call_of(http.scope), self._limits.write_timeout_s, headers)
+        return EventStreamResponse(events, writer, call_of(http.scope), self._limits, headers)
 
     async def _read_all(self, generation_ids: list[str]) -> list[Answer]:
         """Returns all answers. When one fails the others are read no more."""
@@ -243,4 +242,6 @@ def _content(answer: Answer, dialect: Dialect) -> bytes:
 
 def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:
     message = answer.message(choice)
-    return dialect.answer(choice, message, aligned(answer.tokens[choice])[1], answer.reason(choice, message))
+    tokens = answer.tokens[choice]
+    rows = aligned(tokens)[1] if tokens and tokens[0].logprobs is not None else None
+    return dialect.answer(choice, message, rows, answer.reason(choice, message))

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from msgspec import Raw
 
 from ryzanstein import clock, errors
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.names import MAX_NAME_CHARS, TENANT_ID, valid_tenant
+from ryzanstein.generation.names import MAX_NAME_CHARS, TENANT_ID, user_key, valid_tenant
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest, valid_priority
 from ryzanstein.generation.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from ryzanstein.generation.template_options import TemplateOptions, with_variable
+from ryzanstein.router.faces.http.messages import conversation
 from ryzanstein.router.faces.http.sampling import sampling_params, token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import (
     ChatCompletionRequest,
-    ChatMessage,
     CompletionRequest,
-    ContentPart,
     GenerationOptions,
-    MessageToolCall,
     Whole,
     refuse_unsupported,
-    refuse_unsupported_in_message,
 )
 from ryzanstein.router.faces.http.tools import tools_of, without_format
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
-# Newer OpenAI clients call the system role "developer".
-_ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-}
 _TIERS = {"auto": 0, "default": 0, "scale": 0, "flex": -5, "priority": 5}
 MAX_ANSWERS = 256
 """Of one completion request: prompts times choices."""
@@ -89,15 +77,6 @@ def chat_request(
     if session_id and prompt.template.continues:
         raise errors.invalid("continue_final_message", "is not supported in a session")
     return _keyed(replace(request, session_id=session_id), headers)
-
-
-def conversation(messages: Sequence[ChatMessage], most: int) -> tuple[Message, ...]:
-    """Returns the messages of a body. Raises INVALID_ARGUMENT that names the message and its field."""
-    if not messages:
-        raise errors.invalid("messages", "must have at least one message")
-    if len(messages) > most:
-        raise errors.invalid("messages", f"must have at most {most} messages", len(messages))
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
 def completion_requests(body: CompletionRequest, headers: Mapping[str, str], request_id: str) -> Completions:
@@ -175,7 +154,7 @@ def base_request(
 ) -> GenerationRequest:
     """Returns a request without a session and without a key. Raises INVALID_ARGUMENT that names the field."""
     traceparent = headers.get("traceparent", "")
-    user = name_of(body.user or "", "user")
+    user = user_key(body.user or "", "user")
     return GenerationRequest(
         model=name_of(body.model or "", "model"),
         prompt=prompt,
@@ -201,42 +180,6 @@ def _priority(body: GenerationOptions) -> int:
 
 def _keyed(request: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
     return keyed(request, key_of_header(headers.get(HEADER)), HEADER)
-
-
-def _message(message: ChatMessage, path: str) -> Message:
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise errors.invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}", message.role[:64])
-    refuse_unsupported_in_message(message, path)
-    content = message.content
-    if content is None:
-        if role is not Role.ASSISTANT:
-            raise errors.invalid(f"{path}.content", "must be a string or a list of text parts")
-        content = ""
-    if not isinstance(content, str):
-        content = "\n".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
-    if message.reasoning_content and role is not Role.ASSISTANT:
-        raise errors.invalid(f"{path}.reasoning_content", "is only for the role assistant", message.role)
-    calls = tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ()))
-    known = Message(role, content, calls, message.tool_call_id or "", message.name or "", message.reasoning_content or "")
-    known.validate(path)
-    return known
-
-
-def _call(call: MessageToolCall, path: str) -> ToolCall:
-    if call.type != "function":
-        raise errors.invalid(f"{path}.type", "only calls of functions are supported", call.type[:64])
-    if call.function is None:
-        raise errors.invalid(f"{path}.function", "is required")
-    return ToolCall(call.id, call.function.name, call.function.arguments)
-
-
-def _text(part: ContentPart, path: str) -> str:
-    if part.type != "text":
-        raise errors.invalid(f"{path}.type", "only text parts are supported", part.type[:64])
-    if part.text is None:
-        raise errors.invalid(f"{path}.text", "must be a string")
-    return part.text
 
 
 def _completion_prompts(body: CompletionRequest) -> list[Prompt]:
@@ -319,7 +262,7 @@ def with_effort(variables: str, effort: str | None) -> str:
 
 
 def name_of(value: str, field: str) -> str:
-    """Returns the name of a model, user or session. Raises INVALID_ARGUMENT for one that is too long."""
+    """Returns the name of a model or session. Raises INVALID_ARGUMENT for one that is too long."""
     if len(value) > MAX_NAME_CHARS:
         raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(value))
     return value

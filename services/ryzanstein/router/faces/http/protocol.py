@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ryzanstein.router.faces.http.connections import Connections
@@ -27,6 +27,7 @@ _LINGER_S = 5.0  # for the rest of a refused body, so that the client can read t
 _GOODBYE_S = 1.0  # for a refused client to read its answer
 
 _NOT_HTTP = HttpFailure(400, "not an HTTP/1.1 request", None, "invalid_http")
+_NO_HOST = HttpFailure(400, "a request must have one Host header", "Host", "invalid_http")
 _BUSY = HttpFailure(503, "too many connections", None, "too_many_connections", {"Retry-After": "1"})
 
 
@@ -110,6 +111,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() != "1.0"):
+            self._refuse(HttpRefused(_NO_HOST, MALFORMED))  # RFC 9112, 3.2
         self._in_head, self._in_body = False, True
         self._stop_waiting()
         self._upgrading = self.parser.should_upgrade() and self._takes_upgrade()
@@ -175,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _until_close(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     @property
     def _free(self) -> bool:
@@ -258,6 +262,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(_answer(_BUSY))
         self.transport.write_eof()
         self._timer = self.loop.call_later(_GOODBYE_S, self.transport.abort)
+
+
+def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
+    """Returns the application for a client of HTTP/1.0, which knows no chunks: a stream ends with its connection."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def framed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if not any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                    cycle.chunked_encoding, cycle.keep_alive = False, False
+                    framed_by_close.append(True)
+            elif framed_by_close:
+                cycle.expected_content_length = len(message.get("body", b""))  # no more, and no less
+            await send(message)
+
+        framed_by_close: list[bool] = []
+        await app(scope, receive, framed)
+
+    return answered
 
 
 def _answer(failure: HttpFailure) -> bytes:

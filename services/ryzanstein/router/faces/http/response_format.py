@@ -6,13 +6,15 @@ Only the form is checked here; whether a schema can be enforced is found on the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ryzanstein import errors
-from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
+from ryzanstein.constraints import FIELD, MAX_CONSTRAINT_BYTES, Constraint
+from ryzanstein.errors import RyzansteinError
 
 if TYPE_CHECKING:
     from ryzanstein.router.faces.http.schemas import GenerationOptions
@@ -21,7 +23,7 @@ _NULL = b"null"
 
 
 class _JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`strict` changes nothing: a schema is always enforced."""
+    """With `strict` a schema that cannot be enforced whole is refused, without it the rest of it is enforced."""
 
     name: str = ""
     description: str | None = None
@@ -57,6 +59,20 @@ def constraint_of(body: GenerationOptions) -> Constraint | None:
     return given[0][1] if given else None
 
 
+@contextmanager
+def naming_the_constraint(body: GenerationOptions) -> Iterator[None]:
+    """Has errors name the field in which the client wrote the constraint."""
+    try:
+        yield
+    except RyzansteinError as error:
+        raise error.with_fields(lambda field: _field_of(body) if field.startswith(FIELD) else field) from None
+
+
+def _field_of(body: GenerationOptions) -> str:
+    names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+    return next((name for name in names if not _absent(getattr(body, name))), "response_format")
+
+
 def _given(body: GenerationOptions) -> Iterator[tuple[str, Constraint]]:
     if (constraint := _of_response_format(body.response_format)) is not None:
         yield "response_format", constraint
@@ -84,7 +100,7 @@ def _of_response_format(raw: Raw | None) -> Constraint | None:
         case "json_schema":
             if asked.json_schema is None or asked.json_schema.schema is UNSET:
                 raise errors.invalid("response_format.json_schema", "must have a schema")
-            return _schema(asked.json_schema.schema, "response_format.json_schema.schema")
+            return _schema(asked.json_schema.schema, "response_format.json_schema.schema", lenient=not asked.json_schema.strict)
 
 
 def _of_structured_outputs(raw: Raw | None) -> Constraint | None:
@@ -107,18 +123,18 @@ def _of_structured_outputs(raw: Raw | None) -> Constraint | None:
     return next(iter(given.values()))
 
 
-def _schema(raw: Raw | None, field: str) -> Constraint:
+def _schema(raw: Raw | None, field: str, *, lenient: bool = False) -> Constraint:
     """Returns the constraint to a schema, which may also be written as a string."""
     text = bytes(raw or b"")
     if len(text) > 2 * MAX_CONSTRAINT_BYTES:
         raise errors.invalid(field, f"must have at most {MAX_CONSTRAINT_BYTES} bytes", len(text))
     if text.lstrip()[:1] == b'"':
-        return Constraint.json_schema(_decoded(raw, str, field))
-    return Constraint.json_schema(text.decode())
+        return Constraint.json_schema(_decoded(raw, str, field), lenient=lenient)
+    return Constraint.json_schema(text.decode(), lenient=lenient)
 
 
-def _absent(raw: Raw | None) -> bool:
-    return raw is None or bytes(raw) == _NULL
+def _absent(value: object) -> bool:
+    return value is None or (isinstance(value, Raw) and bytes(value) == _NULL)
 
 
 def _decoded(raw: Raw | None, kind: type[Any], field: str) -> Any:

@@ -7,7 +7,7 @@ from typing import cast
 
 from ryzanstein import errors
 from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.router.faces.http.response_format import constraint_of
+from ryzanstein.router.faces.http.response_format import constraint_of, naming_the_constraint
 from ryzanstein.router.faces.http.schemas import GenerationOptions, Whole
 
 _UINT32 = 2**32 - 1
@@ -35,19 +35,20 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
         "truncate_prompt_tokens": whole("truncate_prompt_tokens", body.truncate_prompt_tokens),
         "keep_prompt_head": whole("keep_prompt_head", body.keep_prompt_head),
     }
-    params = SamplingParams(
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        seed=None if body.seed is None else _seed(whole("seed", body.seed) or 0),
-        max_tokens=max_tokens,
-        stop=_stop(body.stop),
-        stop_token_ids=token_ids_of("stop_token_ids", body.stop_token_ids or ()),
-        logit_bias=_logit_bias(body.logit_bias or {}),
-        logprobs=logprobs,
-        constraint=constraint_of(body),
-        bad_words=tuple(body.bad_words or ()),
-        allowed_token_ids=token_ids_of("allowed_token_ids", body.allowed_token_ids or ()),
-    )
-    params.validate()
+    with naming_the_constraint(body):
+        params = SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            seed=None if body.seed is None else _seed(whole("seed", body.seed) or 0),
+            max_tokens=max_tokens,
+            stop=_stop(body.stop),
+            stop_token_ids=token_ids_of("stop_token_ids", body.stop_token_ids or ()),
+            logit_bias=_logit_bias(body.logit_bias or {}),
+            logprobs=logprobs,
+            constraint=constraint_of(body),
+            bad_words=tuple(body.bad_words or ()),
+            allowed_token_ids=token_ids_of("allowed_token_ids", body.allowed_token_ids or ()),
+        )
+        params.validate()
     return params
 
 

@@ -37,18 +37,21 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "modalities": (["text"],),
+        "include_reasoning": (True,),
+        "length_penalty": (1,),
+        "modalities": (["text"], []),
         "moderation": (),
         "prediction": (),
-        "verbosity": ("medium",),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
         "web_search_options": (),
     }
 )
 _CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"best_of": (1,), "echo": (False,), "suffix": ("",)})
 # Fields that a client sends back when it repeats a message that it received.
-_MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"annotations": ([],), "audio": (), "function_call": (), "refusal": ()}
-)
+_MESSAGE_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"function_call": ({},)})
 _STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
 # No value that requests nothing is longer than this, white space included.
 _MAX_IDLE_BYTES = 256
@@ -116,24 +119,39 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     modalities: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prediction: Raw = _ABSENT
-    verbosity: Raw = _ABSENT
     web_search_options: Raw = _ABSENT
-    # These never change an answer.
+    include_reasoning: Raw = _ABSENT
+    length_penalty: Raw = _ABSENT
+    return_token_ids: Raw = _ABSENT
+    return_tokens_as_token_ids: Raw = _ABSENT
+    spaces_between_special_tokens: Raw = _ABSENT
+    use_beam_search: Raw = _ABSENT
+    # Labels and hints: these never change an answer. docs/http-api.md lists them.
     store: bool | None = None
     metadata: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
+    prompt_cache_options: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     safety_identifier: Raw = _ABSENT
+    client_metadata: Raw = _ABSENT
+    litellm_metadata: Raw = _ABSENT
+    request_id: Raw = _ABSENT
+    guided_decoding_backend: Raw = _ABSENT
+    verbosity: Raw = _ABSENT
 
 
 class ContentPart(msgspec.Struct, frozen=True):
     """One part of a message's content.
 
-    `text` is set where `type` is "text". Fields of other types are skipped.
+    `text` is set where `type` is "text", `refusal` and the rest where an assistant's part is of that
+    type. Other fields are skipped.
     """
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    thinking: Raw = _ABSENT
+    reasoning: Raw = _ABSENT
 
 
 class OfferedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,29 +180,37 @@ class ToolChoice(Body, frozen=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
+    """`arguments` is a string of JSON; some clients send the object."""
+
     name: str
-    arguments: str
+    arguments: Raw = _ABSENT
 
 
 class MessageToolCall(msgspec.Struct, frozen=True):
     """A call that an assistant's message repeats. Fields of other types of calls are skipped."""
 
-    id: str
-    type: str = "function"
+    id: str | None = None
+    type: str | None = "function"
     function: CalledFunction | None = None
 
 
-class ChatMessage(Body, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True):
+    """A message. Other fields, which a client repeats of a message that it received, are skipped."""
+
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    annotations: Raw = _ABSENT
+    # Text that other servers and SDKs put elsewhere, see `messages`.
     audio: Raw = _ABSENT
-    function_call: Raw = _ABSENT
+    reasoning: Raw = _ABSENT
+    reasoning_details: Raw = _ABSENT
     refusal: Raw = _ABSENT
+    thinking_blocks: Raw = _ABSENT
+    # Refused unless it requests nothing.
+    function_call: Raw = _ABSENT
 
 
 class ChatCompletionRequest(GenerationOptions, frozen=True, kw_only=True):
@@ -233,7 +259,7 @@ def refuse_unsupported_in_message(message: ChatMessage, path: str) -> None:
     refuse(message, _MESSAGE_UNSUPPORTED, f"{path}.")
 
 
-def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], path: str) -> None:
+def refuse(body: msgspec.Struct, unsupported: Mapping[str, tuple[Any, ...]], path: str) -> None:
     """Raises INVALID_ARGUMENT for a field that is not one of the values that request nothing."""
     for name, idle in unsupported.items():
         given = getattr(body, name)

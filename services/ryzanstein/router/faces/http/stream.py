@@ -13,7 +13,8 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Generic, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -25,7 +26,7 @@ from ryzanstein.generation.events import GenerationEvent, Started
 from ryzanstein.router.faces.http.chunks import Chunks
 from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
-from ryzanstein.router.faces.http.gate import HttpCall
+from ryzanstein.router.faces.http.gate import HttpCall, HttpLimits
 from ryzanstein.router.faces.http.plain import encoded
 from ryzanstein.router.faces.http.position import event_id
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected, write_may_wait
@@ -34,6 +35,11 @@ from ryzanstein.router.faces.http.shown import Shown
 log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = MappingProxyType({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+"""The second is for proxies such as nginx, which otherwise collect events before they forward them."""
+COMMENT = b": the answer goes on\n"
+"""A line alone: with an empty one behind it openai's client takes it for an event without data."""
+_STOPS = errors.unavailable("GENERATION_MOVED", "the router stops: attach again at another router", 1.0)
 _Event_contra = TypeVar("_Event_contra", contravariant=True)
 _Read = TypeVar("_Read")
 
@@ -83,6 +89,10 @@ class ChunkWriter:
         return "".join([f"id: {event_id(generation_id, cursor)}\ndata: {chunk}\n\n" for chunk in chunks]).encode()
 
 
+def _body(part: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": part, "more_body": True}
+
+
 def error_event(failure: HttpFailure) -> bytes:
     return f"event: error\ndata: {json.dumps(failure.body)}\n\n".encode()
 
@@ -100,16 +110,16 @@ class EventStreamResponse(Response, Generic[_Read]):
         events: AsyncGenerator[_Read, None],
         writer: EventWriter[_Read],
         call: HttpCall,
-        write_timeout_s: float,
+        limits: HttpLimits,
         headers: dict[str, str],
     ) -> None:
-        # Otherwise proxies such as nginx collect events before they forward them.
-        super().__init__(headers={**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={**headers, **STREAM_HEADERS})
         del self.headers["content-length"]
         self._events = events
         self._writer = writer
         self._call = call
-        self._write_timeout_s = write_timeout_s
+        self._limits = limits
+        self._sent_at = 0.0
         self.on_left: Callable[[], Awaitable[None]] | None = None
         """Called when the client disconnects, or stops reading, before the end."""
         self.before_end: Callable[[], Awaitable[None]] | None = None
@@ -122,7 +132,7 @@ class EventStreamResponse(Response, Generic[_Read]):
         except (ClientLeft, OSError):
             await self._left()
         except TimeoutError:
-            log.warning("reader too slow, stream aborted", write_timeout_s=self._write_timeout_s)
+            log.warning("reader too slow, stream aborted", write_timeout_s=self._limits.write_timeout_s)
             await self._left()
             raise
 
@@ -133,14 +143,39 @@ class EventStreamResponse(Response, Generic[_Read]):
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for part in self._parts():
-            message = {"type": "http.response.body", "body": part, "more_body": True}
-            if write_may_wait(scope):
-                async with asyncio.timeout(self._write_timeout_s):
-                    await send(message)
-            else:  # a timer for each write costs as much as the JSON
-                await send(message)
+        now = asyncio.get_running_loop().time
+        self._sent_at = now()
+        commenting = asyncio.create_task(self._comment(scope, send))
+        try:
+            async for part in self._parts():
+                self._sent_at = now()
+                await self._send_part(scope, send, part)
+        except asyncio.CancelledError:
+            if not write_may_wait(scope):  # the server stops; of a client that left nobody reads it
+                await send(_body(self._failed(_STOPS)))
+            raise
+        finally:
+            commenting.cancel()
+            await asyncio.gather(commenting, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_part(self, scope: Scope, send: Send, part: bytes) -> None:
+        if write_may_wait(scope):
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                await send(_body(part))
+        else:  # a timer for each write costs as much as the JSON
+            await send(_body(part))
+
+    async def _comment(self, scope: Scope, send: Send) -> None:
+        """Sends a comment whenever nothing was sent for `max_silence_s`. Runs until it is cancelled."""
+        now, silence_s = asyncio.get_running_loop().time, self._limits.max_silence_s
+        while True:
+            if (left_s := self._sent_at + silence_s - now()) > 0:
+                await asyncio.sleep(left_s)
+                continue
+            self._sent_at = now()
+            if not write_may_wait(scope):
+                await send(_body(COMMENT))
 
     async def _parts(self) -> AsyncIterator[bytes]:
         try:

@@ -14,8 +14,9 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.answers import DetokenizeAnswer, TokenizeAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
+from ryzanstein.router.faces.http.messages import conversation
 from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.prompts import conversation, name_of, template_options
+from ryzanstein.router.faces.http.prompts import name_of, template_options
 from ryzanstein.router.faces.http.sampling import token_ids_of
 from ryzanstein.router.faces.http.schemas import Body, ChatMessage, TokenId
 

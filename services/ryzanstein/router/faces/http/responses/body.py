@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -11,42 +13,51 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.constraints import FIELD
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.messages import Message, Role
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import MAX_LOGPROBS
 from ryzanstein.generation.template_options import TemplateOptions
 from ryzanstein.router.faces.http.prompts import base_request, name_of, with_effort
+from ryzanstein.router.faces.http.responses.input_items import InputItem, said_in
 from ryzanstein.router.faces.http.sampling import sampling_params, whole
-from ryzanstein.router.faces.http.schemas import (
-    Body,
-    ContentPart,
-    GenerationOptions,
-    Whole,
-    refuse,
-)
+from ryzanstein.router.faces.http.schemas import Body, GenerationOptions, Whole, refuse
 from ryzanstein.router.faces.http.tools import without_format
 from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
 _ABSENT: Any = None
+_PLACE = re.compile(r"tools\[(\d+)\]")
+# Our names of fields, and what this body calls them.
+_NAMES = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("sampling.max_tokens", "max_output_tokens"),
+    ("tool_choice.function", "tool_choice"),
+)
 # Each field with the values that request nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
-        "include": ([], ["reasoning.encrypted_content"]),
         "max_tool_calls": (),
         "moderation": (),
         "prompt": (),
     }
 )
-_TEXT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"verbosity": ("medium",)})
 _STREAM_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType({"include_obfuscation": (False,)})
-_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+# Details of items that no response of ours has: who asks for them gets none, and misses none.
+_INCLUDED = frozenset(
+    {
+        *("reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results"),
+        *("file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+        *("message.input_image.image_url",),
+    }
+)
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -56,7 +67,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class FunctionTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function that the model may call. Tools of other types are refused."""
+    """A function that the model may call. Tools of other types, which only OpenAI's servers run, are left out."""
 
     type: str
     name: str | None = None
@@ -95,26 +106,12 @@ class ResponseStreamOptions(Body, frozen=True):
     include_obfuscation: Raw = _ABSENT
 
 
-class InputItem(msgspec.Struct, frozen=True):
-    """One item of the input: a message, a call that the model made, or what it returned.
-
-    Fields of other kinds, and what a client repeats of an item that it received, are skipped.
-    """
-
-    type: str = "message"
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | list[ContentPart] | None = None
-
-
 class ResponsesRequest(Body, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
     model: str | None = None
     input: str | list[InputItem]
+    include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: Whole | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
@@ -137,14 +134,17 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     background: Raw = _ABSENT
     context_management: Raw = _ABSENT
     conversation: Raw = _ABSENT
-    include: Raw = _ABSENT
     max_tool_calls: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prompt: Raw = _ABSENT
-    # These never change an answer.
+    # Labels and hints: these never change an answer. docs/http-api.md lists them.
     prompt_cache_key: Raw = _ABSENT
+    prompt_cache_options: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT
     safety_identifier: Raw = _ABSENT
+    client_metadata: Raw = _ABSENT
+    litellm_metadata: Raw = _ABSENT
+    request_id: Raw = _ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,17 @@ class Asked:
 
 def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
     """Returns what a body asks for. Raises INVALID_ARGUMENT that names the field."""
+    with naming_fields(body):
+        return _asked(body, headers, request_id, max_items)
+
+
+def _asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
     refuse(body, _UNSUPPORTED, "")
     if body.stream_options is not None:
         refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")
+    for i, detail in enumerate(body.include or ()):
+        if detail not in _INCLUDED:
+            raise errors.invalid(f"include[{i}]", "is not supported", detail[:64])
     if body.truncation not in (None, "auto", "disabled"):
         raise errors.invalid("truncation", "must be auto or disabled", body.truncation[:64])
     _check_metadata(body.metadata or {})
@@ -192,7 +200,7 @@ def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, m
     sampling = without_format(sampling_params(options, _max_tokens(body), None), tools)
     if body.truncation == "auto":
         sampling = replace(sampling, keep_prompt_head=0)
-    said = _messages(body.input, max_items)
+    said = said_in(body.input, max_items)
     request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
     return Asked(body, request, said, TemplateOptions(with_effort("", effort)), tools)
 
@@ -208,15 +216,38 @@ def _tools(body: ResponsesRequest) -> Tools:
         raise errors.invalid("tool_choice", "must be one of auto, none, required, or name a function", choice[:64])
     else:
         mode = ToolMode(choice or "auto")
-    offered = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
+    offered = tuple(_tool(tool) for tool in functions_of(body))
     tools = Tools(offered, mode, named, body.parallel_tool_calls is not False)
     tools.validate()
     return tools if offered else NO_TOOLS
 
 
-def _tool(tool: FunctionTool, path: str) -> Tool:
-    if tool.type != "function":
-        raise errors.invalid(f"{path}.type", "only functions are supported", tool.type[:64])
+@contextmanager
+def naming_fields(body: ResponsesRequest) -> Iterator[None]:
+    """Has errors name fields as this body has them: a tool by its place among all tools, and without `function`."""
+    places = [i for i, tool in enumerate(body.tools or ()) if tool.type == "function"]
+
+    def named(field: str) -> str:
+        if field.startswith(FIELD):
+            return "text.format"
+        for ours, theirs in _NAMES:
+            field = theirs + field.removeprefix(ours) if field.startswith(ours) else field
+        if (found := _PLACE.match(field)) and int(found[1]) < len(places):
+            field = f"tools[{places[int(found[1])]}]" + field.removeprefix(found[0]).replace(".function", "")
+        return field
+
+    try:
+        yield
+    except RyzansteinError as error:
+        raise error.with_fields(named) from None
+
+
+def functions_of(body: ResponsesRequest) -> list[FunctionTool]:
+    """Returns the tools that the model is told of."""
+    return [tool for tool in body.tools or () if tool.type == "function"]
+
+
+def _tool(tool: FunctionTool) -> Tool:
     schema = "" if tool.parameters is None else bytes(tool.parameters).decode()
     return Tool(tool.name or "", tool.description or "", "" if schema == "null" else schema, bool(tool.strict))
 
@@ -225,7 +256,6 @@ def _response_format(text: TextOptions | None) -> Any:
     """Returns the constraint as chats have it. Raises INVALID_ARGUMENT that names the field."""
     if text is None:
         return None
-    refuse(text, _TEXT_UNSUPPORTED, "text.")
     form = text.format
     if form is None or form.type == "text":
         return None
@@ -233,7 +263,8 @@ def _response_format(text: TextOptions | None) -> Any:
         return Raw(b'{"type":"json_object"}')
     if form.schema is None:
         raise errors.invalid("text.format.schema", "is required")
-    return Raw(b'{"type":"json_schema","json_schema":{"schema":%b}}' % bytes(form.schema))
+    strict = b"true" if form.strict else b"false"
+    return Raw(b'{"type":"json_schema","json_schema":{"strict":%b,"schema":%b}}' % (strict, bytes(form.schema)))
 
 
 def _max_tokens(body: ResponsesRequest) -> int | None:
@@ -247,63 +278,3 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
     for name, value in metadata.items():
         if len(name) > MAX_METADATA_CHARS or len(value) > MAX_METADATA_CHARS:
             raise errors.invalid("metadata", f"keys and values must have at most {MAX_METADATA_CHARS} characters")
-
-
-def _messages(given: str | Sequence[InputItem], most: int) -> tuple[Message, ...]:
-    if isinstance(given, str):
-        given = [InputItem(role="user", content=given)]
-    if not given:
-        raise errors.invalid("input", "must have at least one item")
-    if len(given) > most:
-        raise errors.invalid("input", f"must have at most {most} items", len(given))
-    messages: list[Message] = []
-    for i, item in enumerate(given):
-        _add(messages, item, f"input[{i}]")
-    if not messages:
-        raise errors.invalid("input", "must have at least one message")
-    return tuple(messages)
-
-
-def _add(messages: list[Message], item: InputItem, path: str) -> None:
-    match item.type:
-        case "message":
-            messages.append(_message(item, path))
-        case "function_call":
-            _add_call(messages, item, path)
-        case "function_call_output":
-            message = Message(Role.TOOL, _text(item.output, f"{path}.output"), tool_call_id=item.call_id or "")
-            message.validate(path)
-            messages.append(message)
-        case "reasoning":
-            pass  # the model's own thoughts; templates leave those of earlier turns out
-        case _:
-            raise errors.invalid(f"{path}.type", "is not supported", item.type[:64])
-
-
-def _message(item: InputItem, path: str) -> Message:
-    role = _ROLES.get(item.role or "")
-    if role is None:
-        raise errors.invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}", (item.role or "")[:64])
-    return Message(role, _text(item.content, f"{path}.content"))
-
-
-def _add_call(messages: list[Message], item: InputItem, path: str) -> None:
-    """Adds a call to the assistant's message before it, or as a message of its own."""
-    call = ToolCall(item.call_id or "", item.name or "", item.arguments or "")
-    before = messages[-1] if messages and messages[-1].role is Role.ASSISTANT else None
-    message = Message(Role.ASSISTANT, before.content if before else "", (*(before.tool_calls if before else ()), call))
-    message.validate(path)
-    if before is not None:
-        messages.pop()
-    messages.append(message)
-
-
-def _text(content: str | Sequence[ContentPart] | None, path: str) -> str:
-    if content is None:
-        raise errors.invalid(path, "must be a string or a list of text parts")
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.type not in _TEXT_PARTS or part.text is None:
-            raise errors.invalid(f"{path}[{i}].type", "only text parts are supported", part.type[:64])
-    return "\n".join(part.text or "" for part in content)

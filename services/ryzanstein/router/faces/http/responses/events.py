@@ -148,6 +148,12 @@ class ResponseWriter:
         return _framed(self._told.fail(failure))
 
 
+def error_of_stream(failure: HttpFailure) -> bytes:
+    """Returns the event of an error before a response has begun."""
+    error = failure.body["error"]
+    return _framed(iter([{"type": "error", "sequence_number": 0, **{key: error[key] for key in ("code", "message", "param")}}]))
+
+
 def _framed(events: Iterator[Shape]) -> bytes:
     # One by one: an event shows the response as it stands, which the next one may change.
     return b"".join(f"event: {event['type']}\ndata: {encoded(event)}\n\n".encode() for event in events)

@@ -23,6 +23,7 @@ from ryzanstein.generation.events import Started
 from ryzanstein.generation.messages import Message, Role
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
+from ryzanstein.router.faces.http.responses.input_items import items_said
 from ryzanstein.router.faces.http.responses.items import items_of
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.sessions.store import SessionStore
@@ -86,6 +87,11 @@ class KeptResponses:
         generation_id = response_id.removeprefix(PREFIX)
         told = shapes.begun(Started(generation_id, "", "", 0), ResponsesRequest(input=""))
         return told | {"status": "completed", "output": items_of(generation_id, messages[-1])}
+
+    async def input_items(self, tenant: str, response_id: str) -> list[Shape]:
+        """Returns what a response answered, oldest first, with what it continues. Raises NOT_FOUND."""
+        messages = await self._found(tenant, response_id)
+        return items_said(response_id.removeprefix(PREFIX), messages[:-1])
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said."""

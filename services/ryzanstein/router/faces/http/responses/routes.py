@@ -1,16 +1,16 @@
-"""The routes of /v1/responses: create, retrieve, delete, cancel."""
+"""The routes of /v1/responses: create, retrieve, list its input, delete, cancel."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
@@ -20,19 +20,42 @@ from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse, ResponseAnswer
+from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse, InputItemList, ResponseAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
+from ryzanstein.router.faces.http.late import begun
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import tenant_of
-from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked
-from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter
+from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields
+from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter, error_of_stream
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.faces.http.stream import EventStreamResponse
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
+
+MAX_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which items of a list are wanted: so many behind the one with this id, the newest first or last."""
+
+    after: str
+    limit: int
+    newest_first: bool
+
+    def of(self, items: Sequence[Shape]) -> Shape:
+        """Returns the page. Raises INVALID_ARGUMENT where no item has the id."""
+        ordered = list(reversed(items)) if self.newest_first else list(items)
+        ids = [item["id"] for item in ordered]
+        if self.after and self.after not in ids:
+            raise errors.invalid("after", "names no item of this response", self.after[:64])
+        begin = ids.index(self.after) + 1 if self.after else 0
+        shown = ordered[begin : begin + self.limit]
+        ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+        return {"object": "list", "data": shown, **ends, "has_more": begin + self.limit < len(ordered)}
 
 
 class ResponseRoutes:
@@ -63,8 +86,7 @@ class ResponseRoutes:
             keep = partial(self._keep, told, asked_for, tenant, history)
             headers = {NODE: started.node_id}
             if asked_for.body.stream:
-                call, timeout_s = call_of(http.scope), self._limits.write_timeout_s
-                response = EventStreamResponse(events, ResponseWriter(told), call, timeout_s, headers)
+                response = EventStreamResponse(events, ResponseWriter(told), call_of(http.scope), self._limits, headers)
                 response.before_end = keep
                 response.on_left = None if lasting else partial(leave, self._core, generation_id)
                 return response
@@ -80,6 +102,11 @@ class ResponseRoutes:
 
     async def retrieve(self, tenant: str, response_id: str) -> Response:
         return _json(await self._kept.retrieve(tenant, response_id), {})
+
+    async def input_items(self, tenant: str, response_id: str, page: Page) -> Response:
+        """Returns a page of the items that a response answered. Raises INVALID_ARGUMENT for an item that is not there."""
+        items = await self._kept.input_items(tenant, response_id)
+        return _json(page.of(items), {})
 
     async def delete(self, tenant: str, response_id: str) -> Response:
         await self._kept.delete(tenant, response_id)
@@ -111,18 +138,31 @@ def _json(response: Shape, headers: dict[str, Any]) -> Response:
     return Response(content, headers=headers, media_type="application/json")
 
 
-def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, max_items: int) -> None:
+def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader, limits: HttpLimits) -> None:
     decoder = msgspec.json.Decoder(ResponsesRequest)
 
     @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponseAnswer))
     async def create(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
-        _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, max_items))
-        return await routes.create(http, asked_for)
+        _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, limits.max_messages))
+        with naming_fields(asked_for.body):
+            if asked_for.body.stream:
+                return await begun(routes.create(http, asked_for), limits, error_of_stream)
+            return await routes.create(http, asked_for)
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
     async def retrieve(response_id: str, http: Request) -> Response:
         return await routes.retrieve(tenant_of(http.headers), response_id)
+
+    @app.get("/v1/responses/{response_id}/input_items", openapi_extra=described(None, InputItemList))
+    async def input_items(
+        response_id: str,
+        http: Request,
+        after: str = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        return await routes.input_items(tenant_of(http.headers), response_id, Page(after, limit, order == "desc"))
 
     @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:

@@ -10,7 +10,7 @@ import msgspec
 from ryzanstein.generation.events import Started
 from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.router.faces.http.dialect import omitted_body
-from ryzanstein.router.faces.http.responses.body import ResponsesRequest
+from ryzanstein.router.faces.http.responses.body import ResponsesRequest, functions_of
 
 PREFIX = "resp_"
 _COMPLETE = frozenset({FinishReason.STOP, FinishReason.UNSPECIFIED, FinishReason.TOOL_CALLS})
@@ -42,7 +42,7 @@ def begun(started: Started, body: ResponsesRequest) -> Shape:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": _format(body)},
         "tool_choice": _plain(body.tool_choice) or "auto",
-        "tools": _plain(body.tools) or [],
+        "tools": _plain(functions_of(body)),
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "auto" if body.truncation == "auto" or started.omitted_prompt_tokens else "disabled",
         "usage": None,
@@ -61,7 +61,7 @@ def _format(body: ResponsesRequest) -> Shape:
     if form is None or form.type != "json_schema":
         return {"type": "text" if form is None else form.type}
     schema = None if form.schema is None else json.loads(bytes(form.schema))
-    return {"type": form.type, "name": form.name, "schema": schema, "strict": True}
+    return {"type": form.type, "name": form.name, "schema": schema, "strict": bool(form.strict)}
 
 
 def ended(reason: FinishReason) -> tuple[str, Shape | None]:

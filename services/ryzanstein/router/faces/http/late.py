@@ -1,0 +1,76 @@
+"""Streams that begin late: what waits long for a node gets its headers, and then comments, before it has begun.
+
+Until then an error has its own status, and a client may send the request again as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_exception
+from ryzanstein.router.faces.http.gate import HttpLimits, call_of
+from ryzanstein.router.faces.http.presence import ClientLeft
+from ryzanstein.router.faces.http.stream import COMMENT, STREAM_HEADERS
+
+log = structlog.get_logger(__name__)
+
+
+async def begun(opening: Coroutine[Any, Any, Response], limits: HttpLimits, failed: Callable[[HttpFailure], bytes]) -> Response:
+    """Returns the response, or after `max_opening_s` one that waits for it. `failed`: how a stream tells an error."""
+    task = asyncio.create_task(opening)
+    try:
+        await asyncio.wait((task,), timeout=limits.max_opening_s)
+    except BaseException:
+        await _end(task)
+        raise
+    return task.result() if task.done() else LateResponse(task, limits.max_silence_s, failed)
+
+
+class LateResponse(Response):
+    """A stream whose response is still to come."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, task: asyncio.Task[Response], silence_s: float, failed: Callable[[HttpFailure], bytes]) -> None:
+        super().__init__(headers=STREAM_HEADERS)
+        del self.headers["content-length"]
+        self._task, self._silence_s, self._failed = task, silence_s, failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def rest(message: Message) -> None:
+            if message["type"] != "http.response.start":
+                await send(message)
+
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while not self._task.done():
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await asyncio.wait((self._task,), timeout=self._silence_s)
+            await self._task.result()(scope, receive, rest)
+        except ClientLeft:
+            call_of(scope).code = CLIENT_CLOSED_REQUEST
+        except Exception as error:
+            if not self._task.done() or self._task.exception() is not error:
+                raise
+            await send({"type": "http.response.body", "body": self._told(scope, error), "more_body": False})
+        finally:
+            await _end(self._task)
+
+    def _told(self, scope: Scope, error: Exception) -> bytes:
+        if not isinstance(error, RyzansteinError):
+            log.error("stream failed", exc_info=error)
+        failure = failure_from_exception(error, call_of(scope).request_id)
+        call_of(scope).code = failure.status
+        return self._failed(failure)
+
+
+async def _end(task: asyncio.Task[Response]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
