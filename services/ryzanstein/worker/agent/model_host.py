@@ -154,11 +154,10 @@ class ModelHost:
             raise
 
     async def _check_template(self, text: TextModel) -> None:
-        """Compiles the chat template, if there is one. Raises FAILED_PRECONDITION that names the file of an operator's."""
-        if text.template is None:
-            return
+        """Compiles the chat templates, if there are any. Raises FAILED_PRECONDITION that names the file of an operator's."""
         try:
-            await self._templates.check(text.template)
+            for template in {id(each): each for each in (text.tool_template, text.template) if each is not None}.values():
+                await self._templates.check(template)
         except RyzansteinError as error:
             where = "" if text.template_file is None else f"{text.template_file}: "
             raise replace(error, message=f"{where}{error.message}") from None

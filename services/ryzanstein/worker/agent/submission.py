@@ -141,9 +141,9 @@ class Submissions:
         keep = None if cuts else sampling.truncate_prompt_tokens
         read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
         attempt = intake.constrained(attempt, read, text)
-        if read.reply is not None and read.reply.calls and not text.calling.native:
+        if read.reply is not None and read.reply.calls and read.calling is not None and not read.calling.native:
             self._telemetry.tool_fallbacks.inc()
-        texts = await intake.texts_of(attempt, text)
+        texts = await intake.texts_of(attempt, text, read.calling)
         return _Arrived(attempt, text, read, texts, await intake.judged(attempt, text, self._constraints))
 
     async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> CutPrompt:

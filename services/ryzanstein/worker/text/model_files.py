@@ -18,6 +18,7 @@ from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
 from ryzanstein.worker.model.architectures.registry import values_of
 from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.chat_templates import templates_of
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
 from ryzanstein.worker.text.embedding import EmbeddingModel
 
@@ -33,6 +34,7 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 class ModelFiles:
     """The content of the files; `special_tokens` by name (bos_token, eos_token, ...).
 
+    `tool_template` is the chat template of conversations with tools, where that is another one.
     `embedding` says how the model makes vectors; None: it generates text. `template_file` is a file
     that an operator named instead of the model's own chat template.
     """
@@ -45,6 +47,7 @@ class ModelFiles:
     special_tokens: Mapping[str, str]
     extra_special_tokens: tuple[str, ...]
     chat_template: str | None
+    tool_template: str | None = None
     embedding: EmbeddingModel | None = None
     template_file: Path | None = None
 
@@ -58,13 +61,15 @@ class ModelFiles:
         files = cls._of_gguf(directory) if is_gguf(directory) else cls._of_directory(directory)
         if template_file is None:
             return files
-        return replace(files, chat_template=_read_text(template_file, MAX_TEMPLATE_BYTES), template_file=template_file)
+        template = _read_text(template_file, MAX_TEMPLATE_BYTES)
+        return replace(files, chat_template=template, tool_template=None, template_file=template_file)
 
     @classmethod
     def _of_directory(cls, directory: Path) -> ModelFiles:
         config = _read_json(directory / "config.json")
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
+        templates = _chat_templates(directory, tokenizer)
         text_config = _text_config(config, directory / "config.json")
         values = values_of(text_config)
         context_length = _count(values, "max_position_embeddings", directory)
@@ -78,7 +83,8 @@ class ModelFiles:
             | _ids(generation, directory / "generation_config.json", vocab_size),
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
-            chat_template=_chat_template(directory, tokenizer),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
             embedding=EmbeddingModel.read(directory, config),
         )
 
@@ -107,7 +113,8 @@ class ModelFiles:
             eos_token_ids=_ids(generation_config(vocabulary), path, vocab_size),
             special_tokens=_special_tokens(settings),
             extra_special_tokens=_extra_special_tokens(settings),
-            chat_template=settings.get("chat_template"),
+            chat_template=vocabulary.chat_template,
+            tool_template=vocabulary.tool_template,
         )
 
 
@@ -182,17 +189,12 @@ def _extra_special_tokens(tokenizer: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(content for content in contents if content is not None)
 
 
-def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
-    """Returns the chat template.
+def _chat_templates(directory: Path, tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the chat templates by name, as transformers finds them.
 
-    A separate file takes precedence over the one in tokenizer_config.json, which may have several
-    named ones.
+    Separate files take precedence over tokenizer_config.json, which has one or several named ones.
     """
-    path = directory / "chat_template.jinja"
-    if path.exists():
-        return _read_text(path, MAX_TEMPLATE_BYTES)
-    template = tokenizer.get("chat_template")
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[-1].get("template") if named else None
-    return template if isinstance(template, str) else None
+    paths = {"default": directory / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    found = {name: _read_text(path, MAX_TEMPLATE_BYTES) for name, path in paths.items() if path.exists()}
+    return found or templates_of(tokenizer.get("chat_template"))

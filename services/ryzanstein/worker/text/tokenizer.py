@@ -19,6 +19,7 @@ from ryzanstein.errors import FieldViolation, RyzansteinError
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_location, model_name
+from ryzanstein.tools import ToolMode
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
@@ -42,7 +43,8 @@ class TextModel:
     `path` is where its files are, `template_file` that of a chat template other than its own.
     `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
     `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
-    `template` is the chat template, which is not run here; None: it has none.
+    `template` is the chat template, which is not run here; None: it has none. `tool_template` is that of
+    conversations with tools, and `calling` how functions are called in these.
     """
 
     def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
@@ -54,11 +56,14 @@ class TextModel:
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
-        self._control = ControlTokens(self._tokenizer, files.chat_template or "", _unknown_ids(files, self._tokenizer))
+        sources = [source for source in (files.chat_template, files.tool_template) if source is not None]
+        self._control = ControlTokens(self._tokenizer, "\n".join(sources), _unknown_ids(files, self._tokenizer))
         self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
-        self.template = self._template(files)
-        self.calling = Calling.of(files.chat_template or "", *calling)
+        self.template = self._template(files, files.chat_template)
+        self.tool_template = self._template(files, files.tool_template) or self.template
+        self._plain_calling = Calling.of(files.chat_template or "", *calling)
+        self.calling = Calling.of(files.tool_template, *calling) if files.tool_template is not None else self._plain_calling
         self._special = frozenset(self._control.texts[: self._control.num_special])
         self._renderer = LocalRenderer()
 
@@ -108,16 +113,30 @@ class TextModel:
         return self._encode_chat(ChatPrompt(tuple(messages)))
 
     def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        told = self.calling.told(prompt)
-        return self.encode_rendered(self._renderer.render_now(self.checked_chat(told), told))
+        calling = self.calling_of(prompt)
+        try:
+            rendered = self._rendered(prompt, calling)
+        except RyzansteinError:
+            if not calling.native:
+                raise
+            rendered = self._rendered(prompt, calling.generic())
+        return self.encode_rendered(rendered if rendered.shows_tools else self._rendered(prompt, calling.generic()))
+
+    def _rendered(self, prompt: ChatPrompt, calling: Calling) -> Rendered:
+        told = calling.told(prompt)
+        return self._renderer.render_now(self.checked_chat(told), told)
+
+    def calling_of(self, prompt: ChatPrompt) -> Calling:
+        """Returns how functions are told and called in a conversation: without any its template may be another one."""
+        return self.calling if prompt.tools.offered and prompt.tools.mode is not ToolMode.NONE else self._plain_calling
 
     def special_id(self, text: str) -> int | None:
         """Returns the id of the special token with this text, if there is one."""
         return self._tokenizer.token_to_id(text) if text in self._special else None
 
-    def shows_special(self, prompt: Prompt) -> bool:
+    def shows_special(self, prompt: Prompt, calling: Calling) -> bool:
         """Returns whether special tokens tell the parts of an answer apart, so that its text must have them."""
-        return isinstance(prompt, ChatPrompt) and not self._special.isdisjoint(self.calling.markers(prompt))
+        return isinstance(prompt, ChatPrompt) and not self._special.isdisjoint(calling.markers(prompt))
 
     def checked_chat(self, prompt: ChatPrompt) -> TemplateSource:
         """Returns the template for these messages, before any work.
@@ -125,16 +144,17 @@ class TextModel:
         Raises FAILED_PRECONDITION when there is no template, INVALID_ARGUMENT when the messages
         cannot fit.
         """
-        if self.template is None:
+        template = self.tool_template if prompt.tools.offered else self.template
+        if template is None:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: use text completion instead"
             )
         if (num_messages := len(prompt.messages)) > self.context_length:
             raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
         self._check_chars("messages", prompt.num_chars)
-        if "reasoning_effort" in prompt.template.variables and "reasoning_effort" not in self.template.source:
+        if "reasoning_effort" in prompt.template.variables and "reasoning_effort" not in template.source:
             raise errors.invalid("reasoning_effort", f"the chat template of model {self.name} does not have it")
-        return self.template
+        return template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
         """Returns the tokens of a rendered conversation.
@@ -252,12 +272,11 @@ class TextModel:
             raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
         return list(token_ids)
 
-    def _template(self, files: ModelFiles) -> TemplateSource | None:
+    def _template(self, files: ModelFiles, source: str | None) -> TemplateSource | None:
         """Returns the chat template. MODEL_INVALID: it is not a template.
 
         Other defects show only when it is run.
         """
-        source = files.chat_template
         if source is None:
             return None
         where = files.template_file or files.directory

@@ -15,6 +15,7 @@ from ryzanstein.worker.model.gguf.score_merges import merges_of, scores_of
 from ryzanstein.worker.model.gguf.splitting import SPLITTINGS
 from ryzanstein.worker.model.gguf.vocabulary import GgufVocabulary, TokenType
 from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.text.model_files import ModelFiles
 
 ROWS = 1400
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -148,6 +149,18 @@ def test_byte_pairs_come_back(
     config = json.loads((after / "tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"], config["chat_template"]) == ("<|begin|>", "<|end|>", "{{ messages }}")
     assert json.loads((after / "generation_config.json").read_text())["eos_token_id"] == [1, before.token_to_id("<|im_end|>")]
+
+
+def test_the_template_of_conversations_with_tools_comes_back(
+    corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    named = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ messages }}{{ tools }}"}]
+    directory = with_tokenizer(byte_level("qwen2", corpus), chat_template=[*named, {"name": "rag", "template": "x"}])
+    path = to_gguf(directory)
+    files = ModelFiles.read(path)
+    assert (files.chat_template, files.tool_template) == ("{{ messages }}", "{{ messages }}{{ tools }}")
+    after = from_gguf(path)
+    assert json.loads((after / "tokenizer_config.json").read_text())["chat_template"] == named
 
 
 @pytest.mark.parametrize("prefix", [True, False])
