@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ryzanstein.constraints import Constraint
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.attempt import Attempt
 from ryzanstein.generation.messages import Message, Role, ToolCall
 from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.tools import Tool, Tools
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.text.calling import instructions
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
@@ -54,6 +60,29 @@ async def test_what_the_template_does_not_show_is_told_in_words(template: str, t
     assert not read.calling.native
     assert read.reply is not None
     assert read.reply.calls == "generic"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "tools", "expected"),
+    [
+        (None, Tools(), ReplyStyle("", True, True)),
+        (Constraint.json_object(), Tools(), None),
+        (Constraint.regex("<think>"), Tools(), None),
+        (Constraint.choice(["a"]), OFFERED, ReplyStyle("generic", False, False)),
+        (replace(Constraint.json_object(), after="</think>"), Tools(), ReplyStyle("", True, True)),
+        (None, replace(OFFERED, mode=ToolMode.REQUIRED), ReplyStyle("generic", True, True)),
+    ],
+)
+async def test_a_constraint_says_where_the_answer_begins(
+    constraint: Constraint | None, tools: Tools, expected: ReplyStyle | None, tmp_path: Path
+) -> None:
+    """A template that ends with `<think>` makes no reasoning of an answer that has a form from its first token on."""
+    model = model_with(TURNS + "<think>\n", tmp_path)
+    prompt = ChatPrompt((Message(Role.USER, "hello"),), tools=tools)
+    read = await intake.tokenize(prompt, model, LocalRenderer())
+    request = GenerationRequest("demo", prompt, SamplingParams(constraint=constraint))
+    attempt = intake.constrained(Attempt("g", 0, request, ()), read, model)
+    assert intake.reply_of(read, attempt) == expected
 
 
 async def test_the_number_of_a_message_is_that_of_the_request(tmp_path: Path) -> None:

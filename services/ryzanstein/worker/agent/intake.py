@@ -152,6 +152,17 @@ def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt
     return replace(attempt, request=replace(request, sampling=sampling))
 
 
+def reply_of(read: ReadPrompt, attempt: Attempt) -> ReplyStyle | None:
+    """Returns how the attempt's answers are read.
+
+    A constraint says where an answer begins: with its first token, there is no room for reasoning.
+    """
+    constraint = attempt.request.sampling.constraint
+    if read.reply is None or constraint is None or constraint.after:
+        return read.reply
+    return replace(read.reply, thinking=False, opened=False) if read.reply.calls else None
+
+
 async def texts_of(attempt: Attempt, model: TextModel, calling: Calling | None = None) -> list[ChoiceText]:
     """Returns the choices' texts so far. The text of a finished choice is not needed.
 

@@ -167,7 +167,14 @@ class Submissions:
         follows = version.pages.follow(number, attempt, text.name)
         asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
         submit = version.running.open(
-            link, handle, attempt, asked, text, texts=arrived.texts, reply=cut.read.reply, num_omitted=cut.num_omitted
+            link,
+            handle,
+            attempt,
+            asked,
+            text,
+            texts=arrived.texts,
+            reply=intake.reply_of(cut.read, attempt),
+            num_omitted=cut.num_omitted,
         )
         if submit is not None:
             if judged is not None:
