@@ -93,6 +93,7 @@ async def test_an_answer_with_a_form_is_content_where_the_template_opens_the_rea
 ):
     model = with_template(demo_dir, tmp_path / "demo", lambda template: template + "<think>\n")
     node = start_node(model=model, tp=1)
+    node.wait_event("ranks ready")
     async with connect(node.address) as link:
         free = await link.run(attempt(max_tokens=3), 60)
         assert free.reply.opened
