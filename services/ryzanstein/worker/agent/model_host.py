@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -138,7 +139,9 @@ class ModelHost:
         try:
             calling = (self._settings.call_format, self._settings.reasoning)
             template_file = self._settings.template_file(choice.name)
-            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling, template_file)
+            defaults = self._settings.generation_config == "auto"
+            load = partial(TextModel.load, choice.path, choice.name, calling, template_file, defaults=defaults)
+            self.text = await asyncio.to_thread(load)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
             self._on_text(self.text)

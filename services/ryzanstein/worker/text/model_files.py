@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.sampling import in_bounds
+from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
 from ryzanstein.worker.model.architectures.registry import values_of
@@ -36,7 +38,8 @@ class ModelFiles:
 
     `tool_template` is the chat template of conversations with tools, where that is another one.
     `embedding` says how the model makes vectors; None: it generates text. `template_file` is a file
-    that an operator named instead of the model's own chat template.
+    that an operator named instead of the model's own chat template. `generation` is what
+    generation_config.json has.
     """
 
     directory: Path
@@ -50,6 +53,7 @@ class ModelFiles:
     tool_template: str | None = None
     embedding: EmbeddingModel | None = None
     template_file: Path | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path, template_file: Path | None = None) -> ModelFiles:
@@ -86,6 +90,7 @@ class ModelFiles:
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
             embedding=EmbeddingModel.read(directory, config),
+            generation=generation,
         )
 
     @classmethod
@@ -116,6 +121,19 @@ class ModelFiles:
             chat_template=vocabulary.chat_template,
             tool_template=vocabulary.tool_template,
         )
+
+
+def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
+    """Returns the values of parameters in generation_config.json. MODEL_INVALID: no request could have one of them."""
+    given = {name: value for name in NAMES if (value := files.generation.get(name)) is not None}
+    if isinstance(given.get("top_k"), int) and given["top_k"] < 0:
+        given["top_k"] = 0  # as 0, it means no limit
+    for name, value in given.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (isinstance(value, float) and name != "top_k")) or not in_bounds(name, value):
+            remedy = "correct it, or set generation_config none"
+            raise model_invalid(files.directory / "generation_config.json", f"{name} cannot be {shown(value)}: {remedy}")
+    return SamplingDefaults(**given)
 
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:

@@ -24,7 +24,7 @@ from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.infill import Infill, arranged, format_of
-from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
+from ryzanstein.worker.text.model_files import ModelFiles, model_invalid, sampling_defaults
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
 from ryzanstein.worker.text.templates.sandbox import parse
@@ -53,6 +53,7 @@ class TextModel:
         self.template_file = files.template_file
         self.context_length = files.context_length
         self.embedding = files.embedding
+        self.sampling_defaults = sampling_defaults(files)
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
@@ -74,18 +75,21 @@ class TextModel:
         name: str = "",
         calling: tuple[str, str] = ("auto", "auto"),
         template_file: Path | None = None,
+        *,
+        defaults: bool = True,
     ) -> TextModel:
         """Reads a directory in the Hugging Face layout, or a GGUF file.
 
         `name` defaults to `model_name` of it. `calling` are the settings of `Calling.of`. A chat
-        template in `template_file` replaces the model's own.
+        template in `template_file` replaces the model's own. `defaults`: it has its own values of
+        parameters that requests leave out.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
         directory = model_location(Path(model_dir))
         files = ModelFiles.read(directory, template_file)
         try:
-            return cls(files, name or model_name(Path(model_dir)), calling)
+            return cls(files if defaults else replace(files, generation={}), name or model_name(Path(model_dir)), calling)
         except BaseException as error:
             if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
                 raise
