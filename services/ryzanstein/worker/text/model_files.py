@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from ryzanstein.generation.sampling import in_bounds
 from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
-from ryzanstein.worker.model.architectures.registry import values_of
-from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.architectures.registry import context_of, values_of
 from ryzanstein.worker.model.chat_templates import templates_of
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
 from ryzanstein.worker.text.embedding import EmbeddingModel
@@ -76,8 +75,8 @@ class ModelFiles:
         templates = _chat_templates(directory, tokenizer)
         text_config = _text_config(config, directory / "config.json")
         values = values_of(text_config)
-        context_length = _count(values, "max_position_embeddings", directory)
-        vocab_size = _count(values, "vocab_size", directory)
+        context_length = _count(lambda: context_of(text_config), directory)
+        vocab_size = _count(lambda: values.count("vocab_size"), directory)
         return cls(
             directory=directory,
             tokenizer_json=_read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES),
@@ -107,7 +106,7 @@ class ModelFiles:
             tokenizer = json.dumps(tokenizer_json(vocabulary, str(path)))
         except (ModelRefused, OSError) as error:
             raise errors.failed_precondition("MODEL_INVALID", bounded(str(error))) from error
-        context_length: int = description.config["max_position_embeddings"]
+        context_length = _count(lambda: context_of(description.config), path)
         vocab_size: int = description.config["vocab_size"]
         settings = tokenizer_config(vocabulary, context_length)
         return cls(
@@ -165,9 +164,9 @@ def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**config, **nested}
 
 
-def _count(values: Values, key: str, directory: Path) -> int:
+def _count(read: Callable[[], int], directory: Path) -> int:
     try:
-        return values.count(key)
+        return read()
     except CheckpointError as error:
         raise errors.failed_precondition("MODEL_INVALID", bounded(f"{directory}/{error}")) from error
 

@@ -57,6 +57,8 @@ def _notes() -> list[str]:
         f"- Scaling of rotary positions: {_list(SCALINGS)}.",
         "  Both spellings of config.json load, `rope_parameters` and `rope_theta` with `rope_scaling`. Where both are there,",
         "  `rope_scaling` counts, as in transformers.",
+        "- With `yarn` the context is `original_max_position_embeddings` times `factor`, with `linear` it is",
+        "  `max_position_embeddings` times `factor`, as vLLM reads them; with `llama3`, and for Gemma 3, `max_position_embeddings` has the factor in it.",
         "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
         "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
         "- Attention heads and MLP columns must divide over the ranks, key-value heads over the ranks or the ranks over them.",
