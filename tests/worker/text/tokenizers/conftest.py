@@ -16,7 +16,9 @@ from ryzanstein.worker.text.tokenizer import TextModel
 FETCHED = Path(__file__).parents[4] / "build/tokenizers"
 # Two come without a template: these are of the kind that their models have.
 _LLAMA2 = """{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}
-{%- set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}{% for message in loop_messages %}
+{%- set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}
+{%- set system_message = false %}{% endif %}
+{%- for message in loop_messages %}
 {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
 {%- if loop.index0 == 0 and system_message != false %}
 {%- set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}
