@@ -59,6 +59,7 @@ test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the b
 	PYTHON=$(PYTHON) bash .ci/parts judges
 	PYTHON=$(PYTHON) bash .ci/parts lm-eval
 	bash .ci/parts browser
+	bash .ci/parts tokenizers
 	@code=0; \
 	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \
 	$(PYTEST) -m lab || code=$$?; \

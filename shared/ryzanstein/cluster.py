@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.open_enum import OpenEnum
 
 
@@ -79,7 +80,8 @@ class Beat:
     `step` counts engine steps: it must increase while work is pending. `time` is the node's own
     clock in Unix seconds; 0: not reported. `profiling`: a rank's profiler is starting or writing,
     which may stall all ranks. `other_models` are the names of the node's other models, each on a
-    stream of its own; only the first model's beats have them.
+    stream of its own; only the first model's beats have them. `sampling_defaults` are the model's own
+    values of parameters that requests leave out.
     """
 
     sequence: int = 0
@@ -93,6 +95,7 @@ class Beat:
     profiling: bool = False
     other_models: tuple[str, ...] = ()
     numerics: Numerics = field(default_factory=Numerics)
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     @property
     def drained(self) -> bool:

@@ -21,6 +21,7 @@ from ryzanstein.generation.features import CONSTRAINTS
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import text_pb2 as text
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
@@ -117,6 +118,8 @@ class ScriptedNode(WorkerServiceServicer):
     """How it says that it computes."""
     digest: bytes = b""
     """Of its weights."""
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
+    """Of its model, by name."""
     room: int = 0
     """Tokens of a prompt that may be cut, which it keeps; it says so in every token. 0: it keeps all 7."""
     heeds_kept: bool = True
@@ -231,6 +234,7 @@ class ScriptedNode(WorkerServiceServicer):
             reason=self.reason,
             numerics=self.numerics,
             weights_digest=self.digest,
+            sampling_defaults=inference.SamplingDefaults(**self.sampling_defaults) if self.sampling_defaults else None,
             preparing=self.prepares or (),
         )
 

@@ -172,6 +172,7 @@ class Stream:
         self.logprobs: dict[tuple[int, int], object] = {}
         self.finished: dict[int, object] = {}
         self.failed: pb.Failed | None = None
+        self.reply: pb.ReplyStyle | None = None
 
     def tokens(self, choice: int = 0) -> list[int]:
         return [token_id for _, token_id, _ in self.rows.get(choice, [])]
@@ -264,6 +265,7 @@ class Link:
     def _take(self, output: pb.StepOutput) -> None:
         for accepted in output.accepted:
             self.streams[accepted.handle].prompt_tokens = accepted.prompt_tokens
+            self.streams[accepted.handle].reply = accepted.reply if accepted.HasField("reply") else None
         logprobs = dict(zip(output.logprob_row, output.logprobs, strict=True))
         columns = zip(output.handle, output.choice, output.index, output.token_id, output.text, strict=True)
         for row, (handle, choice, index, token_id, text) in enumerate(columns):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ryzanstein.constraints import Constraint
 from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.tokens import FinishReason
 
@@ -85,3 +86,17 @@ def test_a_template_that_cannot_be_compiled_is_refused_with_the_model(start_node
     failed = [event for event in node.events if event["event"] == "state" and event["state"] == "FAILED"]
     assert why in failed[-1]["reason"]
     assert "Traceback" not in node.log_path.read_text()
+
+
+async def test_an_answer_with_a_form_is_content_where_the_template_opens_the_reasoning(
+    start_node, connect, attempt, demo_dir, tmp_path
+):
+    model = with_template(demo_dir, tmp_path / "demo", lambda template: template + "<think>\n")
+    node = start_node(model=model, tp=1)
+    node.wait_event("ranks ready")
+    async with connect(node.address) as link:
+        free = await link.run(attempt(max_tokens=3), 60)
+        assert free.reply.opened
+        formed = await link.run(attempt(max_tokens=9, constraint=Constraint.choice(["yes", "no"])), 60)
+    assert formed.reply is None
+    assert formed.text() in ("yes", "no")

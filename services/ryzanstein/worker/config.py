@@ -149,6 +149,11 @@ class WorkerSettings(ServiceSettings):
     call_format: Literal["auto", "llama3", "hermes", "mistral", "deepseek", "gemma", "generic"] = Field(
         "auto", description="how the models call functions; auto: as their chat templates show, see docs/tools.md"
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="whether a model's generation_config.json has the default temperature, top_p, top_k, min_p and "
+        "repetition_penalty of requests",
+    )
     reasoning: Literal["auto", "none", "think"] = Field(
         "auto", description="whether the models think between <think> and </think>; auto: as their chat templates show"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ryzanstein import errors
 from ryzanstein.constraints import Constraint
@@ -28,7 +28,8 @@ class SamplingParams:
     `validate` enforces the bounds of `SamplingParams` in inference.proto. `seed` is None only
     before the router has chosen one. `max_tokens` None means all that is left of the context.
     `allowed_token_ids` empty allows all. `truncate_prompt_tokens` keeps so many of the prompt's last
-    tokens. With `keep_prompt_head` a prompt that does not fit is cut, see inference.proto.
+    tokens. With `keep_prompt_head` a prompt that does not fit is cut, see inference.proto. `unset` names
+    the parameters that the request left out, until the router has filled in the model's own values.
     """
 
     temperature: float = 1.0
@@ -55,6 +56,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     keep_prompt_head: int | None = None
+    unset: frozenset[str] = field(default=frozenset(), compare=False)
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
@@ -62,8 +64,9 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise errors.invalid(f"sampling.{name}", f"must be in [{low}, {high}]", value)
-        if self.top_p <= 0:
-            raise errors.invalid("sampling.top_p", "must be greater than 0", self.top_p)
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
         if self.truncate_prompt_tokens is not None and (self.keep_prompt_head or 0) >= self.truncate_prompt_tokens:
             bound = f"must be less than truncate_prompt_tokens ({self.truncate_prompt_tokens})"
             raise errors.invalid("sampling.keep_prompt_head", bound, self.keep_prompt_head)
@@ -89,6 +92,12 @@ class SamplingParams:
             raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
 
 
+def in_bounds(name: str, value: float) -> bool:
+    """Returns whether a parameter may have this value."""
+    low, high = next((low, high) for each, low, high in _RANGES if each == name)
+    return low <= value <= high and (value > 0 or name not in _POSITIVE)
+
+
 def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
     for text in texts:
         if not 1 <= len(text) <= most:
@@ -105,6 +114,7 @@ EXTENDED_PARAMS = (
 )
 _DEFAULTS = SamplingParams()
 _UINT32 = 2**32 - 1
+_POSITIVE = ("top_p", "repetition_penalty")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ryzanstein.generation.events import Delta, Finished, Started
-from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.replies.parts import Part
 from ryzanstein.replies.reader import ReplyReader, Said, shown_reason
 
 
@@ -19,6 +22,8 @@ class ReplyFollower:
         self._generation_id = started.generation_id
         self._seen = seen or {}
         self._readers: dict[int, ReplyReader] = {}
+        self.num_reasoning = 0
+        """How many of the tokens so far are reasoning, its end not counted."""
 
     @property
     def active(self) -> bool:
@@ -33,8 +38,20 @@ class ReplyFollower:
         """Returns what became certain with the tokens that the reader has not seen."""
         num_seen = self.num_seen(delta)
         reader = self._reader(delta.choice)
-        reader.push(_text(delta, 0, num_seen))
-        return Said.of(reader.push(_text(delta, num_seen, None)))
+        self._push(reader, delta.tokens[:num_seen])
+        return Said.of(self._push(reader, delta.tokens[num_seen:]))
+
+    def _push(self, reader: ReplyReader, tokens: Sequence[Token]) -> list[Part]:
+        """Reads tokens: one by one as long as they may be reasoning, to count them."""
+        parts: list[Part] = []
+        num_read = 0
+        for token in tokens:
+            if reader.thinking is False:
+                break
+            parts += reader.push(token.text)
+            self.num_reasoning += bool(reader.thinking)
+            num_read += 1
+        return [*parts, *reader.push("".join(token.text for token in tokens[num_read:]))]
 
     def ended(self, finished: Finished) -> tuple[Said, FinishReason]:
         """Returns what became certain with the end of a choice, and how that is shown."""
@@ -49,7 +66,3 @@ class ReplyFollower:
             assert self.format is not None
             self._readers[choice] = ReplyReader(self.format, self._generation_id, choice)
         return self._readers[choice]
-
-
-def _text(delta: Delta, start: int, end: int | None) -> str:
-    return "".join(token.text for token in delta.tokens[start:end])

@@ -67,6 +67,7 @@ class Sink:
         self._space = ""
         self._after_call = False
         self.num_calls = 0
+        self.thinking: bool | None = None
 
     def accepts(self, name: str) -> bool:
         """Returns whether this function may be called now; the text of another call is content."""

@@ -35,6 +35,11 @@ class ReplyReader:
         next(self._steps)
 
     @property
+    def thinking(self) -> bool | None:
+        """Whether it is within the reasoning; None: it is not known yet whether there is any."""
+        return self._sink.thinking
+
+    @property
     def num_calls(self) -> int:
         """How many calls have begun."""
         return self._sink.num_calls
@@ -127,6 +132,7 @@ def _reply(source: Source, sink: Sink, format: ReplyFormat) -> Step[None]:
     yield
     if format.thinking:
         yield from _reasoning(source, sink, format.opened)
+    sink.thinking = False
     if format.calls:
         yield from FAMILIES[format.calls](source, sink)
     yield from content_until(source, sink, _NEVER)
@@ -137,12 +143,14 @@ def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:
 
     `opened`: the prompt ends with the first of them. Otherwise an answer without it has no reasoning.
     """
+    sink.thinking = True if opened else None
     source.mark()
     yield from source.space()
     if not (yield from source.literal(_OPEN)) and not opened:
         sink.content(source.since_mark())
         return
     source.unmark()
+    sink.thinking = True
     yield from source.space()
     space = ""
     while True:
@@ -155,4 +163,5 @@ def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:
         if marker or ended:
             break
         yield
+    sink.thinking = False
     yield from source.space()

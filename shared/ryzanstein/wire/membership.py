@@ -14,8 +14,10 @@ from ryzanstein.cluster import (
     NodeState,
     Numerics,
 )
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defaults_to_wire
 from ryzanstein.wire.timestamps import duration, timestamp, unix_s
 
 _MAX_NUMERICS_CHARS, _MAX_DIGEST_BYTES = 1024, 64
@@ -43,6 +45,7 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         other_models=beat.other_models,
         numerics=beat.numerics.computed,
         weights_digest=beat.numerics.weights,
+        sampling_defaults=sampling_defaults_to_wire(beat.sampling_defaults),
     )
 
 
@@ -59,6 +62,7 @@ def beat_from_wire(wire: worker.Beat) -> Beat:
         wire.profiling,
         tuple(wire.other_models),
         Numerics(wire.numerics[:_MAX_NUMERICS_CHARS], wire.weights_digest[:_MAX_DIGEST_BYTES]),
+        sampling_defaults_from_wire(wire.sampling_defaults) if wire.HasField("sampling_defaults") else NO_DEFAULTS,
     )
 
 

@@ -19,7 +19,9 @@ from ryzanstein.generation.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
+    in_bounds,
 )
+from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
 from ryzanstein.generation.template_options import PLAIN_TEMPLATE, TemplateOptions
 from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.v1 import inference_pb2 as inference
@@ -40,7 +42,7 @@ _MODES = {
 _MODES_TO_WIRE = {mode: number for number, mode in _MODES.items()}
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "constraint")
-_OPTIONAL_PARAMS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in _LISTS)
+_OPTIONAL_PARAMS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in (*_LISTS, "unset"))
 _DEFAULTS = SamplingParams()
 
 
@@ -146,9 +148,21 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
         constraint=constraint_from_wire(wire.constraint) if wire.HasField("constraint") else None,
         bad_words=tuple(wire.bad_words),
         allowed_token_ids=tuple(wire.allowed_token_ids),
+        unset=frozenset(NAMES).difference(given),
     )
     params.validate()
     return params
+
+
+def sampling_defaults_to_wire(defaults: SamplingDefaults) -> inference.SamplingDefaults | None:
+    """Returns None for a model that has none."""
+    return inference.SamplingDefaults(**defaults.said) if defaults.said else None  # type: ignore[arg-type]
+
+
+def sampling_defaults_from_wire(wire: inference.SamplingDefaults) -> SamplingDefaults:
+    """Returns the values that a request may have; a node's others are ignored."""
+    given = {name: getattr(wire, name) for name in NAMES if wire.HasField(name)}  # type: ignore[arg-type]
+    return SamplingDefaults(**{name: value for name, value in given.items() if in_bounds(name, value)})
 
 
 def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:

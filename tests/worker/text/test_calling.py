@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from transformers import AutoTokenizer
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.generation.messages import Message, Role, ToolCall
@@ -20,6 +23,9 @@ from ryzanstein.worker.text.tokenizer import TextModel
 
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Rome", "K\\u00f6ln"]}}, "required": ["city"]}'
 TOOLS = Tools((Tool("weather", "The weather.", SCHEMA), Tool("now")))
+PLAIN = "PLAIN{% for m in messages %}{{ m.role }}:{{ m.content }}</s>{% endfor %}"
+WITH_TOOLS = """TOOLS{{ tools | tojson }}{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}
+<tool_call>{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"""
 TALK = (
     Message(Role.SYSTEM, "Be brief."),
     Message(Role.USER, "weather?"),
@@ -41,6 +47,12 @@ TALK = (
         ("{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek", True, False),
         ("{{ tools }}Environment: ipython", "llama3", True, False),
         ("{{ tools }}<start_function_call>", "gemma", True, False),
+        (
+            "{% for m in messages %}{% if 'tools' in m %}{{ m['tools'] }}{{ m.tools }}{% endif %}{% endfor %}",
+            "generic",
+            False,
+            False,
+        ),
     ],
 )
 def test_the_family_is_read_from_the_template(template: str, family: str, native: bool, thinking: bool) -> None:
@@ -73,6 +85,52 @@ def test_functions_that_may_not_be_called_are_not_told() -> None:
         assert calling.told(prompt).tools.offered == ()
         assert calling.told(prompt).messages == prompt.messages
         assert calling.style(prompt, "") is None
+
+
+@pytest.mark.parametrize(
+    "where", ["{% if m.tools %}{{ m.tools }}{% endif %}", "{% if tools and m.tools %}{{ tools }}{% endif %}"]
+)
+def test_tools_that_a_template_reads_elsewhere_are_told_in_words(where: str, write_model: Callable[..., Path]) -> None:
+    """Phi 4 mini's reads them in a system message, where clients put none."""
+    template = "{% for m in messages %}" + where + "{{ m.role }}:{{ m.content }}</s>{% endfor %}"
+    model = TextModel.load(write_model(tokenizer_config={"chat_template": template}))
+    text = model.decode(model.encode_prompt(ChatPrompt(TALK, tools=TOOLS)))
+    assert instructions(TOOLS) in text
+    assert "<tool_response>weather: sunny" in text
+
+
+NAMED = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}]
+
+
+def _of_list(write_model: Callable[..., Path]) -> Path:
+    return write_model(tokenizer_config={"chat_template": NAMED})
+
+
+def _of_files(write_model: Callable[..., Path]) -> Path:
+    directory = write_model(tokenizer_config={"chat_template": None})
+    (directory / "chat_template.jinja").write_text(PLAIN)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
+    return directory
+
+
+@pytest.mark.parametrize("written", [_of_list, _of_files])
+def test_with_tools_the_template_of_that_name_is_used(
+    written: Callable[[Callable[..., Path]], Path], write_model: Callable[..., Path]
+) -> None:
+    directory = written(write_model)
+    model = TextModel.load(directory)
+    assert model.calling == Calling("hermes", native=True)
+    reference = AutoTokenizer.from_pretrained(directory)
+    plain = [{"role": message.role.value, "content": message.content} for message in TALK[:2]]
+    offered = [{"type": "function", "function": {"name": "now", "description": ""}}]
+    for tools, offers in ((Tools(), None), (Tools((Tool("now"),)), offered)):
+        expected = reference.apply_chat_template(plain, tools=offers, add_generation_prompt=True)["input_ids"]
+        assert model.encode_prompt(ChatPrompt(TALK[:2], tools=tools)) == expected
+    assert "TOOLS" in model.decode(expected)
+    without = model.decode(model.encode_prompt(ChatPrompt(TALK, tools=Tools(TOOLS.offered, ToolMode.NONE))))
+    assert "PLAIN" in without
+    assert '<tool_call>{"name": "weather"' in without, "the other template knows no calls"
 
 
 def test_the_demo_model_gets_a_prompt_with_tools() -> None:

@@ -269,3 +269,36 @@ def test_the_demo_models_roles_cannot_be_forged() -> None:
 def test_a_raw_prompt_is_its_callers_own_template() -> None:
     model = TextModel.load(MODEL_DIR)
     assert model.encode("<|user|>hi<|end|><|assistant|>") == model.encode_chat(talk(["hi"]))
+
+
+def test_line_breaks_that_are_tokens_of_their_own_stay(write_model: Callable[..., Path]) -> None:
+    """Gemma has line breaks, tabs and signs among its added tokens, and its template's source has them too."""
+    family = FAMILIES["gemma"]
+    written = tuple((text, False, False) for text in ("\n", "\n\n", "\t", "[", "user"))
+    case = made(Family(family.kind, family.template, (*family.tokens, *written)), write_model)
+    messages = talk(["a\nb\n\n\tc[0] user", "- d\n- e", "f <end_of_turn>\ng"])
+    assert case.model.encode_chat(messages[:1]) == reference_ids(case, messages[:1])
+    decoded = case.model.decode(case.model.encode_chat(messages)).replace(" ", "")  # this vocabulary puts one after its tokens
+    assert [message.content for message in messages if message.content.replace(" ", "") not in decoded] == []
+
+
+def test_a_control_text_that_no_other_tokens_spell_is_refused(write_model: Callable[..., Path]) -> None:
+    """The text would be lost."""
+    directory = write_model("byte_level", tokenizer_config={"chat_template": "{{ messages[0].content }} <|mark|>"})
+    state = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"h": 0, "<|mark|>": 1, "m": 2}, "merges": [], "ignore_merges": True},
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+    }
+    token = {"id": 1, "content": "<|mark|>", "special": False, "normalized": False}
+    token |= {"single_word": False, "lstrip": False, "rstrip": False}
+    (directory / "tokenizer.json").write_text(json.dumps({**state, "added_tokens": [token]}))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "vocab_size": 8, "eos_token_id": 2}))
+    (directory / "generation_config.json").unlink()
+    model = TextModel.load(directory)
+    assert model.encode_chat(talk(["h"])) == [0, 1]
+    with pytest.raises(RyzansteinError, match="cannot spell otherwise") as caught:
+        model.encode_chat(talk(["h <|mark|>"]))
+    assert caught.value.violations[0].field == "messages"

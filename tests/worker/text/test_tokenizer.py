@@ -249,3 +249,23 @@ def test_a_tokens_own_text_is_reported_even_if_it_is_special_or_half_a_character
 def test_half_a_character_by_itself_is_the_replacement_character(write_model) -> None:
     model = TextModel.load(write_model("byte_level"))
     assert "\ufffd" in {model.token_text(i) for i in model.encode("\U0001fae0")}
+
+
+def test_defaults_of_requests_are_those_of_generation_config(write_model):
+    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1, "do_sample": True}
+    directory = write_model(generation_config=said)
+    assert TextModel.load(directory).sampling_defaults.said == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "repetition_penalty": 1,
+    }
+    assert TextModel.load(directory, defaults=False).sampling_defaults.said == {}
+    assert TextModel.load(write_model(generation_config={"top_k": -1})).sampling_defaults.said == {"top_k": 0}
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 2.5}, {"top_p": 0}, {"top_k": 1.5}, {"min_p": "a"}, {"temperature": True}])
+def test_a_default_that_no_request_may_have_is_refused_with_the_way_out(wrong, write_model):
+    with pytest.raises(RyzansteinError, match=r"generation_config.json: \w+ cannot be .*set generation_config none"):
+        TextModel.load(write_model(generation_config=wrong))
+    assert TextModel.load(write_model(generation_config=wrong), defaults=False)

@@ -259,13 +259,14 @@ class LocalCore:
         return self._others is not None and await self._others.interrupt(busy.owner, busy.generation_id)
 
     def _completed(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns the request with a model, seed and deadline, which a client may omit."""
-        sampling = request.sampling
+        """Returns the request with all that a client may omit: the model, its own sampling values, a seed, a deadline."""
+        sampling, model = request.sampling, self.model_of(request.model)
+        defaults = self._links.sampling_defaults(model)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
-            model=self.model_of(request.model),
-            sampling=replace(sampling, seed=seed, keep_prompt_head=self._kept_head(request)),
+            model=model,
+            sampling=replace(defaults.filled(sampling), seed=seed, keep_prompt_head=self._kept_head(request)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )

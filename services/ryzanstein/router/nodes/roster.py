@@ -12,6 +12,7 @@ from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, NodeState, Numerics
 from ryzanstein.generation.attempt import Attempt, NodePlace
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
@@ -85,8 +86,18 @@ class Roster:
             if link.connected and link.beat.state is NodeState.READY and link.beat.model:
                 before = served.get(link.beat.model, ServedModel(link.beat.model, link.beat.context_length, 0))
                 shortest = min(before.context_length, link.beat.context_length)
-                served[before.name] = ServedModel(before.name, shortest, before.ready_nodes + 1)
+                defaults = self.sampling_defaults(before.name)
+                served[before.name] = ServedModel(before.name, shortest, before.ready_nodes + 1, defaults)
         return sorted(served.values(), key=lambda model: model.name)
+
+    def sampling_defaults(self, model: str) -> SamplingDefaults:
+        """Returns the values that the model has of its own for parameters that a request leaves out.
+
+        Where nodes differ, the first by name that is linked counts, so that routers agree; what was
+        last known counts while none is.
+        """
+        links = [(not link.connected, name, link) for name, link in self._table.nodes.items() if link.beat.model == model]
+        return min(links, key=lambda each: each[:2])[2].beat.sampling_defaults if links else NO_DEFAULTS
 
     @property
     def known_models(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint
-from ryzanstein.worker.text.calling import without_system
+from ryzanstein.worker.text.calling import Calling, has_calls, without_system
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
@@ -35,10 +36,14 @@ _Text = TypeVar("_Text")
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A prompt's token ids, and how answers to it are read; None: as content alone."""
+    """A prompt's token ids, and how answers to it are read; None: as content alone.
+
+    `calling` is how a chat's functions are told and called.
+    """
 
     token_ids: list[int]
     reply: ReplyStyle | None = None
+    calling: Calling | None = None
 
 
 async def tokenize(
@@ -62,35 +67,57 @@ async def tokenize(
 async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer, *, any_length: bool) -> ReadPrompt:
     match prompt:
         case ChatPrompt():
-            rendered = await _rendered(prompt, model, templates)
+            rendered, calling = await _told(prompt, model, templates)
             ids = await _aside(model.encode_rendered, rendered, len(rendered.text))
-            return ReadPrompt(ids, model.calling.style(prompt, rendered.text))
+            return ReadPrompt(ids, calling.style(prompt, rendered.text), calling)
         case TextPrompt(text):
             return ReadPrompt(await _aside(model.encode, text, len(text)))
         case TokenPrompt(token_ids):
             return ReadPrompt(model.checked_ids(token_ids, any_length=any_length))
 
 
-async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -> Rendered:
+async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -> tuple[Rendered, Calling]:
+    """Returns the conversation's text, and how functions are called in it.
+
+    In the generic form where the template does not show the tools, or refuses their calls.
+    """
+    calling = model.calling_of(prompt)
+    if not calling.native or not (prompt.tools.offered or has_calls(prompt)):
+        return await _rendered(prompt, model, templates, calling), calling
+    try:
+        rendered = await _rendered(prompt, model, templates, calling)
+        if rendered.shows_tools:
+            return rendered, calling
+        return await _rendered(prompt, model, templates, calling.generic()), calling.generic()
+    except RyzansteinError as error:
+        if error.code is not Code.INVALID_ARGUMENT:
+            raise
+        with suppress(RyzansteinError):
+            return await _rendered(prompt, model, templates, calling.generic()), calling.generic()
+        raise
+
+
+async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer, calling: Calling) -> Rendered:
     """Returns the conversation's text.
 
     Where the functions are told in a system message of ours, and the template refuses one, they
     come before the first user's message.
     """
-    told = model.calling.told(prompt)
+    told = calling.told(prompt)
     template = model.checked_chat(told)
     try:
         return await templates.render(template, told)
     except RyzansteinError as error:
-        other = without_system(told.messages)
-        if (
-            error.code is not Code.INVALID_ARGUMENT
-            or model.calling.native
-            or not prompt.tools.offered
-            or other == told.messages
-        ):
+        if error.code is not Code.INVALID_ARGUMENT or told.messages == prompt.messages:
             raise
+        other = without_system(told.messages)
+        refusal = replace_field(error, "messages")  # its index is that of another message
+    if calling.native or not prompt.tools.offered or other == told.messages:
+        raise refusal
+    try:
         return await templates.render(template, replace(told, messages=other))
+    except RyzansteinError as error:
+        raise (replace_field(error, "messages") if error.code is Code.INVALID_ARGUMENT else error) from None
 
 
 async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
@@ -125,11 +152,25 @@ def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt
     return replace(attempt, request=replace(request, sampling=sampling))
 
 
-async def texts_of(attempt: Attempt, model: TextModel) -> list[ChoiceText]:
-    """Returns the choices' texts so far. The text of a finished choice is not needed."""
+def reply_of(read: ReadPrompt, attempt: Attempt) -> ReplyStyle | None:
+    """Returns how the attempt's answers are read.
+
+    A constraint says where an answer begins: with its first token, there is no room for reasoning.
+    """
+    constraint = attempt.request.sampling.constraint
+    if read.reply is None or constraint is None or constraint.after:
+        return read.reply
+    return replace(read.reply, thinking=False, opened=False) if read.reply.calls else None
+
+
+async def texts_of(attempt: Attempt, model: TextModel, calling: Calling | None = None) -> list[ChoiceText]:
+    """Returns the choices' texts so far. The text of a finished choice is not needed.
+
+    `calling`: other than the model's.
+    """
     sampling = attempt.request.sampling
     ends = _stop_ids(sampling, model)
-    special = not sampling.skip_special_tokens or model.shows_special(attempt.request.prompt)
+    special = not sampling.skip_special_tokens or model.shows_special(attempt.request.prompt, calling or model.calling)
     options = TextOptions(sampling.stop, sampling.include_stop_str_in_output, special, frozenset(ends), sampling.min_tokens)
     return [await resumed(model, options, () if each.finished else each.token_ids) for each in attempt.generated]
 

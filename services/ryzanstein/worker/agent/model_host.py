@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -138,7 +139,9 @@ class ModelHost:
         try:
             calling = (self._settings.call_format, self._settings.reasoning)
             template_file = self._settings.template_file(choice.name)
-            self.text = await asyncio.to_thread(TextModel.load, choice.path, choice.name, calling, template_file)
+            defaults = self._settings.generation_config == "auto"
+            load = partial(TextModel.load, choice.path, choice.name, calling, template_file, defaults=defaults)
+            self.text = await asyncio.to_thread(load)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
             self._on_text(self.text)
@@ -154,11 +157,10 @@ class ModelHost:
             raise
 
     async def _check_template(self, text: TextModel) -> None:
-        """Compiles the chat template, if there is one. Raises FAILED_PRECONDITION that names the file of an operator's."""
-        if text.template is None:
-            return
+        """Compiles the chat templates, if there are any. Raises FAILED_PRECONDITION that names the file of an operator's."""
         try:
-            await self._templates.check(text.template)
+            for template in {id(each): each for each in (text.tool_template, text.template) if each is not None}.values():
+                await self._templates.check(template)
         except RyzansteinError as error:
             where = "" if text.template_file is None else f"{text.template_file}: "
             raise replace(error, message=f"{where}{error.message}") from None

@@ -20,6 +20,7 @@ from ryzanstein import errors
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, NodeState, Numerics
 from ryzanstein.generation.prompts import Prompt
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS
 from ryzanstein.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
@@ -166,6 +167,7 @@ class NodeAgent:
             profiling=self.versions.profiled,
             other_models=self.other_models,
             numerics=Numerics("" if shown is None else shown.numerics, self.version.pages.weights_digest),
+            sampling_defaults=text.sampling_defaults if text is not None else NO_DEFAULTS,
         )
 
     async def run(self, health: Health) -> None:

@@ -141,9 +141,9 @@ class Submissions:
         keep = None if cuts else sampling.truncate_prompt_tokens
         read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
         attempt = intake.constrained(attempt, read, text)
-        if read.reply is not None and read.reply.calls and not text.calling.native:
+        if read.reply is not None and read.reply.calls and read.calling is not None and not read.calling.native:
             self._telemetry.tool_fallbacks.inc()
-        texts = await intake.texts_of(attempt, text)
+        texts = await intake.texts_of(attempt, text, read.calling)
         return _Arrived(attempt, text, read, texts, await intake.judged(attempt, text, self._constraints))
 
     async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> CutPrompt:
@@ -167,7 +167,14 @@ class Submissions:
         follows = version.pages.follow(number, attempt, text.name)
         asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
         submit = version.running.open(
-            link, handle, attempt, asked, text, texts=arrived.texts, reply=cut.read.reply, num_omitted=cut.num_omitted
+            link,
+            handle,
+            attempt,
+            asked,
+            text,
+            texts=arrived.texts,
+            reply=intake.reply_of(cut.read, attempt),
+            num_omitted=cut.num_omitted,
         )
         if submit is not None:
             if judged is not None:

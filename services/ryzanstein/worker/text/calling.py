@@ -8,7 +8,6 @@ can forge no control token.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,11 @@ from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.replies.families import MARKERS
 from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
+from ryzanstein.worker.text.templates.sandbox import reads
 
 GENERIC = "generic"
 _THINK = "<think>"
 _TAGS = (_THINK, "</think>")
-_KNOWS_TOOLS = re.compile(r"\btools\b")
 # What only the template of a family has, the most telling first. `None`: a form that is not read
 # here, so that the generic one is used instead.
 _SIGNS: tuple[tuple[str, str | None], ...] = (
@@ -51,9 +50,13 @@ class Calling:
         """Returns what a template shows. `family` and `reasoning` are settings that override it."""
         found = next((name for sign, name in _SIGNS if sign in template), GENERIC)
         chosen = found if family == "auto" else family
-        native = chosen is not None and _KNOWS_TOOLS.search(template) is not None
+        native = chosen is not None and reads(template, "tools")
         thinking = any(tag in template for tag in _TAGS) if reasoning == "auto" else reasoning == "think"
         return cls(chosen if native and chosen is not None else GENERIC, native, thinking)
+
+    def generic(self) -> Calling:
+        """Returns the same for a conversation whose tools the template does not show."""
+        return replace(self, family=GENERIC, native=False)
 
     def told(self, prompt: ChatPrompt) -> ChatPrompt:
         """Returns the conversation as the template can show it."""
@@ -78,6 +81,11 @@ class Calling:
         """Returns the texts that tell calls and reasoning apart: they must be seen even where they are special tokens."""
         calls = MARKERS[self.family] if prompt.tools.callable else ()
         return (*calls, *_TAGS) if self.thinking else calls
+
+
+def has_calls(prompt: ChatPrompt) -> bool:
+    """Returns whether there are calls or their results in the conversation."""
+    return any(message.tool_calls or message.role is Role.TOOL for message in prompt.messages)
 
 
 def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:

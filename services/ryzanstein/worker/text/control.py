@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from tokenizers import AddedToken, Tokenizer
 
+from ryzanstein import errors
+from ryzanstein.worker.text.detokenizer import BYTE_LETTERS
 from ryzanstein.worker.text.templates.rendering import Rendered
 
 LONG_CHARS = 4096
@@ -33,19 +36,23 @@ class ControlTokens:
     """The control tokens that a template may write.
 
     These are the tokens that the tokenizer calls special, and other added tokens that appear in the
-    template itself. `texts` and `num_special` are as in `TemplateSource`. `unknown_ids` stand for
-    characters that the vocabulary lacks.
+    template itself and look like a marker: Gemma has line breaks among its added tokens, and a
+    template is full of them. `texts` and `num_special` are as in `TemplateSource`. `unknown_ids`
+    stand for characters that the vocabulary lacks.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, unknown_ids: Iterable[int]) -> None:
         added = sorted(tokenizer.get_added_tokens_decoder().items())
         special = [(token_id, token) for token_id, token in added if token.special]
-        written = [(token_id, token) for token_id, token in added if not token.special and token.content in template]
+        others = ((token_id, token) for token_id, token in added if not token.special and _is_marker(token.content))
+        written = [(token_id, token) for token_id, token in others if token.content in template]
         self._tokenizer = tokenizer
         self._ids = [token_id for token_id, _ in special + written]
         self.texts = tuple(token.content for _, token in special + written)
         self.num_special = len(special)
-        self._watched = frozenset(self._ids) - frozenset(unknown_ids)
+        unknown = list(unknown_ids)
+        self._unknown = unknown[:1]
+        self._watched = frozenset(self._ids) - frozenset(unknown)
         nonce = secrets.token_hex(16)
         self._spelled = [f"\ue000{nonce}:{index}\ue001" for index in range(len(self._ids))]
         plain = [(token_id, token) for token_id, token in added if token_id not in set(self._ids)]
@@ -61,7 +68,8 @@ class ControlTokens:
     def encode(self, rendered: Rendered) -> list[int]:
         """Returns the conversation's tokens.
 
-        They are those of its text as a whole whenever no message contains a control token.
+        They are those of its text as a whole whenever no message contains a control token. Raises
+        INVALID_ARGUMENT for a control token's text that the vocabulary cannot spell in others.
         """
         if not rendered.forged:
             ids = token_ids(self._tokenizer, rendered.text)
@@ -91,12 +99,24 @@ class ControlTokens:
             end = offset + len(self.texts[index])
         yield rendered.text[end:]
 
-    def _letters(self, token_id: int) -> Iterator[int]:
-        """Yields the tokens of each character of a token's text, where the vocabulary has them."""
-        for char in self._tokenizer.id_to_token(token_id) or "":
-            pieces = [char] if self._tokenizer.token_to_id(char) is not None else [f"<0x{byte:02X}>" for byte in char.encode()]
-            ids = map(self._tokenizer.token_to_id, pieces)
-            yield from (each for each in ids if each is not None and each not in self._watched)
+    def _letters(self, token_id: int) -> list[int]:
+        """Returns the tokens of each character of a token's text. INVALID_ARGUMENT: the vocabulary has none for one of them."""
+        text = self._tokenizer.id_to_token(token_id) or ""
+        found = [self._spelled_char(char) for char in text]
+        if not all(found):
+            bound = "must not have the text of a control token that the model's vocabulary cannot spell otherwise"
+            raise errors.invalid("messages", bound, text[:64])
+        return list(chain.from_iterable(found))
+
+    def _spelled_char(self, char: str) -> list[int]:
+        """Returns the tokens of a character: itself, its bytes as either kind of vocabulary writes them, or the unknown one."""
+        bytes_ = char.encode()
+        for pieces in ([char], [f"<0x{byte:02X}>" for byte in bytes_], [BYTE_LETTERS[byte] for byte in bytes_]):
+            ids = [self._tokenizer.token_to_id(piece) for piece in pieces]
+            known = [each for each in ids if each is not None and each not in self._watched]
+            if len(known) == len(pieces):
+                return known
+        return self._unknown
 
     def _with_spelled_tokens(self, plain: list[AddedToken], control: Sequence[AddedToken]) -> Tokenizer:
         """Returns a tokenizer that shares the vocabulary, with other names for control tokens."""
@@ -113,6 +133,11 @@ class ControlTokens:
             ]
         )
         return tokenizer
+
+
+def _is_marker(text: str) -> bool:
+    """Returns whether a text is none that people write between words, or as one: white space, a letter, a word, a sign."""
+    return len(text.strip()) > 1 and not text.strip().isalnum()
 
 
 def _is_part(some: Iterable[int], whole: Iterable[int]) -> bool:

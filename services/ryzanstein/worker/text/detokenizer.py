@@ -253,6 +253,8 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+BYTE_LETTERS = {byte: letter for letter, byte in _ALPHABET.items()}
+"""The character of GPT-2's alphabet for each byte."""
 
 
 def _from_byte_level(token: str) -> bytes:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.sampling import in_bounds
+from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
 from ryzanstein.model_paths import is_gguf
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
-from ryzanstein.worker.model.architectures.registry import values_of
+from ryzanstein.worker.model.architectures.registry import context_of, values_of
 from ryzanstein.worker.model.architectures.text_half import text_half
-from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.chat_templates import templates_of
 from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
 from ryzanstein.worker.text.embedding import EmbeddingModel
 
@@ -34,8 +36,10 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 class ModelFiles:
     """The content of the files; `special_tokens` by name (bos_token, eos_token, ...).
 
+    `tool_template` is the chat template of conversations with tools, where that is another one.
     `embedding` says how the model makes vectors; None: it generates text. `template_file` is a file
-    that an operator named instead of the model's own chat template.
+    that an operator named instead of the model's own chat template. `generation` is what
+    generation_config.json has.
     """
 
     directory: Path
@@ -46,8 +50,10 @@ class ModelFiles:
     special_tokens: Mapping[str, str]
     extra_special_tokens: tuple[str, ...]
     chat_template: str | None
+    tool_template: str | None = None
     embedding: EmbeddingModel | None = None
     template_file: Path | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path, template_file: Path | None = None) -> ModelFiles:
@@ -59,17 +65,19 @@ class ModelFiles:
         files = cls._of_gguf(directory) if is_gguf(directory) else cls._of_directory(directory)
         if template_file is None:
             return files
-        return replace(files, chat_template=_read_text(template_file, MAX_TEMPLATE_BYTES), template_file=template_file)
+        template = _read_text(template_file, MAX_TEMPLATE_BYTES)
+        return replace(files, chat_template=template, tool_template=None, template_file=template_file)
 
     @classmethod
     def _of_directory(cls, directory: Path) -> ModelFiles:
         config = _read_json(directory / "config.json")
         generation = _read_json(directory / "generation_config.json", required=False)
         tokenizer = _read_json(directory / "tokenizer_config.json", required=False)
+        templates = _chat_templates(directory, tokenizer)
         text_config = _text_config(config, directory / "config.json")
         values = values_of(text_config)
-        context_length = _count(values, "max_position_embeddings", directory)
-        vocab_size = _count(values, "vocab_size", directory)
+        context_length = _count(lambda: context_of(text_config), directory)
+        vocab_size = _count(lambda: values.count("vocab_size"), directory)
         return cls(
             directory=directory,
             tokenizer_json=_read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES),
@@ -79,8 +87,10 @@ class ModelFiles:
             | _ids(generation, directory / "generation_config.json", vocab_size),
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
-            chat_template=_chat_template(directory, tokenizer),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
             embedding=EmbeddingModel.read(directory, config),
+            generation=generation,
         )
 
     @classmethod
@@ -97,7 +107,7 @@ class ModelFiles:
             tokenizer = json.dumps(tokenizer_json(vocabulary, str(path)))
         except (ModelRefused, OSError) as error:
             raise errors.failed_precondition("MODEL_INVALID", bounded(str(error))) from error
-        context_length: int = description.config["max_position_embeddings"]
+        context_length = _count(lambda: context_of(description.config), path)
         vocab_size: int = description.config["vocab_size"]
         settings = tokenizer_config(vocabulary, context_length)
         return cls(
@@ -108,8 +118,22 @@ class ModelFiles:
             eos_token_ids=_ids(generation_config(vocabulary), path, vocab_size),
             special_tokens=_special_tokens(settings),
             extra_special_tokens=_extra_special_tokens(settings),
-            chat_template=settings.get("chat_template"),
+            chat_template=vocabulary.chat_template,
+            tool_template=vocabulary.tool_template,
         )
+
+
+def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
+    """Returns the values of parameters in generation_config.json. MODEL_INVALID: no request could have one of them."""
+    given = {name: value for name in NAMES if (value := files.generation.get(name)) is not None}
+    if isinstance(given.get("top_k"), int) and given["top_k"] < 0:
+        given["top_k"] = 0  # as 0, it means no limit
+    for name, value in given.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (isinstance(value, float) and name != "top_k")) or not in_bounds(name, value):
+            remedy = "correct it, or set generation_config none"
+            raise model_invalid(files.directory / "generation_config.json", f"{name} cannot be {shown(value)}: {remedy}")
+    return SamplingDefaults(**given)
 
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:
@@ -142,9 +166,9 @@ def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**config, **nested} if half is config else dict(half)
 
 
-def _count(values: Values, key: str, directory: Path) -> int:
+def _count(read: Callable[[], int], directory: Path) -> int:
     try:
-        return values.count(key)
+        return read()
     except CheckpointError as error:
         raise errors.failed_precondition("MODEL_INVALID", bounded(f"{directory}/{error}")) from error
 
@@ -184,17 +208,12 @@ def _extra_special_tokens(tokenizer: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(content for content in contents if content is not None)
 
 
-def _chat_template(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
-    """Returns the chat template.
+def _chat_templates(directory: Path, tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the chat templates by name, as transformers finds them.
 
-    A separate file takes precedence over the one in tokenizer_config.json, which may have several
-    named ones.
+    Separate files take precedence over tokenizer_config.json, which has one or several named ones.
     """
-    path = directory / "chat_template.jinja"
-    if path.exists():
-        return _read_text(path, MAX_TEMPLATE_BYTES)
-    template = tokenizer.get("chat_template")
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[-1].get("template") if named else None
-    return template if isinstance(template, str) else None
+    paths = {"default": directory / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    found = {name: _read_text(path, MAX_TEMPLATE_BYTES) for name, path in paths.items() if path.exists()}
+    return found or templates_of(tokenizer.get("chat_template"))

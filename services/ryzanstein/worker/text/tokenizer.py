@@ -19,11 +19,12 @@ from ryzanstein.errors import FieldViolation, RyzansteinError
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.model_paths import model_location, model_name
+from ryzanstein.tools import ToolMode
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.infill import Infill, arranged, format_of
-from ryzanstein.worker.text.model_files import ModelFiles, model_invalid
+from ryzanstein.worker.text.model_files import ModelFiles, model_invalid, sampling_defaults
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
 from ryzanstein.worker.text.templates.sandbox import parse
@@ -42,7 +43,8 @@ class TextModel:
     `path` is where its files are, `template_file` that of a chat template other than its own.
     `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
     `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
-    `template` is the chat template, which is not run here; None: it has none.
+    `template` is the chat template, which is not run here; None: it has none. `tool_template` is that of
+    conversations with tools, and `calling` how functions are called in these.
     """
 
     def __init__(self, files: ModelFiles, name: str, calling: tuple[str, str] = ("auto", "auto")) -> None:
@@ -51,14 +53,18 @@ class TextModel:
         self.template_file = files.template_file
         self.context_length = files.context_length
         self.embedding = files.embedding
+        self.sampling_defaults = sampling_defaults(files)
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
-        self._control = ControlTokens(self._tokenizer, files.chat_template or "", _unknown_ids(files, self._tokenizer))
+        sources = [source for source in (files.chat_template, files.tool_template) if source is not None]
+        self._control = ControlTokens(self._tokenizer, "\n".join(sources), _unknown_ids(files, self._tokenizer))
         self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
-        self.template = self._template(files)
-        self.calling = Calling.of(files.chat_template or "", *calling)
+        self.template = self._template(files, files.chat_template)
+        self.tool_template = self._template(files, files.tool_template) or self.template
+        self._plain_calling = Calling.of(files.chat_template or "", *calling)
+        self.calling = Calling.of(files.tool_template, *calling) if files.tool_template is not None else self._plain_calling
         self._special = frozenset(self._control.texts[: self._control.num_special])
         self._renderer = LocalRenderer()
 
@@ -69,18 +75,21 @@ class TextModel:
         name: str = "",
         calling: tuple[str, str] = ("auto", "auto"),
         template_file: Path | None = None,
+        *,
+        defaults: bool = True,
     ) -> TextModel:
         """Reads a directory in the Hugging Face layout, or a GGUF file.
 
         `name` defaults to `model_name` of it. `calling` are the settings of `Calling.of`. A chat
-        template in `template_file` replaces the model's own.
+        template in `template_file` replaces the model's own. `defaults`: it has its own values of
+        parameters that requests leave out.
 
         Raises FAILED_PRECONDITION with reason MODEL_INVALID, naming the file that is wrong.
         """
         directory = model_location(Path(model_dir))
         files = ModelFiles.read(directory, template_file)
         try:
-            return cls(files, name or model_name(Path(model_dir)), calling)
+            return cls(files if defaults else replace(files, generation={}), name or model_name(Path(model_dir)), calling)
         except BaseException as error:
             if isinstance(error, RyzansteinError) or not _is_of_the_files(error):
                 raise
@@ -108,16 +117,30 @@ class TextModel:
         return self._encode_chat(ChatPrompt(tuple(messages)))
 
     def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        told = self.calling.told(prompt)
-        return self.encode_rendered(self._renderer.render_now(self.checked_chat(told), told))
+        calling = self.calling_of(prompt)
+        try:
+            rendered = self._rendered(prompt, calling)
+        except RyzansteinError:
+            if not calling.native:
+                raise
+            rendered = self._rendered(prompt, calling.generic())
+        return self.encode_rendered(rendered if rendered.shows_tools else self._rendered(prompt, calling.generic()))
+
+    def _rendered(self, prompt: ChatPrompt, calling: Calling) -> Rendered:
+        told = calling.told(prompt)
+        return self._renderer.render_now(self.checked_chat(told), told)
+
+    def calling_of(self, prompt: ChatPrompt) -> Calling:
+        """Returns how functions are told and called in a conversation: without any its template may be another one."""
+        return self.calling if prompt.tools.offered and prompt.tools.mode is not ToolMode.NONE else self._plain_calling
 
     def special_id(self, text: str) -> int | None:
         """Returns the id of the special token with this text, if there is one."""
         return self._tokenizer.token_to_id(text) if text in self._special else None
 
-    def shows_special(self, prompt: Prompt) -> bool:
+    def shows_special(self, prompt: Prompt, calling: Calling) -> bool:
         """Returns whether special tokens tell the parts of an answer apart, so that its text must have them."""
-        return isinstance(prompt, ChatPrompt) and not self._special.isdisjoint(self.calling.markers(prompt))
+        return isinstance(prompt, ChatPrompt) and not self._special.isdisjoint(calling.markers(prompt))
 
     def checked_chat(self, prompt: ChatPrompt) -> TemplateSource:
         """Returns the template for these messages, before any work.
@@ -125,14 +148,15 @@ class TextModel:
         Raises FAILED_PRECONDITION when there is no template, INVALID_ARGUMENT when the messages
         cannot fit.
         """
-        if self.template is None:
+        template = self.tool_template if prompt.tools.offered else self.template
+        if template is None:
             raise errors.failed_precondition(
                 "NO_CHAT_TEMPLATE", f"model {self.name} has no chat template: use text completion instead"
             )
         if (num_messages := len(prompt.messages)) > self.context_length:
             raise errors.invalid("messages", f"must have at most {self.context_length} entries for this model", num_messages)
         self._check_chars("messages", prompt.num_chars)
-        return self.template
+        return template
 
     def encode_rendered(self, rendered: Rendered) -> list[int]:
         """Returns the tokens of a rendered conversation.
@@ -250,12 +274,11 @@ class TextModel:
             raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
         return list(token_ids)
 
-    def _template(self, files: ModelFiles) -> TemplateSource | None:
+    def _template(self, files: ModelFiles, source: str | None) -> TemplateSource | None:
         """Returns the chat template. MODEL_INVALID: it is not a template.
 
         Other defects show only when it is run.
         """
-        source = files.chat_template
         if source is None:
             return None
         where = files.template_file or files.directory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.worker.model.architectures.catalog import page
-from ryzanstein.worker.model.architectures.registry import ARCHITECTURES, spec_of
+from ryzanstein.worker.model.architectures.registry import ARCHITECTURES, context_of, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, LongScaling
 from ryzanstein.worker.model.refusal import CheckpointError
 
@@ -69,6 +69,9 @@ GEMMA3_OLD = {
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+FOURFOLD = {"factor": 4.0}
+ORIGINAL = {"original_max_position_embeddings": 32768}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gemma3_text", {"rope_parameters": GEMMA3_NEW}, GEMMA3_OLD),
@@ -131,6 +134,30 @@ def test_longrope_ends_where_its_first_factors_do(defaults: dict[str, dict[str, 
     assert spec.context_length == 4096
     assert isinstance(spec.rotaries[0].scaling, LongScaling)
     assert spec.rotaries[0].scaling.attention_factor == pytest.approx(1.190238)
+
+
+@pytest.mark.parametrize(
+    ("card", "context"),
+    [
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", **FOURFOLD, **ORIGINAL}}, 131072),  # Qwen 2.5
+        ({"max_position_embeddings": 40960, "rope_scaling": {"rope_type": "yarn", **FOURFOLD, **ORIGINAL}}, 131072),  # Qwen 3
+        ({"max_position_embeddings": 131072, "rope_parameters": {"rope_type": "yarn", **FOURFOLD, **ORIGINAL}}, 131072),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "yarn", "factor": 2.5}}, 20480),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "yarn", **ORIGINAL}}, 131072),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", **FOURFOLD}}, 16384),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", **FOURFOLD}}, 4096),
+        ({"max_position_embeddings": 2**31 - 1, "rope_scaling": {"type": "linear", **FOURFOLD}}, 2**31 - 1),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 131072),
+    ],
+)
+def test_a_context_is_as_long_as_its_card_stretches_it(
+    defaults: dict[str, dict[str, Any]], card: dict[str, Any], context: int
+) -> None:
+    """As in vLLM, but for `dynamic`, which changes the keys in the cache beyond what is served."""
+    config = {"rope_parameters": ..., **card}
+    assert changed(defaults["qwen2"], **config).context_length == context
+    whole = {key: value for key, value in {**defaults["qwen2"], **config}.items() if value is not ...}
+    assert context_of(whole) == context, "the text side has the same"
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.gguf.score_merges import merges_of, scores_of
-from ryzanstein.worker.model.gguf.splitting import SPLITTINGS
+from ryzanstein.worker.model.gguf.splitting import SPLITTINGS, name_of, splitting_of
 from ryzanstein.worker.model.gguf.vocabulary import GgufVocabulary, TokenType
 from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.text.model_files import ModelFiles
 
 ROWS = 1400
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -148,6 +150,63 @@ def test_byte_pairs_come_back(
     config = json.loads((after / "tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"], config["chat_template"]) == ("<|begin|>", "<|end|>", "{{ messages }}")
     assert json.loads((after / "generation_config.json").read_text())["eos_token_id"] == [1, before.token_to_id("<|im_end|>")]
+
+
+def _steps(*steps: dict[str, Any], use_regex: bool = True) -> dict[str, Any]:
+    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {"type": "Sequence", "pretokenizers": [*steps, to_bytes]}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+# As the tokenizer.json of these models has them.
+OF_HUBS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "mpt": (_steps(), {"type": "NFC"}),
+    "bloom": (_steps(_split(" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"), use_regex=False), None),
+    "falcon": (
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Punctuation", "behavior": "Contiguous"},
+                *_steps()["pretokenizers"],
+                {"type": "Digits", "individual_digits": False},
+                _split("[0-9][0-9][0-9]"),
+            ],
+        },
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_HUBS)
+def test_a_split_has_the_name_that_files_of_the_model_have(name: str) -> None:
+    pre_tokenizer, normalizer = OF_HUBS[name]
+    tokenizer = {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer, "model": {}}
+    assert name_of(tokenizer, "tokenizer.json") == name
+    assert name_of({**tokenizer, "normalizer": normalizer or {"type": "Sequence", "normalizers": []}}, "f") == name
+
+
+def test_every_split_that_the_documentation_names_is_read() -> None:
+    page = (Path(__file__).parents[4] / "docs/gguf.md").read_text()
+    listed = page.split("Splits before merges:")[1].split("Another one is")[0]
+    names = re.findall("`([a-z0-9-]+)`", listed)
+    assert len(names) > 20
+    assert all(splitting_of(name, "f") for name in names)
+    assert set(SPLITTINGS) <= set(names)
+
+
+def test_the_template_of_conversations_with_tools_comes_back(
+    corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    named = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ messages }}{{ tools }}"}]
+    directory = with_tokenizer(byte_level("qwen2", corpus), chat_template=[*named, {"name": "rag", "template": "x"}])
+    path = to_gguf(directory)
+    files = ModelFiles.read(path)
+    assert (files.chat_template, files.tool_template) == ("{{ messages }}", "{{ messages }}{{ tools }}")
+    after = from_gguf(path)
+    assert json.loads((after / "tokenizer_config.json").read_text())["chat_template"] == named
 
 
 @pytest.mark.parametrize("prefix", [True, False])

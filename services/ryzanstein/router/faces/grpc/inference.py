@@ -28,10 +28,18 @@ from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
 from ryzanstein.router.faces.grpc.replies import attached, read_events
 from ryzanstein.router.faces.grpc.responses import whole_response
+from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
 from ryzanstein.wire.events import event_to_wire
-from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wire, messages_from_wire, name_from_wire
+from ryzanstein.wire.requests import (
+    MostParts,
+    chat_from_wire,
+    complete_from_wire,
+    messages_from_wire,
+    name_from_wire,
+    sampling_defaults_to_wire,
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
@@ -104,12 +112,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def ListModels(self, request: inference.ListModelsRequest, context: _Context) -> inference.ListModelsResponse:
         with self._calls.call("ListModels", context):
-            return inference.ListModelsResponse(
-                models=[
-                    inference.Model(name=model.name, context_length=model.context_length, ready_nodes=model.ready_nodes)
-                    for model in self._core.models()
-                ]
-            )
+            return inference.ListModelsResponse(models=[_model(model) for model in self._core.models()])
 
     async def CountTokens(self, request: inference.CountTokensRequest, context: _Context) -> inference.CountTokensResponse:
         with self._calls.call("CountTokens", context):
@@ -147,3 +150,10 @@ def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:
     if not request.text:
         raise errors.invalid("prompt", "messages or text must be given and must not be empty")
     return TextPrompt(request.text)
+
+
+def _model(model: ServedModel) -> inference.Model:
+    defaults = sampling_defaults_to_wire(model.sampling_defaults)
+    return inference.Model(
+        name=model.name, context_length=model.context_length, ready_nodes=model.ready_nodes, sampling_defaults=defaults
+    )

@@ -230,7 +230,10 @@ class CancelledWork(Answer, frozen=True):
 
 
 class ModelAnswer(Answer, frozen=True):
-    """A model that at least one ready node serves."""
+    """A model that at least one ready node serves.
+
+    `sampling_defaults` are its own values of parameters that a request leaves out.
+    """
 
     id: str
     object: Literal["model"]
@@ -241,6 +244,7 @@ class ModelAnswer(Answer, frozen=True):
     max_model_len: int
     context_length: int
     ready_nodes: int
+    sampling_defaults: dict[str, float] | UnsetType = UNSET
 
 
 class ModelList(Answer, frozen=True):

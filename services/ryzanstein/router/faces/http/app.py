@@ -236,7 +236,7 @@ class FirstSeen:
 
 
 def _model(model: ServedModel, seen: FirstSeen) -> dict[str, Any]:
-    """Returns OpenAI's fields of a model, vLLM's, and two of our own."""
+    """Returns OpenAI's fields of a model, vLLM's, and three of our own."""
     return {
         "id": model.name,
         "object": "model",
@@ -247,4 +247,4 @@ def _model(model: ServedModel, seen: FirstSeen) -> dict[str, Any]:
         "max_model_len": model.context_length,
         "context_length": model.context_length,
         "ready_nodes": model.ready_nodes,
-    }
+    } | ({"sampling_defaults": said} if (said := model.sampling_defaults.said) else {})

@@ -58,6 +58,11 @@ class Pieces:
         self._seen = cursor.from_index
         self._alignments: defaultdict[int, Alignment] = defaultdict(Alignment)
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many tokens of all choices are reasoning."""
+        return self._replies.num_reasoning
+
     def of(self, event: GenerationEvent) -> Iterator[Piece]:
         """Yields the pieces of an event; none for tokens whose text is not certain yet."""
         match event:

@@ -7,6 +7,7 @@ from typing import cast
 
 from ryzanstein import errors
 from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.sampling_defaults import NAMES
 from ryzanstein.router.faces.http.response_format import constraint_of, naming_the_constraint
 from ryzanstein.router.faces.http.schemas import GenerationOptions, Whole
 
@@ -16,7 +17,8 @@ _UINT32 = 2**32 - 1
 def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """Returns validated parameters, with OpenAI's defaults: temperature 1, one choice.
 
-    A negative seed, which OpenAI allows, is taken as its 64 bits.
+    What the body leaves out is noted: the model may have its own default for it. A negative seed,
+    which OpenAI allows, is taken as its 64 bits.
     """
     given = {
         "temperature": body.temperature,
@@ -47,6 +49,7 @@ def sampling_params(body: GenerationOptions, max_tokens: int | None, logprobs: i
             constraint=constraint_of(body),
             bad_words=tuple(body.bad_words or ()),
             allowed_token_ids=token_ids_of("allowed_token_ids", body.allowed_token_ids or ()),
+            unset=frozenset(name for name in NAMES if getattr(body, name) is None),
         )
         params.validate()
     return params

@@ -125,7 +125,7 @@ class Architecture:
             head_dim=head_dim,
             intermediate_size=values.count("intermediate_size", 4 * hidden_size if self._quadruple else None),
             vocab_size=values.count("vocab_size"),
-            context_length=self._context_length(values),
+            context_length=self.context_length(values),
             norm=norm,
             activation=_activation(values),
             rotaries=rotaries,
@@ -147,7 +147,8 @@ class Architecture:
         """Whether the MLP's default width is four times the model's: for all without a gate."""
         return self.names.gate is None
 
-    def _context_length(self, values: Values) -> int:
+    def context_length(self, values: Values) -> int:
+        """Returns how many tokens a sequence may have."""
         scaled = self.choices.positions == "rotary" and self.choices.rotated in ("whole", "factor")
         return served_context(values) if scaled else values.count("max_position_embeddings")
 

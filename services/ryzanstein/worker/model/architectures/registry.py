@@ -68,6 +68,13 @@ def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
     return ARCHITECTURES[model_type].spec(config)
 
 
+def context_of(config: Mapping[str, Any]) -> int:
+    """Returns how many tokens a sequence of the model may have; of an unknown architecture, what its positions are."""
+    values = values_of(config)
+    architecture = ARCHITECTURES.get(str(config.get("model_type")))
+    return values.count("max_position_embeddings") if architecture is None else architecture.context_length(values)
+
+
 def values_of(config: Mapping[str, Any]) -> Values:
     """Returns a config.json under Llama's names, read as its architecture does.
 

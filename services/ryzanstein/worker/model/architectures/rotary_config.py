@@ -18,7 +18,7 @@ from ryzanstein.worker.model.architectures.spec import (
     RotarySpec,
     YarnScaling,
 )
-from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.model.architectures.values import MAX_COUNT, Values
 from ryzanstein.worker.model.refusal import CheckpointError, shown
 
 Rotated = Literal["whole", "kinds", "factor", "count"]
@@ -62,15 +62,28 @@ def scaling(values: Values, table: Values) -> RotaryScaling | None:
 
 
 def served_context(values: Values) -> int:
-    """Returns the context length that can be served.
+    """Returns the context length that can be served: as vLLM reads it.
 
-    LongRoPE has another set of factors beyond the original context. Keys in the cache cannot change
-    their factors when a sequence grows past it, and the same tokens would have other keys in a
-    longer prompt: the context ends where the first set of factors ends.
+    A card that stretches positions by a factor names the context before it, as that of training or,
+    with YaRN, as the original one. LongRoPE has another set of factors beyond the original context.
+    Keys in the cache cannot change their factors when a sequence grows past it, and the same tokens
+    would have other keys in a longer prompt: the context ends where the first set of factors ends.
     """
     context = values.count("max_position_embeddings")
     table = rotary_table(values)
-    return min(context, _original_context(values, table)) if _kind(table) == "longrope" else context
+    match _kind(table):
+        case "longrope":
+            return min(context, _original_context(values, table))
+        case "yarn" if table.optional("factor") is not None:
+            return _stretched(_original_context(values, table), table)
+        case "linear":
+            return _stretched(context, table)
+        case _:
+            return context
+
+
+def _stretched(context: int, table: Values) -> int:
+    return min(MAX_COUNT, max(1, int(context * table.number("factor"))))
 
 
 def score_growth(values: Values) -> float:

@@ -52,6 +52,9 @@ def tokenizer_config(vocabulary: GgufVocabulary, context_length: int) -> dict[st
     found |= {key: vocabulary.tokens[vocabulary.special[name]] for name, key in names.items() if name in vocabulary.special}
     if vocabulary.chat_template is not None:
         found["chat_template"] = vocabulary.chat_template
+    if vocabulary.tool_template is not None:
+        named = {"default": vocabulary.chat_template, "tool_use": vocabulary.tool_template}
+        found["chat_template"] = [{"name": name, "template": text} for name, text in named.items() if text is not None]
     return found
 
 

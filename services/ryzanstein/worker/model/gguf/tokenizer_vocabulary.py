@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ryzanstein.worker.json_files import UnreadableFile, parse_object, read_bytes
+from ryzanstein.worker.model.chat_templates import templates_of
 from ryzanstein.worker.model.gguf.score_merges import scores_of
 from ryzanstein.worker.model.gguf.splitting import name_of
 from ryzanstein.worker.model.gguf.tokenizer_json import SPACE
@@ -27,12 +29,17 @@ def read_vocabulary(model_dir: Path, num_rows: int) -> GgufVocabulary:
     """
     tokenizer = _read(model_dir / "tokenizer.json", MAX_TOKENIZER_BYTES)
     config = _read(model_dir / "tokenizer_config.json") if (model_dir / "tokenizer_config.json").exists() else {}
-    template = model_dir / "chat_template.jinja"
-    if template.exists():
-        config["chat_template"] = _text(template)
+    templates = templates_of(config.get("chat_template"))
+    files = {
+        "default": model_dir / "chat_template.jinja",
+        "tool_use": model_dir / "additional_chat_templates" / "tool_use.jinja",
+    }
+    if any(path.exists() for path in files.values()):
+        templates = {name: _text(path) for name, path in files.items() if path.exists()}
     generation_file = model_dir / "generation_config.json"
     generation = _read(generation_file) if generation_file.exists() else {}
-    return _Tokenizer(tokenizer, config, generation, str(model_dir / "tokenizer.json")).vocabulary(num_rows)
+    vocabulary = _Tokenizer(tokenizer, config, generation, str(model_dir / "tokenizer.json")).vocabulary(num_rows)
+    return replace(vocabulary, chat_template=templates.get("default"), tool_template=templates.get("tool_use"))
 
 
 class _Tokenizer:
@@ -71,7 +78,6 @@ class _Tokenizer:
             add_bos=before,
             add_eos=after,
             add_space_prefix=sentencepiece and self._has_space_prefix(),
-            chat_template=self._template(),
         )
 
     def _refuse(self, what: str) -> NoReturn:
@@ -154,13 +160,6 @@ class _Tokenizer:
         if known is None:
             return dict(zip(("eos", "eot"), ids, strict=False))
         return {"eot": ids[0]} if ids else {}
-
-    def _template(self) -> str | None:
-        template = self._config.get("chat_template")
-        if isinstance(template, list):
-            named = [each.get("template") for each in template if isinstance(each, dict) and each.get("name") == "default"]
-            template = named[-1] if named else None
-        return template if isinstance(template, str) else None
 
 
 def _flat(step: Any, key: str) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ SPECIAL_IDS: Mapping[str, str] = {
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
+_TOOL_TEMPLATE = f"{_TEMPLATE}.tool_use"
+"""The template of conversations with tools, where it is another one."""
 
 
 class TokenType(IntEnum):
@@ -50,6 +52,7 @@ class GgufVocabulary:
     `model` is BPE, with `merges` and `pre`, the name of what splits the text; or SENTENCEPIECE,
     with `scores`. `special` has ids by the names in SPECIAL_IDS. `add_bos`, `add_eos`: a text
     begins with the one, ends with the other. `add_space_prefix`: a text gets a space before it.
+    `tool_template` is the chat template of conversations with tools, where that is another one.
     """
 
     model: str
@@ -63,6 +66,7 @@ class GgufVocabulary:
     add_eos: bool = False
     add_space_prefix: bool = True
     chat_template: str | None = None
+    tool_template: str | None = None
 
     def ids(self, *types: TokenType) -> list[int]:
         """Returns the ids of all tokens of these types."""
@@ -95,6 +99,8 @@ def vocabulary_metadata(vocabulary: GgufVocabulary) -> dict[str, Value]:
     written = {f"{_PREFIX}{key}": value for key, value in found.items()}
     if vocabulary.chat_template is not None:
         written[_TEMPLATE] = vocabulary.chat_template
+    if vocabulary.tool_template is not None:
+        written[_TOOL_TEMPLATE] = vocabulary.tool_template
     return written
 
 
@@ -125,7 +131,8 @@ class _VocabularyReader:
             add_bos=self._get("add_bos_token", bool, "true or false", sentencepiece or pre in _BEGIN_BY_DEFAULT),
             add_eos=self._get("add_eos_token", bool, "true or false", False),
             add_space_prefix=sentencepiece and self._get("add_space_prefix", bool, "true or false", True),
-            chat_template=self._template(),
+            chat_template=self._template(_TEMPLATE),
+            tool_template=self._template(_TOOL_TEMPLATE),
         )
 
     def _types(self, num_tokens: int) -> tuple[int, ...]:
@@ -153,10 +160,10 @@ class _VocabularyReader:
                 found[name] = value
         return found
 
-    def _template(self) -> str | None:
-        template = self.metadata.get(_TEMPLATE)
+    def _template(self, key: str) -> str | None:
+        template = self.metadata.get(key)
         if template is not None and not isinstance(template, str):
-            raise CheckpointError(f"{self.file}: {_TEMPLATE} must be a text, got {shown(template)}")
+            raise CheckpointError(f"{self.file}: {key} must be a text, got {shown(template)}")
         return template
 
     def _get(self, key: str, kind: type, what: str, default: Any = None) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from jinja2 import TemplateSyntaxError
 
 from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.worker.text.templates.forms import Chosen, Unshown, chosen
 from ryzanstein.worker.text.templates.rendering import (
     Limited,
     Outcome,
@@ -19,7 +21,9 @@ from ryzanstein.worker.text.templates.sandbox import ChatTemplate, OutputTooLong
 from ryzanstein.worker.text.templates.told import Told
 from ryzanstein.worker.text.templates.veil import Ambiguous, ControlTexts
 
-AMBIGUOUS = "they contain the text of control tokens, which the template changes, so their origin in the prompt is ambiguous"
+AMBIGUOUS = (
+    "must not contain the text of control tokens, which the template changes, so their origin in the prompt is ambiguous"
+)
 
 
 class Renderer:
@@ -59,17 +63,27 @@ class Renderer:
         assert self._template is not None
         self._template.tick()
         try:
-            return self._control.rendered(self._template.text, Told.of(prompt))
+            way = chosen(self._template.text, prompt) if self._template.reads_messages else Chosen(Told.of(prompt))
+            rendered = self._control.rendered(self._template.text, way.told)
+            return msgspec.structs.replace(rendered, shows_tools=way.shows_tools)
         except OutputTooLong:
             return Limited(RenderLimit.OUTPUT)
         except RecursionError:
             return Limited(RenderLimit.DEPTH)
         except MemoryError:
             return Limited(RenderLimit.MEMORY)
-        except Ambiguous:
-            return RenderRefused(AMBIGUOUS)
         except Exception as error:  # a template is a program: whatever fails in it, fails on these messages
-            return RenderRefused(str(error))
+            return _refused(error)
+
+
+def _refused(error: Exception) -> RenderRefused:
+    match error:
+        case Unshown():
+            return RenderRefused(str(error), error.index)
+        case Ambiguous():
+            return RenderRefused(AMBIGUOUS)
+        case _:
+            return RenderRefused(f"the model's chat template refuses them: {error}")
 
 
 class LocalRenderer:

@@ -36,11 +36,13 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
 
     `control` has the template's own control tokens in order: offset in `text`, index in
     `TemplateSource.control`. `forged`: the text has more of them, which come from the messages.
+    `shows_tools`: the tools, if there are any, are in the text.
     """
 
     text: str
     control: list[tuple[int, int]]
     forged: bool
+    shows_tools: bool = True
 
 
 class RenderLimit(StrEnum):
@@ -60,9 +62,10 @@ class Limited(msgspec.Struct, frozen=True, tag=True):
 
 
 class RenderRefused(msgspec.Struct, frozen=True, tag=True):
-    """A template that does not accept these messages, or fails on them."""
+    """A template that does not accept these messages, or fails on them; `index`: on this one."""
 
     message: str
+    index: int | None = None
 
 
 class TemplateUnreadable(msgspec.Struct, frozen=True, tag=True):
@@ -103,8 +106,8 @@ def rendered(outcome: Outcome) -> Rendered:
             return outcome
         case Limited(limit):
             raise limited(limit)
-        case RenderRefused(message):
-            raise errors.invalid("messages", f"the model's chat template refuses them: {message[:MAX_SHOWN_CHARS]}")
+        case RenderRefused(message, index):
+            raise errors.invalid("messages" if index is None else f"messages[{index}]", message[:MAX_SHOWN_CHARS])
         case TemplateUnreadable(message):
             raise errors.failed_precondition("MODEL_INVALID", f"chat template: {message[:MAX_SHOWN_CHARS]}")
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ryzanstein.worker.text.templates.told import Told
+from ryzanstein.worker.text.templates.told import Told, content_text
 
 
 class OutputTooLong(Exception):
@@ -41,13 +41,14 @@ class _GenerationBlock(Extension):
 class ChatTemplate:
     """A compiled template. Compiling already computes its constants, whatever that takes.
 
-    Raises jinja2.TemplateSyntaxError when `source` is not a template.
+    `reads_messages`: it has a use for them. Raises jinja2.TemplateSyntaxError when `source` is not a template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], max_chars: int) -> None:
         environment = _environment()
         environment.globals["strftime_now"] = self._strftime_now
         self._template = environment.from_string(source)
+        self.reads_messages = reads(source, "messages")
         self._variables = dict(variables)
         self._max_chars = max_chars
         self._moment = datetime.now()
@@ -78,7 +79,7 @@ class ChatTemplate:
                 raise OutputTooLong
             parts.append(part)
         text = "".join(parts)
-        return _up_to(text, told.messages[-1]["content"] or "") if told.continues else text
+        return _up_to(text, content_text(told.messages[-1])) if told.continues else text
 
     def _strftime_now(self, pattern: str) -> str:
         return self._moment.strftime(pattern)
@@ -103,6 +104,17 @@ def parse(source: str) -> None:
     Raises jinja2.TemplateSyntaxError or RecursionError.
     """
     _environment().parse(source)
+
+
+def reads(source: str, name: str) -> bool:
+    """Returns whether a template reads the variable with this name, without running any of it; False for no template.
+
+    What it reads of something else (`message.tools`) is not meant.
+    """
+    try:
+        return any(each.name == name and each.ctx == "load" for each in _environment().parse(source).find_all(nodes.Name))
+    except (TemplateSyntaxError, RecursionError):
+        return False
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

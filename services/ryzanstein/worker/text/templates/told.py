@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from ryzanstein.generation.messages import Message, Role, ToolCall
@@ -17,6 +18,33 @@ from ryzanstein.generation.template_options import template_variables
 from ryzanstein.tools import Tool
 
 Text = Callable[[str], str]
+
+
+class Arguments(Enum):
+    """How the arguments of calls are told.
+
+    `OBJECTS`: as objects, and what is none as it was written. `WRAPPED`: always as objects, for
+    templates that look into them. `TEXTS`: as they were written, for templates that append them.
+    """
+
+    OBJECTS = "objects"
+    WRAPPED = "wrapped"
+    TEXTS = "texts"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What differs between templates: the content of a message that has calls and no text, and how texts are told.
+
+    `parts`: a content is a list with a part of type `text`.
+    """
+
+    empty: str | None = None
+    arguments: Arguments = Arguments.OBJECTS
+    parts: bool = False
+
+
+AS_SENT = Form()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +61,10 @@ class Told:
     continues: bool = False
 
     @classmethod
-    def of(cls, prompt: ChatPrompt) -> Told:
+    def of(cls, prompt: ChatPrompt, form: Form = AS_SENT) -> Told:
         template = prompt.template
         return cls(
-            [_message(message) for message in prompt.messages],
+            [_message(message, form) for message in prompt.messages],
             [_tool(tool) for tool in prompt.tools.offered] or None,
             variables=template_variables(template.variables),
             add_generation_prompt=template.add_generation_prompt,
@@ -64,14 +92,21 @@ class Told:
         return found
 
 
-def _message(message: Message) -> dict[str, Any]:
-    told: dict[str, Any] = {"role": message.role.value, "content": message.content}
+def content_text(told: dict[str, Any]) -> str:
+    """Returns the text of a message's content in any form."""
+    content = told["content"]
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+def _message(message: Message, form: Form) -> dict[str, Any]:
+    content: Any = [{"type": "text", "text": message.content}] if form.parts else message.content
+    told: dict[str, Any] = {"role": message.role.value, "content": content}
     if message.is_plain:
         return told
     if message.tool_calls:
         # As clients send it: templates distinguish an empty answer from none.
-        told["content"] = message.content or None
-        told["tool_calls"] = [_call(call) for call in message.tool_calls]
+        told["content"] = content if message.content else form.empty
+        told["tool_calls"] = [_call(call, form.arguments) for call in message.tool_calls]
     return told | dict(_others(message))
 
 
@@ -84,17 +119,24 @@ def _others(message: Message) -> Iterator[tuple[str, str]]:
         yield "reasoning_content", message.reasoning
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+def _call(call: ToolCall, arguments: Arguments) -> dict[str, Any]:
+    told = _arguments(call.arguments, arguments)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": told}}
 
 
-def _arguments(text: str) -> Any:
-    """Returns the arguments as an object, or the text itself where the model wrote no object."""
+def _arguments(text: str, form: Arguments) -> Any:
+    """Returns the arguments as an object; where the model wrote none, the text itself or an object with it."""
     try:
-        value = json.loads(text)
+        value = json.loads(text) if text.strip() else None
     except (ValueError, RecursionError):
+        value = text
+    if value is None:
+        text, value = "{}", {}
+    if form is Arguments.TEXTS:
         return text
-    return value if isinstance(value, dict) else text
+    if isinstance(value, dict):
+        return value
+    return {"arguments": text} if form is Arguments.WRAPPED else text
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -115,6 +157,8 @@ def _mapped_message(told: dict[str, Any], text: Text) -> dict[str, Any]:
 
 
 def _mapped_part(key: str, value: Any, text: Text) -> Any:
+    if key == "content" and isinstance(value, list):
+        return [part | {"text": text(part["text"])} for part in value]
     return [_mapped_call(call, text) for call in value] if key == "tool_calls" else mapped_tree(value, text)
 
 

@@ -74,7 +74,7 @@ class ResponseEvents:
         last = DONE if status == "completed" else CUT
         yield from self._closed(last)
         output = [item.shape(DONE if item is not self._items.all[-1] else last) for item in self._items.all]
-        usage = shapes.usage_shape(self._pieces.usage or Usage())
+        usage = shapes.usage_shape(self._pieces.usage or Usage(), self._pieces.reasoning_tokens)
         self.response |= {"status": status, "incomplete_details": details, "output": output, "usage": usage}
         kind = "response.completed" if status == "completed" else "response.incomplete"
         yield self._event(kind, response=self.response)

@@ -73,11 +73,11 @@ def ended(reason: FinishReason) -> tuple[str, Shape | None]:
     return "incomplete", {"reason": "max_output_tokens"}
 
 
-def usage_shape(usage: Usage) -> Shape:
+def usage_shape(usage: Usage, reasoning_tokens: int) -> Shape:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens} | omitted_body(usage.omitted_prompt_tokens),
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

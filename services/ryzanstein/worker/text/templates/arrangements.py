@@ -1,0 +1,111 @@
+"""Other orders of the same messages, for templates that refuse the one that was sent, or leave a part of it out.
+
+Agents send instructions in the middle of a conversation and call several functions at once. Many
+templates take a system message only at the beginning, or one call in a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt
+
+Messages = tuple[Message, ...]
+
+
+def arrangements(messages: Messages) -> Iterator[Messages]:
+    """Yields the messages as they are, then those other orders of them that differ. No text is left out."""
+    systems = _distinct([messages, _in_turns(messages), _system_first(messages)])
+    yield from _distinct([*systems, *map(_one_by_one, systems)])
+
+
+def later_system(messages: Sequence[Message]) -> int | None:
+    """Returns the index of the first system message that is not the first message."""
+    return next((i for i, message in enumerate(messages) if i and message.role is Role.SYSTEM), None)
+
+
+def without_later_system(prompt: ChatPrompt) -> ChatPrompt:
+    """Returns the conversation without the system messages that are not the first message."""
+    kept = tuple(message for i, message in enumerate(prompt.messages) if not i or message.role is not Role.SYSTEM)
+    return replace(prompt, messages=kept)
+
+
+def _distinct(orders: Sequence[Messages]) -> list[Messages]:
+    return [order for i, order in enumerate(orders) if order not in orders[:i]]
+
+
+def _in_turns(messages: Messages) -> Messages:
+    """Returns the system messages at the beginning as one, and each later one with the user's message beside it."""
+    found: list[Message] = []
+    waiting = ""
+    for message in messages:
+        if message.role is Role.SYSTEM and (not found or found[-1].role is Role.SYSTEM):
+            found = [_after(found[-1], message.content) if found else message]
+        elif message.role is Role.SYSTEM:
+            waiting = _joined(waiting, message.content)
+        else:
+            if waiting and message.role is not Role.USER:
+                _said_by_user(found, waiting)
+                waiting = ""
+            found.append(replace(message, content=_joined(waiting, message.content)))
+            waiting = ""
+    if waiting:
+        _said_by_user(found, waiting)
+    return tuple(found)
+
+
+def _said_by_user(found: list[Message], text: str) -> None:
+    """Adds a text to the user's message that is last, or as one: roles alternate."""
+    if found[-1].role is Role.USER:
+        found[-1] = _after(found[-1], text)
+    else:
+        found.append(Message(Role.USER, text))
+
+
+def _system_first(messages: Messages) -> Messages:
+    """Returns all system messages as one at the beginning."""
+    systems = [message for message in messages if message.role is Role.SYSTEM]
+    if not systems:
+        return messages
+    first = replace(systems[0], content="\n\n".join(message.content for message in systems))
+    return (first, *(message for message in messages if message.role is not Role.SYSTEM))
+
+
+def _after(message: Message, text: str) -> Message:
+    return replace(message, content=_joined(message.content, text))
+
+
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+def _one_by_one(messages: Messages) -> Messages:
+    """Returns each call as a message of its own, before its result, and what was said beside it before that."""
+    found: list[Message] = []
+    results: list[Message] = []
+    calls: list[ToolCall] = []
+    for message in messages:
+        if message.role is Role.TOOL and calls:
+            results.append(message)
+            continue
+        found += _pairs(calls, results)
+        calls, results = [], []
+        if message.role is Role.ASSISTANT and message.tool_calls:
+            calls = list(message.tool_calls)
+            found += [replace(message, tool_calls=())] if message.content.strip() else []
+        else:
+            found.append(message)
+    return (*found, *_pairs(calls, results))
+
+
+def _pairs(calls: Sequence[ToolCall], results: list[Message]) -> Iterator[Message]:
+    """Yields each call with its result; results of other calls come last."""
+    left = list(results)
+    for call in calls:
+        yield Message(Role.ASSISTANT, "", (call,))
+        own = [result for result in left if result.tool_call_id == call.id]
+        left = [result for result in left if result.tool_call_id != call.id]
+        yield from own
+    yield from left

@@ -1,0 +1,222 @@
+"""How a conversation is told to a template: the first way that the template accepts and in which nothing is lost.
+
+No value suits all templates. Some fail on a content that is null, others print the word; some loop
+over the arguments of a call, others append them to a text; some read contents as text, others as
+parts. What transformers passes is tried first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.worker.text.templates.arrangements import arrangements, later_system, without_later_system
+from ryzanstein.worker.text.templates.sandbox import OutputTooLong
+from ryzanstein.worker.text.templates.told import Arguments, Form, Told, content_text
+
+Render = Callable[[Told], str]
+
+_MARKS = range(0xF0000, 0xFFFFE)
+_PARTS = ("{'type': 'text'", '{"type": "text"', '{"text": ')
+"""How Python and JSON write a part."""
+_SURELY = 16
+"""A content of so many characters that is in the text comes from its message. A shorter one may be there by chance."""
+
+
+class Unshown(Exception):
+    """The template leaves a part of the messages out in each form, or refuses the message at `index`."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A conversation as the template is told it. `shows_tools`: all of them, if there are any, are in its text."""
+
+    told: Told
+    shows_tools: bool = True
+
+
+def chosen(render: Render, prompt: ChatPrompt) -> Chosen:
+    """Returns the first form in which the template shows all messages.
+
+    Raises what `render` raises for the bounds, the template's own refusal, and Unshown.
+    """
+    failures: list[Exception] = []
+    for told in _ways(prompt):
+        try:
+            return _checked(render, told)
+        except (OutputTooLong, RecursionError, MemoryError):
+            raise
+        except Exception as error:  # a template is a program: whatever fails in it, fails on this form
+            failures.append(error)
+    raise _told_of(failures, render, prompt)
+
+
+def _told_of(failures: Sequence[Exception], render: Render, prompt: ChatPrompt) -> Exception:
+    """Returns what a client is told: the template's own words, before those of the program that it is."""
+    own = [error for error in failures if type(error) is TemplateError]
+    error = (own or failures)[0]
+    index = later_system(prompt.messages)
+    if index is None or isinstance(error, Unshown) or not _accepted(render, without_later_system(prompt)):
+        return error
+    return Unshown(index, f"the model's chat template refuses a system message here: {error}")
+
+
+def _accepted(render: Render, prompt: ChatPrompt) -> bool:
+    try:
+        chosen(render, prompt)
+    except Exception:
+        return False
+    return True
+
+
+def _ways(prompt: ChatPrompt) -> Iterator[Told]:
+    seen: list[Told] = []
+    for messages in arrangements(prompt.messages):
+        for form in _forms(messages):
+            told = Told.of(replace(prompt, messages=messages), form)
+            if told not in seen:
+                seen.append(told)
+                yield told
+
+
+def _forms(messages: Sequence[Message]) -> Iterator[Form]:
+    called = any(message.tool_calls for message in messages)
+    arguments = list(Arguments) if called else [Arguments.OBJECTS]
+    empties: tuple[str | None, ...] = (None, "") if called else (None,)
+    for parts, each, empty in product((False, True), arguments, empties):
+        yield Form(empty, each, parts)
+
+
+def _checked(render: Render, told: Told) -> Chosen:
+    text = render(told)
+    if _prints_none(render, told, text):
+        raise Unshown(_first_none(told), "the model's chat template prints a content that is not there")
+    if any(isinstance(message["content"], list) for message in told.messages) and _prints_parts(told, text):
+        raise Unshown(0, "the model's chat template prints the parts of a content instead of their text")
+    for index, arguments in _raw_arguments(told):
+        if not _is_in(arguments, text):
+            raise Unshown(index, "the model's chat template leaves arguments of a call out that are no object")
+    if not told.tools and not _calls(told) and _surely_shown(told, text):
+        return Chosen(told)
+    return _Marks(told, text).checked(render)
+
+
+def _calls(told: Told) -> bool:
+    return any(message.get("tool_calls") for message in told.messages)
+
+
+def _prints_parts(told: Told, text: str) -> bool:
+    return any(text.count(part) > sum(content_text(message).count(part) for message in told.messages) for part in _PARTS)
+
+
+def _raw_arguments(told: Told) -> Iterator[tuple[int, str]]:
+    """Yields the arguments that are told as texts, each with its message's index."""
+    for index, message in enumerate(told.messages):
+        for call in message.get("tool_calls", ()):
+            if isinstance(call["function"]["arguments"], str):
+                yield index, call["function"]["arguments"]
+
+
+def _first_none(told: Told) -> int:
+    return next(i for i, message in enumerate(told.messages) if message["content"] is None)
+
+
+def _prints_none(render: Render, told: Told, text: str) -> bool:
+    """Returns whether the template writes `None` for a content that is null."""
+    if "None" not in text or not any(message["content"] is None for message in told.messages):
+        return False
+    filled = [message | {"content": message["content"] or ""} for message in told.messages]
+    try:
+        return text.count("None") > render(replace(told, messages=filled)).count("None")
+    except Exception:  # the template wants null
+        return False
+
+
+def _surely_shown(told: Told, text: str) -> bool:
+    contents = Counter(content_text(message).strip() for message in told.messages)
+    return all(not each or (len(each) >= _SURELY and text.count(each) >= num) for each, num in contents.items())
+
+
+class _Marks:
+    """Puts a character that occurs nowhere else into each content and each name of a function.
+
+    A text is shown if its character is in what the template writes.
+    """
+
+    def __init__(self, told: Told, text: str) -> None:
+        used = set(text) | set().union(*told.texts())
+        self._unused = (chr(code) for code in _MARKS if chr(code) not in used)
+        self._told = told
+        self._messages: list[list[str]] = [[] for _ in told.messages]
+        self._tools: list[str] = []
+
+    def checked(self, render: Render) -> Chosen:
+        """Returns the form if all messages are shown. Raises Unshown."""
+        marked = self._marked()
+        try:
+            text = render(marked)
+        except (OutputTooLong, RecursionError, MemoryError):
+            raise
+        except Exception:  # the template looks into the texts, so it cannot be known
+            return Chosen(self._told)
+        for index, marks in enumerate(self._messages):
+            if not all(_is_in(mark, text) for mark in marks):
+                role = self._told.messages[index]["role"]
+                raise Unshown(index, f"the model's chat template leaves a part of this message out (role {role})")
+        return Chosen(self._told, all(_is_in(mark, text) for mark in self._tools))
+
+    def _marked(self) -> Told:
+        messages = [self._message(index, message) for index, message in enumerate(self._told.messages)]
+        tools = None if self._told.tools is None else [self._tool(tool) for tool in self._told.tools]
+        return replace(self._told, messages=messages, tools=tools)
+
+    def _message(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
+        found = dict(message)
+        marks = self._messages[index]
+        if content_text(message).strip():
+            found["content"] = _with_text(message["content"], self._put(content_text(message), marks))
+        if "tool_calls" in message:
+            found["tool_calls"] = [self._call(call, marks) for call in message["tool_calls"]]
+        return found
+
+    def _call(self, call: dict[str, Any], marks: list[str]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "name": self._put(function["name"], marks)}}
+
+    def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
+        function = tool["function"]
+        return {**tool, "function": {**function, "name": self._put(function["name"], self._tools)}}
+
+    def _put(self, text: str, marks: list[str]) -> str:
+        """Returns the text with a mark in its middle and behind its last word; without, when none is left."""
+        mark = next(self._unused, "")
+        if mark:
+            marks.append(mark)
+        words = text.rstrip()
+        middle = len(words) // 2
+        return f"{words[:middle]}{mark}{words[middle:]}{mark}{text[len(words) :]}"
+
+
+def _with_text(content: Any, text: str) -> Any:
+    return [{"type": "text", "text": text}] if isinstance(content, list) else text
+
+
+def _is_in(some: str, text: str) -> bool:
+    """Returns whether it is there, as it is or as JSON or Python write it."""
+    return any(each in text for each in (some, _dumped(some), _dumped(some, ensure_ascii=True), repr(some)[1:-1]))
+
+
+def _dumped(text: str, *, ensure_ascii: bool = False) -> str:
+    return json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]

@@ -1,0 +1,96 @@
+"""How a conversation is told, where a template does not show its functions or refuses their calls."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ryzanstein.constraints import Constraint
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.tools import Tool, ToolMode, Tools
+from ryzanstein.worker.agent import intake
+from ryzanstein.worker.text.calling import instructions
+from ryzanstein.worker.text.templates.renderer import LocalRenderer
+from ryzanstein.worker.text.tokenizer import TextModel
+
+OFFERED = Tools((Tool("weather", "Of a city."),))
+TALK = (
+    Message(Role.USER, "is it sunny?"),
+    Message(Role.ASSISTANT, "", (ToolCall("1", "weather", "{}"),)),
+    Message(Role.TOOL, "sunny", tool_call_id="1"),
+)
+TURNS = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+
+
+def model_with(template: str, directory: Path) -> TextModel:
+    for path in MODEL_DIR.glob("*.json"):
+        (directory / path.name).write_bytes(path.read_bytes())
+    config = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    return TextModel.load(directory)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if tools and documents %}{{ tools }}{% endif %}" + TURNS,
+        "{{ tools }}{% for m in messages %}{{ 'x' + 1 if m.tool_calls else '' }}{% endfor %}" + TURNS,
+        "{{ tools }}" + TURNS,
+    ],
+    ids=["shows no tools", "fails on calls", "leaves calls out"],
+)
+async def test_what_the_template_does_not_show_is_told_in_words(template: str, tmp_path: Path) -> None:
+    model = model_with(template, tmp_path)
+    assert model.calling.native
+    read = await intake.tokenize(ChatPrompt(TALK, tools=OFFERED), model, LocalRenderer())
+    text = model.decode(read.token_ids)
+    assert instructions(OFFERED) in text
+    assert '<tool_call>{"name": "weather", "arguments": {}}</tool_call>' in text
+    assert read.calling is not None
+    assert not read.calling.native
+    assert read.reply is not None
+    assert read.reply.calls == "generic"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "tools", "expected"),
+    [
+        (None, Tools(), ReplyStyle("", True, True)),
+        (Constraint.json_object(), Tools(), None),
+        (Constraint.regex("<think>"), Tools(), None),
+        (Constraint.choice(["a"]), OFFERED, ReplyStyle("generic", False, False)),
+        (replace(Constraint.json_object(), after="</think>"), Tools(), ReplyStyle("", True, True)),
+        (None, replace(OFFERED, mode=ToolMode.REQUIRED), ReplyStyle("generic", True, True)),
+    ],
+)
+async def test_a_constraint_says_where_the_answer_begins(
+    constraint: Constraint | None, tools: Tools, expected: ReplyStyle | None, tmp_path: Path
+) -> None:
+    """A template that ends with `<think>` makes no reasoning of an answer that has a form from its first token on."""
+    model = model_with(TURNS + "<think>\n", tmp_path)
+    prompt = ChatPrompt((Message(Role.USER, "hello"),), tools=tools)
+    read = await intake.tokenize(prompt, model, LocalRenderer())
+    request = GenerationRequest("demo", prompt, SamplingParams(constraint=constraint))
+    attempt = intake.constrained(Attempt("g", 0, request, ()), read, model)
+    assert intake.reply_of(read, attempt) == expected
+
+
+async def test_the_number_of_a_message_is_that_of_the_request(tmp_path: Path) -> None:
+    """With a system message of ours before them, it would be another one's."""
+    refuses = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    model = model_with(refuses, tmp_path)
+    talk = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "how are you?"), Message(Role.USER, "bye"))
+    for tools, field in ((Tools(), "messages[1]"), (OFFERED, "messages")):
+        with pytest.raises(RyzansteinError, match="leaves a part") as caught:
+            await intake.tokenize(ChatPrompt(talk, tools=tools), model, LocalRenderer())
+        assert caught.value.violations[0].field == field
