@@ -87,7 +87,7 @@ def _sampling(sampling: SamplingParams) -> str:
 
     A field that a later version adds thus changes no digest.
     """
-    given = {field.name: _as_sent(getattr(sampling, field.name)) for field in fields(sampling)}
+    given = {field.name: _as_sent(getattr(sampling, field.name)) for field in fields(sampling) if field.compare}
     return json.dumps({name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}, sort_keys=True)
 
 
