@@ -116,7 +116,7 @@ async def test_stop_strings_and_tokens_still_end_an_answer(link: Any, attempt: A
 
 
 async def test_what_cannot_be_enforced_is_refused_with_field_and_path(link: Any, attempt: Any) -> None:
-    stream = await link.run(attempt(constraint=schema({"properties": {"a": {"not": {}}}})))
+    stream = await link.run(attempt(constraint=schema({"properties": {"a": {"not": {"type": "string"}}}})))
     assert stream.failed.reason == "INVALID_CONSTRAINT"
     assert stream.failed.metadata["field"] == "sampling.constraint.json_schema"
     assert "#/properties/a/not" in stream.failed.message
