@@ -38,11 +38,13 @@ def model_name(path: Path) -> str:
 def model_location(path: Path) -> Path:
     """Returns the path without links, so that a link that is changed does not change a model that is served.
 
-    A repository in a cache of models is the snapshot that its branch `main` has, or its only one.
+    A repository in a cache of models is the snapshot that its branch `main` has, or its only one. A link
+    to what is a GGUF file by neither its name nor its first bytes stays: its own name says what it is.
     """
     if _is_repository(path.absolute()):
         path = _snapshot(path) or path
-    return path.resolve()
+    resolved = path.resolve()
+    return resolved if is_gguf(resolved) == is_gguf(path) else path.absolute()
 
 
 def _is_repository(path: Path) -> bool:

@@ -193,7 +193,7 @@ def test_a_deployment_is_served_beside_what_the_node_has_and_disturbs_no_answer(
     assert done.exit_code == 0, done.output
     first, assigned, *loads, ready, last = done.stderr.splitlines()
     node = assigned.partition(" ")[0]
-    assert first == f"'second' is deployed from {cluster.second}"
+    assert first == f"deploying 'second' from {cluster.second}"
     assert (assigned, ready) == (f"{node} is assigned", f"{node} is ready")
     assert loads in ([f"{node} loads"], []), "it may be too short to be seen"
     assert last == f"'second' is ready on 1 of 1 node: {node}"

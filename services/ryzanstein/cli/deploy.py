@@ -188,7 +188,7 @@ class _Waiting:
             stored = await client.deploy(self._deployment, reload=self._reload)
             self._rollout = Rollout(stored)
             self._stored = True
-            _tell(f"{model!r} is deployed from {path}")
+            _tell(f"deploying {model!r} from {path}")
             if not stored.revision and (self._reload or self._deployment.idle_unload_s):
                 _tell("the orchestrator is an older one: it ignores --reload and --idle-unload", style="yellow")
             if wait_s is None:

@@ -132,7 +132,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "text_config is a string": (edit(text_config="llama"), "text_config must be an object, got 'llama'"),
     "text_config is deep": (spell(CONFIG, '{"text_config": ' + DEEP), "nested too deeply"),
     "multimodal": (
-        edit(model_type="gemma3", text_config={"model_type": "gemma3_text"}),
+        edit(model_type="llava", text_config={"model_type": "llama"}),
         "a multimodal model, and only text is served: save its language model by itself",
     ),
     "eos is an object": (edit(eos_token_id={"a": 1}), "eos_token_id must be a token id in [0, 300)"),

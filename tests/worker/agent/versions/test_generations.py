@@ -247,7 +247,7 @@ async def test_a_generation_is_accepted_when_the_engine_has_let_it_in_and_a_refu
 
 
 def test_tools_whose_grammar_would_be_too_long_are_refused(text_model):
-    tools = Tools((Tool("f", "", '{"description": "' + "x" * 200_000 + '"}'),), ToolMode.REQUIRED)
+    tools = Tools((Tool("f", "", '{"properties": {"a": {"enum": ["' + "x" * 200_000 + '"]}}}'),), ToolMode.REQUIRED)
     prompt = ChatPrompt((Message(Role.USER, "Hello"),), tools=tools)
     request = GenerationRequest("demo", prompt, SamplingParams())
     attempt = Attempt("g", 1, request, (ChoiceProgress(),))
