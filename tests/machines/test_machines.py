@@ -37,10 +37,10 @@ COUNTED = "1 2 3 4 5 6 7 8 9"
 STRANGER = 12345
 
 
-def answers(machine: Machine, *arguments: str) -> None:
-    """Serves on this machine, asks, and ends without a trace."""
+def answer_of(machine: Machine, *arguments: str) -> str:
+    """Serves on this machine, asks, ends without a trace, and returns the answer."""
     with machine.up(*arguments) as cluster:
-        assert COUNTED in cluster.ask()
+        return str(cluster.ask())
 
 
 def with_mounts(machine: Machine, *mounts: str) -> Machine:
@@ -99,7 +99,7 @@ def test_no_home_and_no_entry_in_passwd(machine: Machine, ends_in: EndsIn) -> No
 
 
 def test_umask_077(machine: Machine, home: Path, ends_in: EndsIn) -> None:
-    answers(replace(machine, prefix=("sh", "-c", 'umask 077 && exec "$@"', "sh")))
+    assert COUNTED in answer_of(replace(machine, prefix=("sh", "-c", 'umask 077 && exec "$@"', "sh")))
     modes = {path.stat().st_mode & 0o077 for path in (home / "state").rglob("*")}
     assert modes <= {0}
     ends_in("umask 077", UP, "an answer")
@@ -150,7 +150,7 @@ def test_proxies(machine: Machine, ends_in: EndsIn, exceptions: str) -> None:
             done = here.run("demo")
             assert done.code == 0, done.out + done.err
         else:
-            answers(here)
+            assert COUNTED in answer_of(here)
     assert asked == []
     which = "without exceptions" if exceptions == "none" else f"with `{exceptions}`"
     said = "13 of 13 promises kept" if exceptions == "none" else "an answer"
@@ -222,7 +222,7 @@ def half_a_core() -> Iterator[list[str]]:
 @pytest.mark.usefixtures("root")
 def test_half_a_core_and_1_gib(machine: Machine, half_a_core: list[str], ends_in: EndsIn) -> None:
     entering = " && ".join(f"echo $$ > {file}" for file in half_a_core)
-    answers(replace(machine, prefix=("sh", "-c", f'{entering} && exec "$@"', "sh")))
+    assert COUNTED in answer_of(replace(machine, prefix=("sh", "-c", f'{entering} && exec "$@"', "sh")))
     ends_in("half a core and 1 GiB", UP, "an answer")
 
 
@@ -235,7 +235,7 @@ def test_a_folder_with_hostile_modules(machine: Machine, tmp_path: Path, ends_in
     for name in HOSTILE:
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r} + chr(10))\n")
     here = replace(machine, cwd=folder)
-    answers(here, "--model", ".")
+    assert COUNTED in answer_of(here, "--model", ".")
     assert here.run("demo").code == 0
     assert not (tmp_path / "ran").exists()
     ends_in(
@@ -246,7 +246,7 @@ def test_a_folder_with_hostile_modules(machine: Machine, tmp_path: Path, ends_in
 def test_a_folder_whose_name_has_everything(machine: Machine, tmp_path: Path, ends_in: EndsIn) -> None:
     folder = tmp_path / "a model, or=x (ü)"
     shutil.copytree(MODEL_DIR, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    answers(machine, "--model", str(folder))
+    assert COUNTED in answer_of(machine, "--model", str(folder))
     ends_in("a model's folder with a space, a comma and `=` in its name", UP, "an answer")
 
 
@@ -386,5 +386,5 @@ def test_a_clock_that_is_wrong_by_an_hour(machine: Machine, tmp_path: Path, ends
 
 def test_an_interrupt_that_a_shell_ignores(machine: Machine, ends_in: EndsIn) -> None:
     """As in a script's background job; it ends by SIGTERM."""
-    answers(replace(machine, prefix=("sh", "-c", 'trap "" INT && exec "$@"', "sh")))
+    assert COUNTED in answer_of(replace(machine, prefix=("sh", "-c", 'trap "" INT && exec "$@"', "sh")))
     ends_in("a background job, in which SIGINT is ignored", UP, "an answer; SIGTERM ends it")

@@ -13,8 +13,8 @@ _COMMAND = (sys.executable, "-P", "-m", "ryzanstein.worker.model.kernels", "--js
 def have_kernels(doing: Callable[[str], None]) -> str:
     """Returns when the kernels are there, or cannot be.
 
-    `doing` is told while they are compiled. Returns a line for the user: that they were compiled now,
-    or why there are none; empty if they were there. The program ends when we do: its standard input
+    `doing` receives a line when compiling begins. Returns a line for the user if the kernels were
+    compiled now or are not available; empty if they were in the cache. The program ends when we do: its standard input
     ends then.
     """
     with subprocess.Popen(

@@ -131,8 +131,8 @@ class LocalCluster:
     def start(self, doing: Callable[[str], None] = lambda _: None) -> None:
         """Starts all services and returns when each router sees every node ready.
 
-        `doing` is told what the start waits for; it takes as long as something moves, see `StartWatch`.
-        The kernels are compiled before, if they never were on this machine.
+        `doing` receives lines that say what the start waits for. There is no time limit while something
+        makes progress, see `StartWatch`. Kernels that are not in the cache are compiled first.
         After ServiceFailedError nothing is left behind. If a port that we chose is taken before it
         is bound, another is chosen, a few times.
         """

@@ -1,7 +1,8 @@
-"""Decides whether a starting cluster still moves. A start takes as long as it takes, as long as something moves.
+"""Decides whether a starting cluster still makes progress. A start has no time limit while something does.
 
-What counts: until a service answers, its processor time and its log; then what a node says of itself,
-of each rank what it does and when it last moved (`RankProgress`). A router that answers waits for nodes.
+Until a service answers, its processor time and its log count as progress. After that a node's own
+status does: its state, and for each rank the phase and the time of its last progress (`RankProgress`).
+A router that answers waits for nodes.
 """
 
 from __future__ import annotations

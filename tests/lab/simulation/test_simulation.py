@@ -78,19 +78,20 @@ def one(seed: int, hash_seed: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", [*PAST_FAILURES[:2], PAST_FAILURES_OF_MODELS[0]])
 @pytest.mark.long
 def test_what_failed_once_holds(seed: int) -> None:
-    holds(seed)
+    assert violations(seed) == []
 
 
 @pytest.mark.parametrize("seed", [*PAST_FAILURES[2:], *PAST_FAILURES_OF_MODELS[1:]])
 @pytest.mark.lab
 def test_what_failed_once_still_holds(seed: int) -> None:
-    holds(seed)
+    assert violations(seed) == []
 
 
-def holds(seed: int) -> None:
+def violations(seed: int) -> list[Any]:
+    """Returns the promises that the simulation of a seed broke. Some answers must be complete: else nothing was tried."""
     result = one(seed)
-    assert result["violations"] == []
     assert result["complete"] > 0
+    return list(result["violations"])
 
 
 @pytest.mark.long
