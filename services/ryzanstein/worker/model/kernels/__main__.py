@@ -1,6 +1,6 @@
 """`python -P -m ryzanstein.worker.model.kernels`: compiles the kernels for this machine, once, and says so.
 
-Exit codes: 0 there are kernels; 1 there are none, and torch's operators are used, several times
+Exit codes: 0 there are kernels; 1 there are none, and torch's operators are used, which are
 slower. With --json each line is a document: {"state": "compiling"}, then {"library": PATH,
 "compiled_s": SECONDS} or {"reason": WHY}, each with a "text" for people; and the program ends when
 its standard input does, as it does when the process ends that started it.
@@ -20,7 +20,7 @@ from ryzanstein.worker.model.kernels.build import library
 from ryzanstein.worker.model.kernels.compilers import NotBuilt
 from ryzanstein.worker.model.kernels.packaged import packaged_library
 
-REMEDY = "answers take several times as long; install a C compiler (GCC 12, clang 15 or later) or set CC"
+REMEDY = "answers take longer without them; install a C compiler (GCC 12, clang 15 or later) or set CC"
 
 
 class _Teller:
