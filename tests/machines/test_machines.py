@@ -73,7 +73,8 @@ def test_no_compiler(machine: Machine, home: Path, ends_in: EndsIn, compiler: st
     here = replace(machine, variables={**machine.variables, "CC": compiler})
     done = here.run("demo")
     assert done.code == 0, done.out + done.err
-    assert re.search(r"no kernels: .*answers take longer without them; install a C compiler", (done.out + done.err).replace("\n", " "))
+    said = (done.out + done.err).replace("\n", " ")
+    assert re.search(r"no kernels: .*answers take longer without them; install a C compiler", said)
     ends_in(f"no compiler (`CC={compiler}`)", DEMO, "13 of 13 promises kept; it says that there are no kernels, and the remedy")
 
 
