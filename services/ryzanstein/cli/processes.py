@@ -136,7 +136,7 @@ class LocalCluster:
         After ServiceFailedError nothing is left behind. If a port that we chose is taken before it
         is bound, another is chosen, a few times.
         """
-        self.kernels = have_kernels(doing)
+        self.kernels = "" if self.spec.devices.device == "cuda" else have_kernels(doing)  # GPUs use none
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_once(doing)
