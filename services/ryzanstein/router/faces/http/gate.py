@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 _CALL = "ryzanstein.call"
-_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
+ROUTER_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
 _QUIET = frozenset({"/healthz", "/readyz"})
 
 
@@ -119,7 +119,7 @@ class Gate:
             await refuse(refused)
         except asyncio.CancelledError:  # the server stops, and its grace is over
             if not call.started:
-                await failure_from_error(_STOPS).response()(scope, receive, send)
+                await failure_from_error(ROUTER_STOPS).response()(scope, receive, send)
             raise
         except Exception as error:
             if call.started:
