@@ -242,6 +242,8 @@ class Engine:
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
         self._report_sealed(batch)
+        for sequence in batch.unfinished:
+            self._outcome.add_prefilled(sequence)
         num_sampled = len(batch.sampled)
         self._score(batch, sampled[num_sampled:])
         failures: dict[int, str] = {}
