@@ -27,6 +27,7 @@ FAILOVER_CAUSES = (
     "node_fault",
     "back_pressure",
     "no_progress",
+    "slow",
     "refused",
     "other_prompt",
 )
