@@ -26,7 +26,7 @@ from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.idempotency import IdempotencyKeys
+from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts
@@ -79,9 +79,13 @@ class LocalCore:
             return generation_id
         deadline = self._deadline(request)
         holder_id = await self._keys.claim(request.key, generation_id, deadline - clock.unix_s())
-        if holder_id == generation_id:
+        if holder_id != generation_id:
+            return holder_id
+        try:
             await self._start(generation_id, replace(request, deadline=deadline), True)
-        return holder_id
+        except KeyTakenError as taken:
+            return taken.generation_id
+        return generation_id
 
     async def follow(
         self,
@@ -237,6 +241,7 @@ class LocalCore:
             request = await filled(request, self._deadline(request), self._any_node)
             if turn is not None:
                 await turn.ensure(request.model, request.tenant)
+            await self._keys.confirm(generation_id)
             return self._launch(generation_id, request, turn, place, resumable)
         except BaseException:
             if turn is not None:
