@@ -82,7 +82,7 @@ class RouterSettings(ServiceSettings):
     max_prompt_chars: int = Field(1_000_000, ge=1, description="maximum characters of a prompt or conversation")
     max_prompt_tokens: int = Field(262_144, ge=1, description="maximum length of a prompt given as token ids")
     max_held_prompt_bytes: int = Field(
-        128 * 2**20, ge=2**20, description="memory for the prompts of all generations that run or may go on"
+        128 * 2**20, ge=2**16, description="memory for the prompts of all generations that run or may go on"
     )
     keep_prompt_head: int | None = Field(
         None,

@@ -126,6 +126,11 @@ class LocalCore:
         generation = self._generations.find(generation_id)
         return generation is not None and await self._lifecycle.interrupt(generation)
 
+    @property
+    def held_prompt_bytes(self) -> int:
+        """The memory of the prompts of generations that run or may go on."""
+        return self._admission.held_bytes
+
     def find(self, generation_id: str) -> Generation | None:
         """Returns a generation that can be read here, or None."""
         return self._generations.find(generation_id)
