@@ -24,7 +24,7 @@ from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint
-from ryzanstein.worker.text.calling import Calling, has_calls, without_system
+from ryzanstein.worker.text.calling import Calling, has_calls
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
@@ -98,26 +98,14 @@ async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -
 
 
 async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer, calling: Calling) -> Rendered:
-    """Returns the conversation's text.
-
-    Where the functions are told in a system message of ours, and the template refuses one, they
-    come before the first user's message.
-    """
+    """Returns the conversation's text, as this way of calling tells it."""
     told = calling.told(prompt)
-    template = model.checked_chat(told)
     try:
-        return await templates.render(template, told)
+        return await templates.render(model.checked_chat(told), told)
     except RyzansteinError as error:
         if error.code is not Code.INVALID_ARGUMENT or told.messages == prompt.messages:
             raise
-        other = without_system(told.messages)
-        refusal = replace_field(error, "messages")  # its index is that of another message
-    if calling.native or not prompt.tools.offered or other == told.messages:
-        raise refusal
-    try:
-        return await templates.render(template, replace(told, messages=other))
-    except RyzansteinError as error:
-        raise (replace_field(error, "messages") if error.code is Code.INVALID_ARGUMENT else error) from None
+        raise replace_field(error, "messages") from None  # its index is that of another message
 
 
 async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:

@@ -18,9 +18,10 @@ from jinja2 import TemplateError
 
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.tools import Tool
 from ryzanstein.worker.text.templates.arrangements import arrangements, later_system, without_later_system
 from ryzanstein.worker.text.templates.sandbox import OutputTooLong
-from ryzanstein.worker.text.templates.told import Arguments, Form, Told, content_text
+from ryzanstein.worker.text.templates.told import Arguments, Empty, Form, Told, Tooling, content_text
 
 Render = Callable[[Told], str]
 
@@ -84,26 +85,33 @@ def _accepted(render: Render, prompt: ChatPrompt) -> bool:
 def _ways(prompt: ChatPrompt) -> Iterator[Told]:
     seen: list[Told] = []
     for messages in arrangements(prompt.messages):
-        for form in _forms(messages):
+        for form in _forms(messages, prompt.tools.offered):
             told = Told.of(replace(prompt, messages=messages), form)
             if told not in seen:
                 seen.append(told)
                 yield told
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[Form]:
+def _forms(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Form]:
     called = any(message.tool_calls for message in messages)
     arguments = list(Arguments) if called else [Arguments.OBJECTS]
-    empties: tuple[str | None, ...] = (None, "") if called else (None,)
+    empties = list(Empty) if called else [Empty.ABSENT]
     for parts, each, empty in product((False, True), arguments, empties):
         yield Form(empty, each, parts)
+    for empty in empties:
+        if not tools:
+            yield Form(empty, tooling=Tooling.LISTED)
+        elif not all(tool.parameters for tool in tools):
+            yield Form(empty, tooling=Tooling.SPELLED)
+        if any(message.reasoning for message in messages):
+            yield Form(empty, thoughts=False)
 
 
 def _checked(render: Render, told: Told) -> Chosen:
     text = render(told)
     if _prints_none(render, told, text):
         raise Unshown(_first_none(told), "the model's chat template prints a content that is not there")
-    if any(isinstance(message["content"], list) for message in told.messages) and _prints_parts(told, text):
+    if any(isinstance(message.get("content"), list) for message in told.messages) and _prints_parts(told, text):
         raise Unshown(0, "the model's chat template prints the parts of a content instead of their text")
     for index, arguments in _raw_arguments(told):
         if not _is_in(arguments, text):
@@ -130,14 +138,18 @@ def _raw_arguments(told: Told) -> Iterator[tuple[int, str]]:
 
 
 def _first_none(told: Told) -> int:
-    return next(i for i, message in enumerate(told.messages) if message["content"] is None)
+    return next(i for i, message in enumerate(told.messages) if _has_null(message))
+
+
+def _has_null(message: dict[str, Any]) -> bool:
+    return message.get("content", "") is None
 
 
 def _prints_none(render: Render, told: Told, text: str) -> bool:
     """Returns whether the template writes `None` for a content that is null."""
-    if "None" not in text or not any(message["content"] is None for message in told.messages):
+    if "None" not in text or not any(map(_has_null, told.messages)):
         return False
-    filled = [message | {"content": message["content"] or ""} for message in told.messages]
+    filled = [message | {"content": ""} if _has_null(message) else message for message in told.messages]
     try:
         return text.count("None") > render(replace(told, messages=filled)).count("None")
     except Exception:  # the template wants null
@@ -150,9 +162,9 @@ def _surely_shown(told: Told, text: str) -> bool:
 
 
 class _Marks:
-    """Puts a character that occurs nowhere else into each content and each name of a function.
+    """Puts a mark, of a character that occurs nowhere else, into each content and each name of a function.
 
-    A text is shown if its character is in what the template writes.
+    A text is shown if its mark is in what the template writes.
     """
 
     def __init__(self, told: Told, text: str) -> None:
@@ -200,8 +212,11 @@ class _Marks:
         return {**tool, "function": {**function, "name": self._put(function["name"], self._tools)}}
 
     def _put(self, text: str, marks: list[str]) -> str:
-        """Returns the text with a mark in its middle and behind its last word; without, when none is left."""
-        mark = next(self._unused, "")
+        """Returns the text with a mark in its middle and behind its last word; without, when none is left.
+
+        The mark is twice the character: a template that loops over a text, taken for a list, writes each by itself.
+        """
+        mark = 2 * next(self._unused, "")
         if mark:
             marks.append(mark)
         words = text.rstrip()
