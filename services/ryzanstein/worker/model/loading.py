@@ -37,7 +37,8 @@ from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.model.staging import Staging
-from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tensor_entry import TensorEntry
+from ryzanstein.worker.model.tensor_files import read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
 from ryzanstein.worker.model.zoned_cache import ZonedCache
 from ryzanstein.worker.model.zones import Zones, without_compression, zones_of

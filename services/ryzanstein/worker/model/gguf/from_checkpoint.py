@@ -35,7 +35,8 @@ from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, wri
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
 from ryzanstein.worker.model.refusal import CheckpointError
-from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tensor_entry import TensorEntry
+from ryzanstein.worker.model.tensor_files import read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
 
 WRITTEN: Mapping[str, BlockType] = {
@@ -86,8 +87,7 @@ class _Stored:
 
 
 def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
-    shape = (math.prod(part.shape) // part.width, part.width)
-    whole = np.memmap(entry.file, _STORED[entry.dtype], "r", offset=entry.offset, shape=shape)
+    whole = _mapped(entry, (math.prod(part.shape) // part.width, part.width))
     own = whole[part.start : part.start + part.count]
     own, order = own.T if part.transposed else own, part.rows_of_source()
     step = max(1, WINDOW_NUMBERS // part.stored_width)
@@ -95,6 +95,15 @@ def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
         rows = own[first : first + step] if order is None else own[order[first : first + step]]
         numbers = _floats(np.ascontiguousarray(rows), entry.dtype)
         yield numbers + np.float32(1) if part.plus_one else numbers
+
+
+def _mapped(entry: TensorEntry, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Returns a tensor's numbers as they are stored, mapped from the file."""
+    matrix = entry.columns_of
+    if matrix is None:
+        return np.memmap(entry.file, _STORED[entry.dtype], "r", offset=entry.offset, shape=shape)
+    whole = np.memmap(matrix.file, _STORED[matrix.dtype], "r", offset=matrix.offset, shape=matrix.shape)
+    return whole[:, entry.first_column : entry.first_column + shape[0]].T
 
 
 def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force: bool = False) -> None:
