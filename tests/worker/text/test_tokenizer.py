@@ -266,6 +266,15 @@ def test_defaults_of_requests_are_those_of_generation_config(write_model):
     assert TextModel.load(write_model(generation_config={"top_k": -1})).sampling_defaults.said == {"top_k": 0}
 
 
+def test_the_bound_of_answers_is_that_of_generation_config(write_model):
+    directory = write_model(generation_config={"max_new_tokens": 40, "max_length": 20})
+    assert TextModel.load(directory).answer_tokens == 40
+    assert TextModel.load(directory, defaults=False).answer_tokens is None
+    assert TextModel.load(write_model()).answer_tokens is None
+    with pytest.raises(RyzansteinError, match="max_new_tokens cannot be 0: correct it, or set generation_config none"):
+        TextModel.load(write_model(generation_config={"max_new_tokens": 0}))
+
+
 @pytest.mark.parametrize("wrong", [{"temperature": 2.5}, {"top_p": 0}, {"top_k": 1.5}, {"min_p": "a"}, {"temperature": True}])
 def test_a_default_that_no_request_may_have_is_refused_with_the_way_out(wrong, write_model):
     with pytest.raises(RyzansteinError, match=r"generation_config.json: \w+ cannot be .*set generation_config none"):

@@ -227,7 +227,7 @@ def group_of(
         group=group,
         prompt_ids=prompt_ids,
         sampling=_with_seed(sampling),
-        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
+        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length, model.answer_tokens),
         stop_token_ids=sorted(_stop_ids(sampling, model)),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
@@ -249,9 +249,11 @@ def _monotonic(unix_s: float | None) -> float | None:
     return None if unix_s is None else time.monotonic() + unix_s - clock.unix_s()
 
 
-def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:
-    """Returns the requested number of tokens, by default what is left of the context."""
-    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, context_length - prompt_tokens)
+def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int, usual: int | None) -> int:
+    """Returns the requested number of tokens; by default what is left of the context, or `usual` if that is less."""
+    left = max(1, context_length - prompt_tokens)
+    default = left if usual is None else min(left, max(usual, sampling.min_tokens))
+    wanted = default if sampling.max_tokens is None else sampling.max_tokens
     if prompt_tokens + wanted > context_length:
         raise errors.context_too_long(prompt_tokens, wanted, context_length)
     return wanted

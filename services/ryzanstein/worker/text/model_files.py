@@ -43,7 +43,7 @@ class ModelFiles:
     `tool_template` is the chat template of conversations with tools, where that is another one.
     `embedding` says how the model makes vectors; None: it generates text. `template_file` is a file
     that an operator named instead of the model's own chat template. `generation` is what
-    generation_config.json has.
+    generation_config.json has, or a GGUF file's metadata.
     """
 
     directory: Path
@@ -104,12 +104,14 @@ class ModelFiles:
         """Makes what a directory would contain from the vocabulary and metadata of a GGUF file."""
         from ryzanstein.worker.model.gguf.description import GgufDescription
         from ryzanstein.worker.model.gguf.file import GgufFile
+        from ryzanstein.worker.model.gguf.sampling import sampling_of
         from ryzanstein.worker.model.gguf.tokenizer_json import generation_config, tokenizer_config, tokenizer_json
 
         try:
             with GgufFile.open(path) as file:
                 description = GgufDescription.of(file)
                 vocabulary = description.vocabulary(file)
+                sampling = sampling_of(file.metadata)
             tokenizer = json.dumps(tokenizer_json(vocabulary, str(path)))
         except (ModelRefused, OSError) as error:
             raise errors.failed_precondition("MODEL_INVALID", bounded(str(error))) from error
@@ -126,6 +128,7 @@ class ModelFiles:
             extra_special_tokens=_extra_special_tokens(settings),
             chat_template=vocabulary.chat_template,
             tool_template=vocabulary.tool_template,
+            generation=sampling,
         )
 
 
@@ -137,9 +140,21 @@ def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
     for name, value in given.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or (isinstance(value, float) and name != "top_k")) or not in_bounds(name, value):
-            remedy = "correct it, or set generation_config none"
-            raise model_invalid(files.directory / "generation_config.json", f"{name} cannot be {shown(value)}: {remedy}")
+            raise _wrong_default(files, name, value)
     return SamplingDefaults(**given)
+
+
+def answer_tokens(files: ModelFiles) -> int | None:
+    """Returns how many tokens an answer has at most where a request does not say it, as vLLM reads it. MODEL_INVALID."""
+    value = files.generation.get("max_new_tokens")
+    if value is not None and (type(value) is not int or value < 1):
+        raise _wrong_default(files, "max_new_tokens", value)
+    return value
+
+
+def _wrong_default(files: ModelFiles, name: str, value: Any) -> RyzansteinError:
+    path = files.directory if is_gguf(files.directory) else files.directory / "generation_config.json"
+    return model_invalid(path, f"{name} cannot be {shown(value)}: correct it, or set generation_config none")
 
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:

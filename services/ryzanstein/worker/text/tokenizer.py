@@ -26,7 +26,7 @@ from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.infill import Infill, arranged, format_of
-from ryzanstein.worker.text.model_files import FLAGS, ModelFiles, model_invalid, sampling_defaults
+from ryzanstein.worker.text.model_files import FLAGS, ModelFiles, answer_tokens, model_invalid, sampling_defaults
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
 from ryzanstein.worker.text.templates.sandbox import parse
@@ -44,7 +44,7 @@ class TextModel:
 
     `path` is where its files are, `template_file` that of a chat template other than its own.
     `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
-    `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
+    `eos_token_ids` end an answer, and so do `answer_tokens` where a request sets no other bound. `embedding`: how it makes vectors instead of text, if it does.
     `template` is the chat template, which is not run here; None: it has none. `tool_template` is that of
     conversations with tools, and `calling` how functions are called in these.
     """
@@ -56,6 +56,7 @@ class TextModel:
         self.context_length = files.context_length
         self.embedding = files.embedding
         self.sampling_defaults = sampling_defaults(files)
+        self.answer_tokens = answer_tokens(files)
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")

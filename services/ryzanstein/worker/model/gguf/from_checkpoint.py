@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from ryzanstein.worker.json_files import UnreadableFile, read_object
 from ryzanstein.worker.model.architectures.foreign import refuse_quantized
 from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, Llama3Scaling
@@ -28,6 +29,7 @@ from ryzanstein.worker.model.gguf.progress import ConversionProgress
 from ryzanstein.worker.model.gguf.quantize import quantize, stored_as
 from ryzanstein.worker.model.gguf.rope_factors import rope_factors
 from ryzanstein.worker.model.gguf.rows import WINDOW_NUMBERS
+from ryzanstein.worker.model.gguf.sampling import sampling_metadata
 from ryzanstein.worker.model.gguf.small_blocks import Bytes, Numbers
 from ryzanstein.worker.model.gguf.tokenizer_vocabulary import read_vocabulary
 from ryzanstein.worker.model.gguf.vocabulary import vocabulary_metadata
@@ -202,7 +204,15 @@ def _metadata(
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
     vocabulary = read_vocabulary(source, shapes["token_embd.weight"][0])
+    general |= sampling_metadata(_generation(source / "generation_config.json"))
     return {**general, **metadata_of(config, facts, dialect), **vocabulary_metadata(vocabulary)}
+
+
+def _generation(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_object(path) if path.exists() else {}
+    except UnreadableFile as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _counted(source: _Stored, progress: ConversionProgress) -> Iterator[Bytes]:
