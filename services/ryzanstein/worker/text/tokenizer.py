@@ -44,7 +44,8 @@ class TextModel:
 
     `path` is where its files are, `template_file` that of a chat template other than its own.
     `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
-    `eos_token_ids` end an answer, and so do `answer_tokens` where a request sets no other bound. `embedding`: how it makes vectors instead of text, if it does.
+    `eos_token_ids` end an answer, and so do `answer_tokens` where a request sets no other bound.
+    `embedding`: how it makes vectors instead of text, if it does.
     `template` is the chat template, which is not run here; None: it has none. `tool_template` is that of
     conversations with tools, and `calling` how functions are called in these.
     """
