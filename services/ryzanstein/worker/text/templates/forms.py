@@ -42,9 +42,10 @@ class Unshown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A conversation as the template is told it. `shows_tools`: all of them, if there are any, are in its text."""
+    """A conversation as the template is told it, and its text. `shows_tools`: all of them, if there are any, are in it."""
 
     told: Told
+    text: str
     shows_tools: bool = True
 
 
@@ -117,7 +118,7 @@ def _checked(render: Render, told: Told) -> Chosen:
         if not _is_in(arguments, text):
             raise Unshown(index, "the model's chat template leaves arguments of a call out that are no object")
     if not told.tools and not _calls(told) and _surely_shown(told, text):
-        return Chosen(told)
+        return Chosen(told, text)
     return _Marks(told, text).checked(render)
 
 
@@ -170,7 +171,7 @@ class _Marks:
     def __init__(self, told: Told, text: str) -> None:
         used = set(text) | set().union(*told.texts())
         self._unused = (chr(code) for code in _MARKS if chr(code) not in used)
-        self._told = told
+        self._told, self._text = told, text
         self._messages: list[list[str]] = [[] for _ in told.messages]
         self._tools: list[str] = []
 
@@ -182,12 +183,12 @@ class _Marks:
         except (OutputTooLong, RecursionError, MemoryError):
             raise
         except Exception:  # the template looks into the texts, so it cannot be known
-            return Chosen(self._told)
+            return Chosen(self._told, self._text)
         for index, marks in enumerate(self._messages):
             if not all(_is_in(mark, text) for mark in marks):
                 role = self._told.messages[index]["role"]
                 raise Unshown(index, f"the model's chat template leaves a part of this message out (role {role})")
-        return Chosen(self._told, all(_is_in(mark, text) for mark in self._tools))
+        return Chosen(self._told, self._text, all(_is_in(mark, text) for mark in self._tools))
 
     def _marked(self) -> Told:
         messages = [self._message(index, message) for index, message in enumerate(self._told.messages)]
