@@ -97,8 +97,11 @@ def _forms(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Form]
     called = any(message.tool_calls for message in messages)
     arguments = list(Arguments) if called else [Arguments.OBJECTS]
     empties = list(Empty) if called else [Empty.ABSENT]
-    for parts, each, empty in product((False, True), arguments, empties):
-        yield Form(empty, each, parts)
+    for each, empty in product(arguments, empties):
+        yield Form(empty, each)
+    for each, empty in product(arguments, empties):
+        if empty is not Empty.NULL:
+            yield Form(empty, each, parts=True)
     for empty in empties:
         if not tools:
             yield Form(empty, tooling=Tooling.LISTED)
