@@ -144,8 +144,8 @@ def _others(message: Message, form: Form) -> Iterator[tuple[str, str]]:
     if message.name:
         yield "name", message.name
     if message.reasoning and form.thoughts:
-        # Under both names that templates read, as transformers does.
-        yield from (("thinking", message.reasoning), ("reasoning_content", message.reasoning))
+        # Under all names that templates read: those of transformers, and what vLLM calls it.
+        yield from ((name, message.reasoning) for name in ("thinking", "reasoning", "reasoning_content"))
 
 
 def _call(call: ToolCall, arguments: Arguments) -> dict[str, Any]:
