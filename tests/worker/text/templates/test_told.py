@@ -114,3 +114,11 @@ def test_no_part_of_a_message_writes_a_control_token(part: str, forged: str) -> 
     assert [index for _, index in hostile.control] == [index for _, index in honest.control]
     assert hostile.forged
     assert not honest.forged
+
+
+def test_what_is_set_in_a_generation_block_is_not_set_outside() -> None:
+    template = """{% for m in messages %}{% set x = 1 %}{% generation %}{% set x = 2 %}{{ m.content }}{{ x }}{{ loop.index }}
+{%- endgeneration %}{{ x }}{{ y }}{% endfor %}"""
+    expected, _ = render_jinja_template(conversations=[[{"role": "user", "content": "hello"}]], chat_template=template)
+    given = TemplateSource(template, {}, CONTROL, 2, 100_000)
+    assert LocalRenderer().render_now(given, ChatPrompt((Message(Role.USER, "hello"),))).text == expected[0] == "hello211"

@@ -31,14 +31,14 @@ class OutputTooLong(Exception):
 class _GenerationBlock(Extension):
     """`{% generation %} ... {% endgeneration %}` marks an assistant's text, for training.
 
-    Here it is replaced by its contents.
+    Here it is replaced by its contents. What is set inside is not set outside, as in transformers.
     """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class ChatTemplate:
