@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.gguf import from_checkpoint
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.runner import ModelRunner
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
@@ -140,13 +142,15 @@ def test_stacked_experts_of_the_hub_give_transformers_logits(tmp_path: Path, run
 
 @pytest.mark.parametrize("layout", ["transformers", "hub"])
 def test_any_slice_of_a_stacked_expert_is_read(layout: str, tmp_path: Path) -> None:
+    """By ranks, and whole by what writes GGUF files."""
     write("qwen3_vl_moe", tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     experts = "model.language_model.layers.1.mlp.experts."
     gate_up, down = (load_file(file)[experts + name][2] for name in ("gate_up_proj", "down_proj"))
     if layout == "hub":
         as_on_the_hub(tmp_path)
-    files = SafetensorsFiles(tmp_path, read_tensor_files(tmp_path))
+    entries = read_tensor_files(tmp_path)
+    files = SafetensorsFiles(tmp_path, entries)
     for name, whole in (("gate", gate_up[:48]), ("up", gate_up[48:]), ("down", down)):
         shape = tuple(whole.shape)
         files.check(name := f"model.layers.1.mlp.experts.2.{name}_proj.weight", shape)
@@ -155,6 +159,7 @@ def test_any_slice_of_a_stacked_expert_is_read(layout: str, tmp_path: Path) -> N
             out = torch.zeros(*(count if each == dim else shape[each] for each in (0, 1)))
             files.read(name, shape, out, dim, start)
             assert torch.equal(out.narrow(dim, 0, kept), whole.narrow(dim, start, kept))
+        assert np.array_equal(from_checkpoint._mapped(entries[name], shape), whole.numpy())
     files.close()
 
 
