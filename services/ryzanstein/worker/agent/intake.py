@@ -23,7 +23,7 @@ from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint
-from ryzanstein.worker.text.calling import Calling, has_calls, without_system
+from ryzanstein.worker.text.calling import Calling, has_calls
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
@@ -95,26 +95,14 @@ async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -
 
 
 async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer, calling: Calling) -> Rendered:
-    """Returns the conversation's text.
-
-    Where the functions are told in a system message of ours, and the template refuses one, they
-    come before the first user's message.
-    """
+    """Returns the conversation's text, as this way of calling tells it."""
     told = calling.told(prompt)
-    template = model.checked_chat(told)
     try:
-        return await templates.render(template, told)
+        return await templates.render(model.checked_chat(told), told)
     except RyzansteinError as error:
         if error.code is not Code.INVALID_ARGUMENT or told.messages == prompt.messages:
             raise
-        other = without_system(told.messages)
-        refusal = replace_field(error, "messages")  # its index is that of another message
-    if calling.native or not prompt.tools.offered or other == told.messages:
-        raise refusal
-    try:
-        return await templates.render(template, replace(told, messages=other))
-    except RyzansteinError as error:
-        raise (replace_field(error, "messages") if error.code is Code.INVALID_ARGUMENT else error) from None
+        raise replace_field(error, "messages") from None  # its index is that of another message
 
 
 def is_long(attempt: Attempt) -> bool:
@@ -240,7 +228,7 @@ def group_of(
         group=group,
         prompt_ids=prompt_ids,
         sampling=_with_seed(sampling),
-        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
+        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length, model.answer_tokens),
         stop_token_ids=sorted(_stop_ids(sampling, model)),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
@@ -262,9 +250,11 @@ def _monotonic(unix_s: float | None) -> float | None:
     return None if unix_s is None else time.monotonic() + unix_s - clock.unix_s()
 
 
-def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:
-    """Returns the requested number of tokens, by default what is left of the context."""
-    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, context_length - prompt_tokens)
+def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int, usual: int | None) -> int:
+    """Returns the requested number of tokens; by default what is left of the context, or `usual` if that is less."""
+    left = max(1, context_length - prompt_tokens)
+    default = left if usual is None else min(left, max(usual, sampling.min_tokens))
+    wanted = default if sampling.max_tokens is None else sampling.max_tokens
     if prompt_tokens + wanted > context_length:
         raise errors.context_too_long(prompt_tokens, wanted, context_length)
     return wanted

@@ -97,6 +97,7 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
         "hot_page_bytes": runner.hot_page_bytes,
         "page_format": runner.page_format,
         "numerics": runner.numerics,
+        "content": runner.content,
     }
 
 

@@ -34,7 +34,8 @@ def call_constraint(tools: Tools, style: ReplyStyle, special_id: SpecialId) -> C
     """
     several = tools.parallel and not tools.named
     grammar = _grammar(style.calls, tools, several, lambda text: _literal(text, special_id))
-    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "")
+    lenient = not any(tool.strict for tool in tools.callable)
+    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "", lenient=lenient)
 
 
 def _grammar(family: str, asked: Tools, several: bool, literal: Callable[[str], str]) -> str:

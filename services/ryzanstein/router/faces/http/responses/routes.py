@@ -25,7 +25,7 @@ from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse,
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
-from ryzanstein.router.faces.http.late import begun
+from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import tenant_of
@@ -151,7 +151,8 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
         _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, limits.max_messages))
         with naming_fields(asked_for.body):
             if asked_for.body.stream:
-                return await begun(routes.create(http, asked_for), limits, error_of_stream)
+                opening = within(naming_fields(asked_for.body), routes.create(http, asked_for))
+                return await begun(opening, limits, error_of_stream)
             return await routes.create(http, asked_for)
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
