@@ -28,7 +28,7 @@ from ryzanstein.router.sessions.store import (
     page_of,
     read_page_token,
 )
-from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
+from ryzanstein.router.sessions.stores.message_rows import message_of, readable, row_of
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
 from ryzanstein.router.sessions.stores.sqlite_file import CONVERSATIONS, RESPONSES, as_unavailable, connect, transaction
@@ -143,8 +143,11 @@ class SqliteSessions:
             row = db.execute(f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE session_id = ?", (session_id,)).fetchone()
             if row is None:
                 raise errors.not_found("session", session_id)
-            query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
-            messages = tuple(message_of(role, content) for role, content in db.execute(query, (session_id,)))
+            columns = "CAST(role AS BLOB), CAST(content AS BLOB)"
+            query = f"SELECT {columns} FROM messages WHERE session_id = ? ORDER BY position"
+            rows = db.execute(query, (session_id,)).fetchall()
+        with readable(session_id):
+            messages = tuple(message_of(role.decode(), content.decode()) for role, content in rows)
         return _session(row, messages)
 
     def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:

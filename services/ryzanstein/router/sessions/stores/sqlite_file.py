@@ -9,6 +9,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from ryzanstein import errors
@@ -67,14 +68,17 @@ def connect(path: Path) -> sqlite3.Connection:
     """
     private_file(path)
     db = sqlite3.connect(path, timeout=_OPEN_TIMEOUT_S, isolation_level=None)
+    # A damaged name must not keep the other sessions from being listed. Messages are read as bytes.
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         with _readable(path):
             # Before anything that writes.
             _check(db)
+            db.execute("PRAGMA foreign_keys = ON")
+            # Where the schema is not what its version says, this fails and leaves the file as it is.
+            _migrate(db, path)
             write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
             db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA foreign_keys = ON")
-            _migrate(db, path)
         db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
     except BaseException:
         db.close()
@@ -112,11 +116,18 @@ def as_unavailable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
+    """Raises every sign of a damaged file as STATE_CORRUPT.
+
+    With a damaged schema a statement is wrong that is right otherwise, and SQLite's message itself
+    may be no text.
+    """
     try:
         yield
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF != sqlite3.SQLITE_ERROR:
+            raise
+        raise _corrupt(path, str(error)) from error
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise _corrupt(path, str(error)) from error
 
 
@@ -139,7 +150,7 @@ def _check(db: sqlite3.Connection) -> None:
     finally:
         db.set_progress_handler(None, 0)
     if found != "ok":
-        raise sqlite3.DatabaseError(found)
+        raise sqlite3.DatabaseError(found.splitlines()[-1])
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:
