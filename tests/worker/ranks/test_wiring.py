@@ -67,6 +67,18 @@ async def server() -> Iterator[ForkServer]:
         yield server
 
 
+async def test_a_server_that_cannot_be_watched_is_ended_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(pid: int) -> int:
+        raise OSError(f"too many open files: {pid}")
+
+    before = descriptors()
+    monkeypatch.setattr(os, "pidfd_open", no_room)
+    with pytest.raises(OSError, match="too many open files") as failure:
+        ForkServer(ECHO, {})
+    assert descriptors() == before
+    assert str(failure.value).split()[-1] not in os.listdir("/proc")
+
+
 @pytest.mark.distributed
 async def test_a_group_that_is_never_started_leaves_nothing_open(server: ForkServer) -> None:
     before = descriptors()

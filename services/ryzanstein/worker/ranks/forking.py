@@ -29,7 +29,7 @@ from ryzanstein.worker.ranks.fork_server import (
 from ryzanstein.worker.ranks.kernel_build import have_kernels
 from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
+from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text, watched
 from ryzanstein.worker.ranks.wiring import Wiring
 
 log = structlog.get_logger(__name__)
@@ -78,6 +78,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            self._server = WatchedProcess(self._child.pid, watched(self._child))
         except OSError:
             self._socket.close()
             raise
@@ -88,21 +89,10 @@ class ForkServer:
         self._call: _ForkCall | None = None
         self._last_words = ""
         self._warned = False
-        self._server = WatchedProcess(self._child.pid, self._watched())
         self._server.over.add_done_callback(self._on_over)
         self.lost: asyncio.Future[str] = loop.create_future()
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read)
-
-    def _watched(self) -> int:
-        """Returns a pidfd of the server. Without one the server could not be watched, and is ended. Raises OSError."""
-        try:
-            return os.pidfd_open(self._child.pid)
-        except OSError:
-            self._child.kill()
-            self._child.wait()
-            self._socket.close()
-            raise
 
     async def __aenter__(self) -> ForkServer:
         return self
