@@ -22,6 +22,7 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult
 from ryzanstein.router.journal.encoding import (
     BatchWriter,
+    check_readable,
     decode_request,
     encode_request,
     has_settled,
@@ -240,6 +241,17 @@ def test_an_earlier_router_says_its_deadline_in_unix_time() -> None:
     wire.submit.deadline.FromNanoseconds(1_700_000_000 * 10**9)
     record = JournalRecord(1, wire.SerializeToString(), (), age_s=5.0)
     assert with_own_deadline(decode_request(record.request)[0], record).deadline == 1_700_000_000
+
+
+@pytest.mark.parametrize("part", ["request", "batch"])
+def test_a_record_with_a_damaged_part_is_a_generation_that_is_lost(part: str) -> None:
+    generation = Generation("g", REQUEST, Unobserved())
+    record = JournalRecord(1, encode_request(generation, 0), (BatchWriter(generation).next_batch(),))
+    check_readable("g", record)
+    damaged = replace(record, request=b"\xff" * 9) if part == "request" else replace(record, batches=(b"\xff" * 9,))
+    with pytest.raises(RyzansteinError) as lost:
+        check_readable("g", damaged)
+    assert lost.value.reason == "GENERATION_NOT_FOUND"
 
 
 def test_a_request_of_a_later_version_is_not_read_in_part() -> None:

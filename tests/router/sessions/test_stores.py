@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -453,6 +454,30 @@ async def test_a_message_that_cannot_be_read_refuses_its_session_alone(tmp_path:
     assert (await store.get("whole")).messages == (await store.get("name")).messages == HELLO
     await store.delete("role")
     await store.close()
+
+
+async def test_a_new_session_is_not_evicted_for_its_time_by_a_clock_that_was_set_back(
+    tmp_path: Path, start_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds, client = SessionBounds(max_sessions=2), redis_client((await start_redis()).url)
+    stores: tuple[SessionStore, ...] = (
+        await SqliteSessions.open(tmp_path / "s.db", bounds, lambda count: None),
+        await RedisSessions.open(client, "test:", bounds, lambda count: None),
+    )
+    later = time.time() + 3600.0
+    with monkeypatch.context() as ahead:
+        ahead.setattr(sqlite.time, "time", lambda: later)
+        for store in stores:
+            for session_id in ("a", "b"):
+                await store.create(session_id, "m")
+    await client.zadd("test:sessions", {"a": later, "b": later + 1})
+    for store in stores:
+        await store.create("new", "m", HELLO)
+        assert (await store.get("new")).messages == HELLO
+        await store.get("b")
+        with pytest.raises(RyzansteinError):
+            await store.get("a")
+        await store.close()
 
 
 @pytest.mark.parametrize("change", ["claim", "renew", "release"])

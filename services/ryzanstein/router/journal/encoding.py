@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from ryzanstein import clock
+from ryzanstein import clock, errors
 from ryzanstein.errors import ROUTER_TOO_OLD, Code, RyzansteinError
 from ryzanstein.generation.attempt import Attempt
 from ryzanstein.generation.events import PromptScores, Started
@@ -59,6 +60,16 @@ def with_own_deadline(request: GenerationRequest, record: JournalRecord) -> Gene
     if not given.HasField("time_left"):
         return request
     return replace(request, deadline=clock.unix_s() + given.time_left.ToNanoseconds() / 1e9 - record.age_s)
+
+
+def check_readable(generation_id: str, record: JournalRecord) -> None:
+    """Raises NOT_FOUND for a record of which a part is damaged: what it was is lost."""
+    try:
+        pb.JournalRequest.FromString(record.request)
+        for batch in record.batches:
+            pb.JournalBatch.FromString(batch)
+    except DecodeError as error:
+        raise errors.not_found("generation", generation_id) from error
 
 
 def decode_request(data: bytes) -> tuple[GenerationRequest, int]:

@@ -128,14 +128,17 @@ class SqliteSessions:
         return Session(session_id, model, now, now, messages, tenant=tenant), evicted
 
     def _evict(self, session_id: str) -> int:
-        """Deletes the least recently used ones of the kind that this session has, if there are too many."""
+        """Deletes the least recently used ones of the kind that this session has, if there are too many.
+
+        Never this one itself: by a clock that was set back it may be the oldest.
+        """
         kind = RESPONSES if is_response(session_id) else CONVERSATIONS
         (count,) = self._connection.execute(f"SELECT count(*) FROM sessions WHERE {kind}").fetchone()
         surplus = int(count) - self._bounds.most_like(session_id)
         if surplus <= 0:
             return 0
-        oldest = f"SELECT session_id FROM sessions WHERE {kind} ORDER BY update_time, session_id LIMIT ?"
-        self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({oldest})", (surplus,))
+        others = f"SELECT session_id FROM sessions WHERE {kind} AND session_id != ? ORDER BY update_time, session_id LIMIT ?"
+        self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({others})", (session_id, surplus))
         return surplus
 
     def _get(self, session_id: str) -> Session:
