@@ -6,13 +6,11 @@ request and the model; they raise the errors that clients see.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from ryzanstein import clock, errors
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES
@@ -22,6 +20,7 @@ from ryzanstein.generation.events import MAX_PROMPT_SCORES
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint
 from ryzanstein.worker.text.calling import Calling, has_calls, without_system
@@ -30,8 +29,6 @@ from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, Rendered
 from ryzanstein.worker.text.tokenizer import TextModel
-
-_Text = TypeVar("_Text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +65,10 @@ async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer, *, an
     match prompt:
         case ChatPrompt():
             rendered, calling = await _told(prompt, model, templates)
-            ids = await _aside(model.encode_rendered, rendered, len(rendered.text))
+            ids = await encoded(model.encode_rendered, rendered, len(rendered.text))
             return ReadPrompt(ids, calling.style(prompt, rendered.text), calling)
         case TextPrompt(text):
-            return ReadPrompt(await _aside(model.encode, text, len(text)))
+            return ReadPrompt(await encoded(model.encode, text, len(text)))
         case TokenPrompt(token_ids):
             return ReadPrompt(model.checked_ids(token_ids, any_length=any_length))
 
@@ -120,12 +117,16 @@ async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRendere
         raise (replace_field(error, "messages") if error.code is Code.INVALID_ARGUMENT else error) from None
 
 
-async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
-    """Encodes long texts in a thread.
-
-    Short ones take less time than handing them over costs others.
-    """
-    return await asyncio.to_thread(encode, text) if num_chars > LONG_CHARS else encode(text)
+def is_long(attempt: Attempt) -> bool:
+    """Returns whether the prompt's text takes long to tokenize."""
+    prompt = attempt.request.prompt
+    match prompt:
+        case ChatPrompt():
+            return sum(message.num_chars for message in prompt.messages) > LONG_CHARS
+        case TextPrompt(text):
+            return len(text) > LONG_CHARS
+        case _:
+            return False
 
 
 def has_grammar(attempt: Attempt) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ class ModelHost:
     `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
     ranks, but its state is READY. Call `wake` before sending work to it.
 
-    `on_text` is called with the text side of a model that is being loaded.
+    `on_text` is called with the text side of a model that is being loaded, before its ranks start.
     `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
     have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
     called with the reason why everything that ran is gone, and whether that is the node's fault.
@@ -97,7 +97,7 @@ class ModelHost:
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
-        on_text: Callable[[TextModel], None],
+        on_text: Callable[[TextModel], Awaitable[None]],
         on_ready: Callable[[EngineGroup, Sequence[RankReady]], None],
         on_freed: Callable[[], None],
         on_ended: Callable[[], None],
@@ -144,7 +144,7 @@ class ModelHost:
             self.text = await asyncio.to_thread(load)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
-            self._on_text(self.text)
+            await self._on_text(self.text)
             self._supervise(choice)
             await self._check_template(self.text)
         except asyncio.CancelledError:

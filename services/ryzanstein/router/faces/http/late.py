@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_exception
-from ryzanstein.router.faces.http.gate import HttpLimits, call_of
-from ryzanstein.router.faces.http.presence import ClientLeft
+from ryzanstein.router.faces.http.gate import ROUTER_STOPS, HttpLimits, call_of
+from ryzanstein.router.faces.http.presence import ClientLeft, write_may_wait
 from ryzanstein.router.faces.http.stream import COMMENT, STREAM_HEADERS
 
 log = structlog.get_logger(__name__)
@@ -50,9 +50,7 @@ class LateResponse(Response):
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while not self._task.done():
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-                await asyncio.wait((self._task,), timeout=self._silence_s)
+            await self._wait(scope, send)
             await self._task.result()(scope, receive, rest)
         except ClientLeft:
             call_of(scope).code = CLIENT_CLOSED_REQUEST
@@ -62,6 +60,17 @@ class LateResponse(Response):
             await send({"type": "http.response.body", "body": self._told(scope, error), "more_body": False})
         finally:
             await _end(self._task)
+
+    async def _wait(self, scope: Scope, send: Send) -> None:
+        """Sends comments until the response has come."""
+        try:
+            while not self._task.done():
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await asyncio.wait((self._task,), timeout=self._silence_s)
+        except asyncio.CancelledError:  # the server stops
+            if not write_may_wait(scope):
+                await send({"type": "http.response.body", "body": self._told(scope, ROUTER_STOPS), "more_body": False})
+            raise
 
     def _told(self, scope: Scope, error: Exception) -> bytes:
         if not isinstance(error, RyzansteinError):

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.generation.messages import Message
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
@@ -82,7 +83,7 @@ class ResponseRoutes:
         events = self._core.follow(generation_id)
         try:
             started = await while_connected(http.receive, read_start(events))
-            told = ResponseEvents(started, asked_for.body)
+            told = ResponseEvents(started, asked_for.body, self._defaults_of(started.model))
             keep = partial(self._keep, told, asked_for, tenant, history)
             headers = {NODE: started.node_id}
             if asked_for.body.stream:
@@ -99,6 +100,9 @@ class ResponseRoutes:
         list(told.end())
         await keep()
         return _json(told.response, headers)
+
+    def _defaults_of(self, model: str) -> SamplingDefaults:
+        return next((each.sampling_defaults for each in self._core.models() if each.name == model), NO_DEFAULTS)
 
     async def retrieve(self, tenant: str, response_id: str) -> Response:
         return _json(await self._kept.retrieve(tenant, response_id), {})
