@@ -19,6 +19,7 @@ from ryzanstein.router.journal.journal import Append, AppendOutcome, Head, Journ
 from ryzanstein.router.journal.lease import keep_lease
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import FlushPace, JournalRecorder
+from ryzanstein.router.journal.stores import sqlite_file
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -113,6 +114,15 @@ async def test_a_file_that_is_damaged_behind_its_header_is_set_aside_at_the_star
         assert await journal.head("a") == Head(ONE, 0)
         await journal.close()
     assert path.with_name("journal.db.damaged").read_bytes() == content
+
+
+async def test_of_a_large_damaged_file_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_file, "MOST_KEPT_BYTES", 4096)
+    (tmp_path / "journal.db").write_bytes(b"no database at all" * 1000)
+    journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
+    assert "journal.db.damaged" not in os.listdir(tmp_path)
+    assert await journal.write(ONE, [opening("a")]) == [AppendOutcome.WRITTEN]
+    await journal.close()
 
 
 @pytest.mark.parametrize("at", [24, 100, 105, 1000])

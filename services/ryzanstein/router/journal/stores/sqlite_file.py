@@ -1,6 +1,7 @@
 """The file of the SQLite journal: its schema, how it is opened, and how it is begun anew.
 
 A damaged file is set aside, under the same name with `.damaged`, and an empty one takes its place.
+A large one is removed instead.
 The routers that share it see that another file has its name, or none, and open that one. Files are
 opened and set aside under a lock of their own: the write-ahead log beside a file belongs to
 whatever file has the name.
@@ -60,6 +61,9 @@ _BUSY_S = 1.0
 _OPEN_S = 5.0
 _CHECK_S = 1.0
 _LOOK_S = 0.01
+_SUFFIXES = ("-wal", "-shm", "")
+MOST_KEPT_BYTES = 64 * 2**20
+"""A damaged file that is larger is removed: its disk space is needed."""
 # On a disk that damages whatever is written, a new file would not help.
 _LEAST_PAUSE_S = 10.0
 
@@ -126,11 +130,21 @@ class JournalFile:
     def _set_aside(self, error: Exception) -> None:
         self._set_aside_at = self.anew_at = time.monotonic()
         aside = self._path.with_name(self._path.name + ".damaged")
-        log.warning("journal corrupt, starting with an empty one", path=str(self._path), kept_as=str(aside), error=str(error))
-        for suffix in ("-wal", "-shm", ""):
-            aside.with_name(aside.name + suffix).unlink(missing_ok=True)
+        kept = sum(_size(self._path.with_name(self._path.name + suffix)) for suffix in _SUFFIXES) <= MOST_KEPT_BYTES
+        kept_as = str(aside) if kept else ""
+        log.warning("journal corrupt, starting with an empty one", path=str(self._path), kept_as=kept_as, error=str(error))
+        for suffix in _SUFFIXES:
+            damaged, place = self._path.with_name(self._path.name + suffix), aside.with_name(aside.name + suffix)
+            place.unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                self._path.with_name(self._path.name + suffix).rename(aside.with_name(aside.name + suffix))
+                damaged.rename(place) if kept else damaged.unlink()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _identity(path: Path) -> tuple[int, int]:
