@@ -63,6 +63,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks. `hot_page_bytes` is
     that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
     `content`: what tells its files from others of the same place, a digest.
+    `weights_stamp`: which files it loaded, see `weight_files.stamp`.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     hot_page_bytes: int = 0
     lasting: AllLasting = ()
     sparse_attention: str = ""
+    weights_stamp: str = ""
 
 
 class PagesAnswer(msgspec.Struct, tag=True, frozen=True):

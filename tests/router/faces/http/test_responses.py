@@ -130,6 +130,17 @@ async def test_what_is_deleted_or_not_stored_is_gone(client):
             await client.responses.create(model="echo", input="two", previous_response_id=response_id)
 
 
+async def test_what_is_kept_beside_a_response_is_no_response(client):
+    kept = await client.responses.create(model="echo", input="one")
+    beside = f"{kept.id}.object"
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            await call(beside)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="echo", input="two", previous_response_id=beside)
+    assert (await client.responses.retrieve(kept.id)).usage is not None
+
+
 async def test_another_tenant_sees_nothing(client):
     kept = await client.responses.create(model="echo", input="one", extra_headers={"X-Tenant-Id": "a"})
     assert (await client.responses.retrieve(kept.id, extra_headers={"X-Tenant-Id": "a"})).output_text == "one"
