@@ -6,16 +6,18 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ryzanstein import clock
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.request import GenerationRequest, RequestKey
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.journal.journal import Append, AppendOutcome, Head, JournalUnavailableError, Owner
+from ryzanstein.router.journal.journal import Append, AppendOutcome, Head, JournalUnavailableError, KeyClaim, Owner
 from ryzanstein.router.journal.lease import keep_lease
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import FlushPace, JournalRecorder
@@ -93,7 +95,8 @@ async def test_nothing_is_said_to_be_unknown_before_all_routers_have_written_it_
 ) -> None:
     _, other = journals
     replace(tmp_path / "journal.db")
-    for question in (other.head("g1"), other.find(ONE.owner_id), other.last_known(ONE.owner_id)):
+    claim = other.claim_key("key", KeyClaim("new", b"body"), 0.0)
+    for question in (other.head("g1"), other.find(ONE.owner_id), other.last_known(ONE.owner_id), claim):
         with pytest.raises(JournalUnavailableError, match="anew"):
             await question
     await asyncio.sleep(0.25)
@@ -171,8 +174,9 @@ async def test_a_recorder_writes_all_that_it_has_again(tmp_path: Path) -> None:
     outage = JournalOutage(metrics)
     recorder = JournalRecorder(journal, FlushPace(0.01, 60.0), metrics, outage, telemetry.background)
     recorder.start(ONE, lambda generation: None)
-    request = GenerationRequest("m", TextPrompt("p"), SamplingParams(), deadline=None)
-    runs, ended = Generation("runs", request, _NoObserver()), Generation("ended", request, _NoObserver())
+    key = RequestKey("key", b"body")
+    request = GenerationRequest("m", TextPrompt("p"), SamplingParams(), deadline=clock.unix_s() + 60.0, key=key)
+    runs, ended = Generation("runs", request, _NoObserver()), Generation("ended", replaced(request, key=None), _NoObserver())
     recorder.added(runs, 0)
     recorder.added(ended, 0)
     ended.settle()
@@ -185,6 +189,7 @@ async def test_a_recorder_writes_all_that_it_has_again(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         while await seen.head("runs") is None or await seen.head("ended") is None:  # noqa: ASYNC110 - another thread
             await asyncio.sleep(0.02)
+    assert await seen.claim_key("key", KeyClaim("again", b"body"), 0.0) == KeyClaim("runs", b"body", begun=True)
     lease.cancel()
     await seen.close()
     await recorder.close()

@@ -18,11 +18,12 @@ from itertools import islice
 
 import structlog
 
+from ryzanstein import clock
 from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, encode_request
-from ryzanstein.router.journal.journal import Append, AppendOutcome, Journal, JournalUnavailableError, Owner
+from ryzanstein.router.journal.journal import Append, AppendOutcome, Journal, JournalUnavailableError, KeyClaim, Owner
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,8 @@ class FlushPace:
 class _Entry:
     """A generation's entry in the journal. `suspect`: the store may have lost it.
 
-    `outages`: how many outages there had been when it was last written.
+    `lost`: the store had lost it, and its key with it. `outages`: how many outages there had been
+    when it was last written.
     """
 
     writer: BatchWriter
@@ -60,6 +62,7 @@ class _Entry:
     written_at: float
     settling: bool = False
     suspect: bool = False
+    lost: bool = False
     outages: int = 0
 
 
@@ -251,6 +254,7 @@ class JournalRecorder:
             try:
                 with self._metrics.flush.time():
                     outcomes = await self._journal.write(owner, appends)
+                await self._claim_again([each for each in some if each.lost])
             except JournalUnavailableError as error:
                 self._fail(error)
                 return False
@@ -258,6 +262,16 @@ class JournalRecorder:
             for entry, outcome in zip(some, outcomes, strict=True):
                 self._conclude(entry, outcome)
         return True
+
+    async def _claim_again(self, entries: Sequence[_Entry]) -> None:
+        """Claims the keys of generations that are in the store again."""
+        for entry in entries:
+            generation, key = entry.writer.generation, entry.writer.generation.request.key
+            if key is not None and (generation.error is None or generation.error.retry_after_s is not None):
+                left_s = max(0.0, (generation.request.deadline or 0.0) - clock.unix_s())
+                claim = KeyClaim(generation.generation_id, key.body)
+                await self._journal.claim_key(key.name, claim, left_s + self._pace.retention_s)
+            entry.lost = False
 
     def _next_write(self, left: list[_Entry]) -> tuple[list[_Entry], list[Append]]:
         """Takes from the end of `left` what makes one write of bounded size."""
@@ -311,7 +325,7 @@ class JournalRecorder:
             self._written(generation_id, entry)
         elif outcome is AppendOutcome.EXPIRED or (outcome is AppendOutcome.MISSING and not self._overslept(entry)):
             # It expired, or the store has lost it: write everything again.
-            entry.opened = False
+            entry.opened, entry.lost = False, True
             entry.writer.rewind()
             self._entries[generation_id] = known.pop(generation_id)
         else:

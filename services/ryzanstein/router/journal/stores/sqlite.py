@@ -225,6 +225,8 @@ class SqliteJournal:
             row = db.execute(query, {"key": key, "own": claim.generation_id, "now": now}).fetchone()
             if row is not None:
                 return KeyClaim(row[0], row[1], bool(row[2]))
+            # A generation that another router has not yet written again may have the key.
+            self._found(db.execute("SELECT 1 FROM generations WHERE generation_id = ?", (claim.generation_id,)).fetchone())
             values = (key, claim.generation_id, claim.body, now + KEY_HOLD_S, now + max(keep_s, KEY_HOLD_S))
             db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", values)
         return None
