@@ -27,7 +27,7 @@ def check(served: Served, program: list[str], folder: Path, loops: int) -> None:
     assert set(answered) <= {"200", "400", "499"}, answered
 
 
-@pytest.mark.parametrize(("client", "loops"), [("openai", 8), ("instructor", 15), ("langchain", 20), ("pydantic_ai", 15)])
+@pytest.mark.parametrize(("client", "loops"), [("openai", 8), ("instructor", 15), ("langchain", 19), ("pydantic_ai", 15)])
 def test_loops_in_python(served: Served, client: str, loops: int) -> None:
     python = BUILD / "clients" / PYTHON[client] / "bin/python"
     assert python.exists(), f"{python} is missing: `bash .ci/parts clients` installs it"
