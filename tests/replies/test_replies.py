@@ -330,3 +330,11 @@ def test_a_reader_may_be_shown_every_kind_of_part() -> None:
 )
 def test_arguments_are_text_that_can_be_sent(family: str, text: str, arguments: str) -> None:
     assert [call.arguments for call in read(family, text).tool_calls] == [arguments]
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("family", ["", *FAMILIES])
+def test_a_null_character_ends_no_content(family: str, thinking: bool) -> None:
+    """Vocabularies with bytes have a token for it."""
+    said = read_message(ReplyFormat(calls=family, thinking=thinking, tools=TOOLS), "g", 0, "one\0two\0")
+    assert (said.content, said.tool_calls) == ("one\0two\0", ())

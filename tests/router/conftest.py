@@ -101,6 +101,10 @@ class ScriptedNode(WorkerServiceServicer):
     """Sequences that wait, as its beats say."""
     freeze_at: int | None = None
     """Attempts that reach this index stand still there, while the node works for the others."""
+    holds_steps: bool = False
+    """Makes no step as long as an attempt stands still: it is slow."""
+    computes: bool = False
+    """Those that stand still compute their prompts: each step reports a part."""
     preempts: bool = False
     """Those that stand still are reported as preempted."""
     refuse: RyzansteinError | None = None
@@ -139,6 +143,7 @@ class ScriptedNode(WorkerServiceServicer):
     _incarnation: str = ""
     _step: int = 0
     _beats: int = 0
+    _parts: int = 0
     _dying: asyncio.Task[None] | None = None
 
     @property
@@ -249,10 +254,13 @@ class ScriptedNode(WorkerServiceServicer):
                 next_beat = now + (0.05 if self.num_running else 0.5)  # as often as the beat says that it works
                 yield worker.ConnectResponse(beat=self._beat(model))
             if running and not (self.frozen or self.stalled):
-                self._step += 1
+                self._step += not (self.holds_steps and self._stands_still(running))
                 next_beat = min(next_beat, now + 0.05)
                 yield worker.ConnectResponse(output=self._output(running, known, model))
             await asyncio.sleep(self.step_s)
+
+    def _stands_still(self, running: dict[int, Running]) -> bool:
+        return any(index == self.freeze_at for run in running.values() for index in run.next_index)
 
     def _output(self, running: dict[int, Running], known: set[int], model: str) -> worker.StepOutput:
         output = worker.StepOutput(step=self._step)
@@ -306,6 +314,9 @@ class ScriptedNode(WorkerServiceServicer):
         for choice in sorted(run.left):
             index = run.next_index[choice]
             if index == self.freeze_at:
+                if self.computes:
+                    self._parts += 1
+                    output.prompt_progress.add(handle=run.handle, tokens=self._parts)
                 if self.preempts:
                     output.preempted.add(handle=run.handle, choice=choice)
                 continue

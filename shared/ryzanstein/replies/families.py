@@ -21,8 +21,11 @@ _MAX_NAME_CHARS = 256
 
 
 def content_until(source: Source, sink: Sink, *markers: str) -> Step[str]:
-    """Takes content up to the next of these markers, which is taken, marked and returned; "" at the end."""
-    pattern = re.compile("|".join(map(re.escape, markers)))
+    """Takes content up to the next of these markers, which is taken, marked and returned; "" at the end.
+
+    Without markers all that follows is content.
+    """
+    pattern = re.compile("|".join(map(re.escape, markers)) or "(?!)")
     while True:
         text, marker, ended = source.before(markers, pattern)
         sink.content(text)

@@ -142,7 +142,7 @@ class Source:
 
     def _begun(self, markers: Sequence[str]) -> int:
         """Returns how many characters at the end may begin a marker."""
-        longest = min(max(map(len, markers)) - 1, len(self._text) - self._at)
+        longest = min(max(map(len, markers), default=1) - 1, len(self._text) - self._at)
         for length in range(longest, 0, -1):
             tail = self._text[len(self._text) - length :]
             if any(marker.startswith(tail) for marker in markers):

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.request import RequestKey
-from ryzanstein.router.generations.idempotency import IdempotencyKeys
+from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
 from ryzanstein.router.journal import journal as journals
 from ryzanstein.router.journal.journal import Append, KeyClaim, Owner
 from ryzanstein.router.journal.keys import JournalKeys
@@ -179,6 +179,47 @@ async def test_of_two_routers_that_are_asked_at_once_one_runs_it(start_node: Any
     assert [first.generation_id for first in answers[::2]] == [second.generation_id for second in answers[1::2]]
     assert len(node.submits) == len(requests)
     assert [await num_messages(routers[0], f"s{i}") for i in range(12)] == 12 * [2]
+
+
+async def test_a_request_that_waits_longer_than_a_claim_holds_is_run_once(start_node: Any, start_routers: Any) -> None:
+    """Its prompt is filled in by a node that stands still: nothing is launched or recorded meanwhile."""
+    node = await start_node("a", frozen=True)
+    first, second = await start_routers(2, node)
+    sampling = inference.SamplingParams(max_tokens=3)
+    body = inference.CompleteRequest(text="a", suffix="c", sampling=sampling, request_id="k")
+    one = asyncio.ensure_future(first.inference.Complete(body, timeout=60))
+    await asyncio.sleep(journals.KEY_HOLD_S + 1)
+    two = asyncio.ensure_future(second.inference.Complete(body, timeout=60))
+    await asyncio.sleep(1)
+    node.frozen = False
+    assert (await one).generation_id == (await two).generation_id
+    assert len(node.submits) == 1
+
+
+async def test_a_claim_that_was_lost_is_found_before_the_launch(tmp_path: Path, monkeypatch: Any) -> None:
+    """The first router stands still until its claim has ended, and the second one begins the request."""
+    monkeypatch.setattr("ryzanstein.router.journal.stores.sqlite.KEY_HOLD_S", 0.05)
+    journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
+    outage = JournalOutage(JournalMetrics(CollectorRegistry()))
+    shared = JournalKeys(journal, 60.0, outage)
+    shared.hold_s = 1000.0  # no renewal in time
+    stood_still, other = (IdempotencyKeys(shared, RouterTelemetry()) for _ in range(2))
+    key = RequestKey("k", b"body")
+    assert await stood_still.claim(key, "a", 60) == "a"
+    await stood_still.confirm("a")
+    await asyncio.sleep(0.1)
+    shared.hold_s = 0.05
+    assert await other.claim(key, "b", 60) == "b"
+    await other.confirm("b")
+    late = asyncio.ensure_future(stood_still.confirm("a"))
+    await journal.write(ONE, [Append("b", 0, b"", b"request")])
+    with pytest.raises(KeyTakenError) as taken:
+        await late
+    assert taken.value.generation_id == "b"
+    for keys, generation_id in ((stood_still, "a"), (other, "b")):
+        keys.free(generation_id)
+        await keys.close()
+    await journal.close()
 
 
 async def test_what_failed_at_one_router_runs_anew_at_another(start_node: Any, start_routers: Any, until: Any) -> None:

@@ -197,6 +197,44 @@ async def test_a_preempted_attempt_waits_for_its_node_and_one_that_stands_still_
     assert (client.value("failovers_total", cause="no_progress") == 0) is preempts
 
 
+@pytest.mark.parametrize("computes", [True, False])
+async def test_an_attempt_that_is_slow_on_the_only_node_stays_there(start_node: Any, start_router: Any, computes: bool) -> None:
+    """Begun again it would be slower still: nine times from zero, and then an error, was what a busy machine gave."""
+    node = await start_node("a", freeze_at=0, holds_steps=not computes, computes=computes)
+    client = await start_router(node, accept_s=0.2, attempt_silence_s=0.3, stall_s=60)
+    stream = asyncio.create_task(read(stream_of(client)))
+    await asyncio.sleep(3.0)
+    node.freeze_at = None
+    assert await stream == (WHOLE, ["a"])
+    assert [submit.attempt for submit in node.submits] == [0]
+    assert client.value("breaker_state", node_id="a") == 0
+
+
+async def test_an_attempt_that_stands_still_while_its_only_node_works_is_begun_again(
+    start_node: Any, start_router: Any
+) -> None:
+    node = await start_node("a", freeze_at=0)
+    client = await start_router(node, accept_s=0.2, attempt_silence_s=0.3)
+    stream = asyncio.create_task(read(stream_of(client)))
+    await asyncio.sleep(3.0)
+    node.freeze_at = None
+    assert await stream == (WHOLE, ["a"])
+    assert len(node.submits) > 1
+
+
+async def test_an_attempt_that_is_slow_moves_once_and_does_not_come_back(start_node: Any, start_router: Any) -> None:
+    nodes = [await start_node(name, freeze_at=0, holds_steps=True) for name in ("a", "b")]
+    client = await start_router(*nodes, accept_s=0.2, attempt_silence_s=0.3, stall_s=60, hedge_share=0, hedge_min=0)
+    stream = asyncio.create_task(read(stream_of(client)))
+    await asyncio.sleep(4.0)
+    assert [len(node.submits) for node in nodes] == [1, 1]
+    for node in nodes:
+        node.freeze_at = None
+    assert (await stream)[0] == WHOLE
+    assert client.value("failovers_total", cause="slow") == 1
+    assert [client.value("breaker_state", node_id=node.node_id) for node in nodes] == [0, 0]
+
+
 async def test_dynamo_13429_a_response_that_freezes_while_canaries_pass_is_continued_elsewhere(pair: Any) -> None:
     client, primary, backup = pair
     names = await sessions_of(client, primary, 3)

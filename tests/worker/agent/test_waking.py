@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from ryzanstein.cluster import Beat
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TextPrompt
@@ -17,6 +19,7 @@ from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFa
 from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import submit_now
+from ryzanstein.worker.agent.faces import stream
 from ryzanstein.worker.agent.faces.inbox import ReadAhead
 from ryzanstein.worker.agent.faces.stream import RouterStream
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory, SharedRoom
@@ -26,6 +29,7 @@ from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
+from ryzanstein.worker.text.tokenizer import TextModel
 
 SETTINGS = WorkerSettings(_env_file=None)  # type: ignore[call-arg]
 
@@ -185,3 +189,78 @@ async def test_a_model_that_falls_asleep_while_pages_are_fetched_is_woken_again(
     await sleeping.send(submit(1))
     assert await sleeping.outputs(1) == ([1], [])
     assert times == 2
+
+
+LONG = "word " * 2000
+
+
+@pytest.fixture
+def held_text(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Long texts are tokenized once this is set."""
+    release, encode = threading.Event(), TextModel.encode
+
+    def held(model: TextModel, text: str) -> list[int]:
+        if len(text) > len(LONG) // 2:
+            assert release.wait(20)
+            text = text[:100]
+        return encode(model, text)
+
+    monkeypatch.setattr(TextModel, "encode", held)
+    return release
+
+
+async def test_a_long_text_holds_up_nobody_and_can_be_cancelled(sleeping: SleepingNode, held_text: threading.Event) -> None:
+    try:
+        await sleeping.send(submit(1, LONG), submit(2, LONG), submit(3, LONG), submit(4), cancel(2))
+        assert await sleeping.outputs(1) == ([4], [])
+        await until(lambda: sleeping.waiting == {1, 3})
+    finally:
+        held_text.set()
+    finished, failed = await sleeping.outputs(2)
+    assert (sorted(finished), failed) == ([1, 3], [])
+
+
+async def test_more_bytes_of_prompts_than_may_wait_are_refused(
+    sleeping: SleepingNode, held_text: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing behind them waits for room: not the router's beats, without which it would be taken for dead."""
+    monkeypatch.setattr(stream, "MAX_BYTES", 3 * len(LONG))
+    failed: list[pb.Failed] = []
+    try:
+        await sleeping.send(*(submit(number, LONG) for number in range(1, 7)))
+        async with asyncio.timeout(20):
+            async for frame in sleeping.link.frames():
+                failed += frame.output.failed
+                if len(failed) == 3:
+                    break
+    finally:
+        held_text.set()
+    assert [(each.handle, each.reason, each.node_fault) for each in failed] == [
+        (number, "QUEUE_FULL", False) for number in (4, 5, 6)
+    ]
+    assert {"waiting_bytes", "bound_bytes"} <= failed[0].metadata.keys()
+    assert sorted((await sleeping.outputs(3))[0]) == [1, 2, 3]
+
+
+async def test_an_attempt_is_never_forgotten_from_its_arrival_to_its_acceptance(
+    sleeping: SleepingNode, held_text: threading.Event
+) -> None:
+    sleeping.link.beat(Beat())
+    reading = sleeping.node.background.once("link_reader", sleeping.stream.read(_frames(submit(7, LONG)), None, sleeping.ahead))
+    async with asyncio.timeout(20):
+        async for frame in sleeping.link.frames():
+            if frame.beat.preparing:
+                break
+            await asyncio.sleep(0.1)
+            sleeping.link.beat(Beat())
+    assert list(frame.beat.preparing) == [7]
+    held_text.set()
+    assert await sleeping.outputs(1) == ([7], [])
+    assert not sleeping.link._preparing
+    reading.cancel()
+
+
+async def _frames(*frames: pb.ConnectRequest) -> AsyncIterator[pb.ConnectRequest]:
+    for frame in frames:
+        yield frame
+    await asyncio.sleep(3600)

@@ -17,6 +17,8 @@ class Counting:
     complete_at: int = 10**9
     fails_at: int = 10**9
     taken: list[int] = field(default_factory=list)
+    ready: bool = True
+    cost_s: float = 0.0
 
     @property
     def finished(self) -> bool:
@@ -39,6 +41,50 @@ def test_a_choice_ends_where_its_constraint_lets_nothing_follow(run, group, answ
     for choice, length in ((0, 5), (1, 9)):
         assert it.tokens[1, choice] == constraints[choice].taken == answer(message, choice)[0][:length]
         assert it.ended[1, choice].reason == FinishReason.STOP
+
+
+def test_a_choice_whose_constraint_is_not_ready_sits_out_the_steps(run, group, answer) -> None:
+    it = run(num_blocks=64, block_size=4, max_sequences=8, token_budget=64)
+    slow, other = group(1, [1] * 5, max_tokens=6), group(2, [2] * 5, max_tokens=20)
+    constraint = Counting()
+    it.engine.submit(slow, [constraint])
+    it.engine.submit(other)
+    it.step()
+    constraint.ready = False
+    for _ in range(10):
+        assert it.step().groups == [2]
+    assert not it.engine.starves
+    constraint.ready = True
+    it.drain()
+    assert it.tokens[1, 0] == answer(slow, 0)[0]
+    assert it.tokens[2, 0] == answer(other, 0)[0]
+
+
+def test_an_engine_in_which_all_wait_for_their_constraints_runs_nothing(run, group, answer) -> None:
+    it = run(num_blocks=64, block_size=4)
+    message, constraint = group(1, [1] * 5, max_tokens=6), Counting()
+    it.engine.submit(message, [constraint])
+    it.step()
+    constraint.ready = False
+    before = len(it.ranks.plans)
+    assert it.step().groups == []
+    assert (it.engine.starves, len(it.ranks.plans)) == (True, before)
+    constraint.ready = True
+    it.drain()
+    assert it.tokens[1, 0] == answer(message, 0)[0]
+
+
+def test_an_expensive_constraint_is_charged_to_its_tenant(run, group) -> None:
+    counters = []
+    for cost_s in (0.0, 1.0):
+        it = run(num_blocks=64, block_size=4)
+        it.ranks.cost_s = lambda plan: 0.1
+        it.engine.submit(group(1, [1] * 5, max_tokens=6), [Counting(cost_s=cost_s)])
+        for _ in range(3):
+            it.step()
+        (sequence,) = it.engine._scheduler.running
+        counters.append(sequence.group.account.counter)
+    assert counters[1] > counters[0] + 2
 
 
 def test_a_failing_constraint_fails_its_group_alone_and_gives_no_token(run, group, answer) -> None:

@@ -42,6 +42,13 @@ def test_decodes_go_on_in_every_step_while_a_long_prompt_is_prefilled(run, group
     assert steps == -(-90 // 7)
 
 
+def test_each_part_of_a_prompt_is_reported(run, group) -> None:
+    """However long a step takes, its router sees that the prompt is not forgotten."""
+    it = run(num_blocks=64, block_size=4, max_sequences=4, token_budget=8)
+    it.engine.submit(group(2, range(30), max_tokens=2))
+    assert [it.step().prefilled for _ in range(5)] == [[(2, 8)], [(2, 16)], [(2, 24)], [], []]
+
+
 def test_a_higher_priority_starts_first_and_equals_in_order_of_arrival(run, group) -> None:
     it = run(num_blocks=64, block_size=4, max_sequences=1, token_budget=8)
     for number, priority in [(1, 0), (2, 5), (3, 0), (4, 5)]:

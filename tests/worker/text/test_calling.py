@@ -19,7 +19,7 @@ from ryzanstein.replies.reader import read_message
 from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.constraints.lark import grammar
 from ryzanstein.worker.text.call_grammar import MAX_CALLS, call_constraint, form_or_calls
-from ryzanstein.worker.text.calling import Calling, instructions, without_system
+from ryzanstein.worker.text.calling import Calling, instructions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Rome", "K\\u00f6ln"]}}, "required": ["city"]}'
@@ -76,8 +76,6 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     assert [(call.name, call.arguments) for call in calls.tool_calls] == [("weather", '{"city": "Rome"}'), ("now", "{}")]
     assert "weather: sunny" in told.messages[3].content
     assert "now: noon" in told.messages[3].content
-    first, *rest = without_system(told.messages)
-    assert (first.role, first.content.endswith("weather?"), len(rest)) == (Role.USER, True, 2)
 
 
 def test_functions_that_may_not_be_called_are_not_told() -> None:

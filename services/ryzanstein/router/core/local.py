@@ -18,7 +18,7 @@ from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.router.core.admission import Admission, Place
+from ryzanstein.router.core.admission import Admission, HeldPrompt, Place
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.infill import filled, has_middle
@@ -26,7 +26,7 @@ from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.idempotency import IdempotencyKeys
+from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts
@@ -79,9 +79,13 @@ class LocalCore:
             return generation_id
         deadline = self._deadline(request)
         holder_id = await self._keys.claim(request.key, generation_id, deadline - clock.unix_s())
-        if holder_id == generation_id:
+        if holder_id != generation_id:
+            return holder_id
+        try:
             await self._start(generation_id, replace(request, deadline=deadline), True)
-        return holder_id
+        except KeyTakenError as taken:
+            return taken.generation_id
+        return generation_id
 
     async def follow(
         self,
@@ -122,6 +126,11 @@ class LocalCore:
         generation = self._generations.find(generation_id)
         return generation is not None and await self._lifecycle.interrupt(generation)
 
+    @property
+    def held_prompt_bytes(self) -> int:
+        """The memory of the prompts of generations that run or may go on."""
+        return self._admission.held_bytes
+
     def find(self, generation_id: str) -> Generation | None:
         """Returns a generation that can be read here, or None."""
         return self._generations.find(generation_id)
@@ -155,6 +164,7 @@ class LocalCore:
         generation = Generation(generation_id, request, self._generations, record.epoch)
         # Its readers at the other router were sent its end.
         generation.said, generation.was_read = said, True
+        generation.on_prompt_dropped = self._admission.hold_anyway(request.tenant, request.prompt).release
         self._generations.add(generation)
         settled = restore(generation, record.batches)
         self._recorder.added(generation, new_messages)
@@ -209,12 +219,14 @@ class LocalCore:
 
     async def _start(self, generation_id: str, request: GenerationRequest, resumable: bool) -> None:
         try:
-            place = self._admission.enter(request.tenant)
+            place, held = self._admitted(request)
             try:
-                generation = await self._begun(generation_id, request, place, resumable)
+                generation = await self._begun(generation_id, request, place, held, resumable=resumable)
             except BaseException:
                 place.leave()
+                held.release()
                 raise
+            generation.on_prompt_dropped = held.release
         except BaseException:
             self._keys.free(generation_id)
             raise
@@ -228,15 +240,27 @@ class LocalCore:
                 self._lifecycle.stop(generation)
             raise
 
-    async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
+    def _admitted(self, request: GenerationRequest) -> tuple[Place, HeldPrompt]:
+        place = self._admission.enter(request.tenant)
+        try:
+            return place, self._admission.hold(request.tenant, request.prompt)
+        except BaseException:
+            place.leave()
+            raise
+
+    async def _begun(
+        self, generation_id: str, request: GenerationRequest, place: Place, held: HeldPrompt, *, resumable: bool
+    ) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place."""
         request, turn = await self._opened(request, generation_id)
         try:
+            held.grow_to(request.prompt)
             request = self._completed(request)
             place.wait_for(request.model, self._generations.waiting(request.model))
             request = await filled(request, self._deadline(request), self._any_node)
             if turn is not None:
                 await turn.ensure(request.model, request.tenant)
+            await self._keys.confirm(generation_id)
             return self._launch(generation_id, request, turn, place, resumable)
         except BaseException:
             if turn is not None:

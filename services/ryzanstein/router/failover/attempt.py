@@ -30,10 +30,16 @@ NODE_FAULT = "node_fault"
 BACK_PRESSURE = "back_pressure"
 REQUEST_FAULT = "request_fault"
 NO_PROGRESS = "no_progress"
+# The node works, but slowly, and another node may be faster.
+SLOW = "slow"
 # The node cannot run such a request; another node has accepted it or may be able to run it.
 REFUSED = "refused"
 # The node kept another part of a prompt that does not fit than the attempt that was accepted first.
 OTHER_PROMPT = "other_prompt"
+
+
+# So many steps of a node without a token or a part of the prompt are no coincidence.
+_STEPS_WITHOUT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +121,11 @@ class AttemptRun:
         self._submitted_at: float | None = None
         self._quiet_since = time.monotonic()
         self._prompt_tokens: int | None = None
+        self._num_computed = 0
         self._begun = False
         self._preempted: set[int] = set()
         self._alarms = 0
+        self._step_at_alarm = 0
 
     def submitted(self, at: float) -> None:
         self._submitted_at = at
@@ -138,6 +146,9 @@ class AttemptRun:
         if self.placement is not None:
             self.numerics = self.placement.link.numerics
         self._generation.start(self.node_id, prompt_tokens, reply, omitted)
+
+    def progressed(self, num_tokens: int) -> None:
+        self._num_computed, self._quiet_since, self._alarms = num_tokens, time.monotonic(), 0
 
     def learned_numerics(self) -> Numerics:
         """Returns how the attempt is computed, with what its node has said of that since it accepted."""
@@ -249,28 +260,45 @@ class AttemptRun:
         again = self._prompt_tokens + self._log.num_tokens if self._preempted else 0
         return Quiet(
             self._quiet_since,
-            again if self._begun else self._prompt_tokens,
+            max(0, (again if self._begun else self._prompt_tokens) - self._num_computed),
             load,
             overtaken=placement is not None and placement.overtaken,
             preempted=bool(self._preempted),
         )
 
     def wait(self) -> None:
-        """Records that the attempt waits in its node's queue: only time after that counts."""
+        """Records that the attempt waits in its node's queue, or is slow there: only time after that counts."""
         self._quiet_since = time.monotonic()
 
-    def alarm(self) -> None:
-        """Reports that the attempt has been quiet for too long.
+    @property
+    def alarmed(self) -> bool:
+        """True when it has been quiet for too long once before, and has brought nothing since."""
+        return self._alarms > 0
 
-        The first time, another node may try beside it; the next time, the attempt is lost.
+    @property
+    def forgotten(self) -> bool:
+        """Whether the node works and this attempt has no part in it.
+
+        It did not accept the attempt and does not say that it will, or it has made steps since the
+        alarm that brought the attempt nothing. If it has made none, it is slow or stands still: its
+        own watchdog decides that.
         """
+        if self._prompt_tokens is None or self.placement is None:
+            return True
+        return self.placement.link.beat.step >= self._step_at_alarm + _STEPS_WITHOUT
+
+    def alarm(self) -> None:
+        """Reports that the attempt has been quiet for too long: another node may try beside it."""
         now = self._quiet_since = time.monotonic()
         self._alarms += 1
-        if self._alarms == 1:
-            self._tell(Suspected(self, NO_PROGRESS, now))
-        else:
-            self.abandon()
-            self._tell(Lost(self, NO_PROGRESS, now))
+        self._worked = False  # so that the next token ends the alarm
+        self._step_at_alarm = 0 if self.placement is None else self.placement.link.beat.step
+        self._tell(Suspected(self, NO_PROGRESS, now))
+
+    def give_up(self, cause: str) -> None:
+        """Reports the attempt as lost after it was quiet for too long again."""
+        self.abandon()
+        self._tell(Lost(self, cause, time.monotonic()))
 
     def abandon(self) -> None:
         """Cancels the attempt on its node and fences it off."""

@@ -23,7 +23,7 @@ from ryzanstein.generation.messages import Role
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose import Ranking, beginning
-from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, Lost
+from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, SLOW, Lost
 from ryzanstein.router.failover.patience import Patience
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.links.link import UNLOADED
@@ -39,7 +39,7 @@ _LOOK_AGAIN_S = 0.25
 # A node that is full is not tried again for as long as it says, but not longer than this.
 _LONGEST_PAUSE_S = 2.0
 # The node was healthy, or its model was unloaded: that says nothing about the request.
-_BLAMELESS = frozenset({BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, UNLOADED})
+_BLAMELESS = frozenset({BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, SLOW, UNLOADED})
 # A node that had not accepted the attempt may have been gone before it arrived: two such losses
 # count as one.
 _STRIKE, _HALF_STRIKE = 1.0, 0.5
@@ -79,6 +79,7 @@ class NodePlacement:
         self._full: set[str] = set()  # of the excluded ones, those that only had no room
         self._barred: set[str] = set()
         self._refused_by: set[str] = set()
+        self._slow: set[str] = set()
         self._strikes: list[float] = []
         self._nobody_since: float | None = None
         # Of all nodes that were members at some refusal, also of those that have left since.
@@ -133,6 +134,7 @@ class NodePlacement:
         self._generation.numerics = numerics
         self._excluded.clear()
         self._refused_by.clear()
+        self._slow.clear()
         self._strikes.clear()
 
     def hedge_nodes(self, node_id: str) -> list[str]:
@@ -142,6 +144,10 @@ class NodePlacement:
         pause of this router, a hedge would only add work.
         """
         return [each for each in self._candidates(node_id) if self._links.punctual(each)]
+
+    def faster_than(self, node_id: str) -> bool:
+        """Returns whether a node could take over from `node_id` that was not too slow for the generation itself."""
+        return any(self._links.punctual(each) for each in self._candidates(node_id, *self._slow))
 
     async def first(self) -> str:
         """Waits for a node for the first attempt and returns it.
@@ -159,6 +165,8 @@ class NodePlacement:
             self._strikes.append(strike)
         if lost.cause == REFUSED or (lost.cause == OTHER_PROMPT and lost.run.told_prompt):
             self._barred.add(node_id)
+        elif lost.cause == SLOW:
+            self._slow.add(node_id)
         elif lost.cause == REQUEST_FAULT:
             self._refused_by.add(node_id)
 

@@ -22,6 +22,7 @@ from ryzanstein.router.failover.attempt import (
     OTHER_PROMPT,
     REFUSED,
     REQUEST_FAULT,
+    SLOW,
     AttemptEvent,
     AttemptRun,
     Complete,
@@ -120,9 +121,25 @@ class Runner:
                 run.wait()
         left_s = {run: patience.left_s(run.quiet, now - awake.slept_since(run.quiet.since)) for run in self._runs}
         for run in [run for run, left in left_s.items() if left <= 0]:
-            run.alarm()
+            self._alarm(run)
         again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
         self._looking = asyncio.get_running_loop().call_later(min(again_s, patience.accept_s), self._look)
+
+    def _alarm(self, run: AttemptRun) -> None:
+        """Decides about an attempt that was quiet for too long: at first, another node may try beside it.
+
+        The next time a forgotten attempt is given up. One that is only slow is moved once, if another
+        node could take it and none has tried beside it: begun again where it came from, it would be
+        slower still.
+        """
+        if not run.alarmed:
+            run.alarm()
+        elif run.forgotten:
+            run.give_up(NO_PROGRESS)
+        elif len(self._runs) == 1 and self._placing.faster_than(run.node_id):
+            run.give_up(SLOW)
+        else:
+            run.wait()
 
     async def _handle(self, event: AttemptEvent) -> None:
         if event.run not in self._runs:
@@ -193,7 +210,7 @@ class Runner:
             breaker.fault()
         elif lost.cause == PROTOCOL:
             breaker.open()
-        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED, OTHER_PROMPT):
+        elif lost.cause in (BACK_PRESSURE, REQUEST_FAULT, REFUSED, OTHER_PROMPT, SLOW):
             breaker.worked()
 
     def _breaker_worked(self, node_id: str) -> None:

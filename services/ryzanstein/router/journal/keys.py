@@ -7,7 +7,7 @@ import asyncio
 from ryzanstein import errors
 from ryzanstein.generation.request import RequestKey
 from ryzanstein.router.generations.idempotency import KeyHolder
-from ryzanstein.router.journal.journal import Journal, JournalUnavailableError, KeyClaim
+from ryzanstein.router.journal.journal import KEY_HOLD_S, Journal, JournalUnavailableError, KeyClaim
 from ryzanstein.router.journal.metrics import JournalOutage
 
 _WAIT_S = 1.0
@@ -18,6 +18,8 @@ class JournalKeys:
 
     A key that cannot be checked and written in time is refused: another router may have it.
     """
+
+    hold_s = KEY_HOLD_S
 
     def __init__(self, journal: Journal, retention_s: float, outage: JournalOutage) -> None:
         """`retention_s`: how long a generation's entry outlives its last append."""

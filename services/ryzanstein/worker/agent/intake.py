@@ -6,13 +6,11 @@ request and the model; they raise the errors that clients see.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from ryzanstein import clock, errors
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
@@ -23,17 +21,16 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenP
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.tools import Tools
+from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.call_grammar import call_constraint, form_or_calls
-from ryzanstein.worker.text.calling import Calling, has_calls, without_system
+from ryzanstein.worker.text.calling import Calling, has_calls
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, Rendered
 from ryzanstein.worker.text.tokenizer import TextModel
-
-_Text = TypeVar("_Text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +67,10 @@ async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer, *, an
     match prompt:
         case ChatPrompt():
             rendered, calling = await _told(prompt, model, templates)
-            ids = await _aside(model.encode_rendered, rendered, len(rendered.text))
+            ids = await encoded(model.encode_rendered, rendered, len(rendered.text))
             return ReadPrompt(ids, calling.style(prompt, rendered.text), calling)
         case TextPrompt(text):
-            return ReadPrompt(await _aside(model.encode, text, len(text)))
+            return ReadPrompt(await encoded(model.encode, text, len(text)))
         case TokenPrompt(token_ids):
             return ReadPrompt(model.checked_ids(token_ids, any_length=any_length))
 
@@ -100,34 +97,26 @@ async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -
 
 
 async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer, calling: Calling) -> Rendered:
-    """Returns the conversation's text.
-
-    Where the functions are told in a system message of ours, and the template refuses one, they
-    come before the first user's message.
-    """
+    """Returns the conversation's text, as this way of calling tells it."""
     told = calling.told(prompt)
-    template = model.checked_chat(told)
     try:
-        return await templates.render(template, told)
+        return await templates.render(model.checked_chat(told), told)
     except RyzansteinError as error:
         if error.code is not Code.INVALID_ARGUMENT or told.messages == prompt.messages:
             raise
-        other = without_system(told.messages)
-        refusal = replace_field(error, "messages")  # its index is that of another message
-    if calling.native or not prompt.tools.offered or other == told.messages:
-        raise refusal
-    try:
-        return await templates.render(template, replace(told, messages=other))
-    except RyzansteinError as error:
-        raise (replace_field(error, "messages") if error.code is Code.INVALID_ARGUMENT else error) from None
+        raise replace_field(error, "messages") from None  # its index is that of another message
 
 
-async def _aside(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
-    """Encodes long texts in a thread.
-
-    Short ones take less time than handing them over costs others.
-    """
-    return await asyncio.to_thread(encode, text) if num_chars > LONG_CHARS else encode(text)
+def is_long(attempt: Attempt) -> bool:
+    """Returns whether the prompt's text takes long to tokenize."""
+    prompt = attempt.request.prompt
+    match prompt:
+        case ChatPrompt():
+            return sum(message.num_chars for message in prompt.messages) > LONG_CHARS
+        case TextPrompt(text):
+            return len(text) > LONG_CHARS
+        case _:
+            return False
 
 
 def has_grammar(attempt: Attempt) -> bool:
@@ -278,7 +267,7 @@ def group_of(
         group=group,
         prompt_ids=prompt_ids,
         sampling=_with_seed(sampling),
-        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
+        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length, model.answer_tokens),
         stop_token_ids=sorted(_stop_ids(sampling, model)),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
@@ -300,9 +289,11 @@ def _monotonic(unix_s: float | None) -> float | None:
     return None if unix_s is None else time.monotonic() + unix_s - clock.unix_s()
 
 
-def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:
-    """Returns the requested number of tokens, by default what is left of the context."""
-    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, context_length - prompt_tokens)
+def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int, usual: int | None) -> int:
+    """Returns the requested number of tokens; by default what is left of the context, or `usual` if that is less."""
+    left = max(1, context_length - prompt_tokens)
+    default = left if usual is None else min(left, max(usual, sampling.min_tokens))
+    wanted = default if sampling.max_tokens is None else sampling.max_tokens
     if prompt_tokens + wanted > context_length:
         raise errors.context_too_long(prompt_tokens, wanted, context_length)
     return wanted

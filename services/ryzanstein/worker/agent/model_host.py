@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ class ModelHost:
     `serving` is None unless ranks are ready; `text` outlives their loss. A model that sleeps has no
     ranks, but its state is READY. Call `wake` before sending work to it.
 
-    `on_text` is called with the text side of a model that is being loaded.
+    `on_text` is called with the text side of a model that is being loaded, before its ranks start.
     `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
     have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
     called with the reason why everything that ran is gone, and whether that is the node's fault.
@@ -97,7 +97,7 @@ class ModelHost:
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
-        on_text: Callable[[TextModel], None],
+        on_text: Callable[[TextModel], Awaitable[None]],
         on_ready: Callable[[EngineGroup, Sequence[RankReady]], None],
         on_freed: Callable[[], None],
         on_ended: Callable[[], None],
@@ -119,6 +119,7 @@ class ModelHost:
         self.choice: ModelChoice | None = None
         self.text: TextModel | None = None
         self.serving: Serving | None = None
+        self._content = ""
         self.losses = 0
         self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
@@ -144,7 +145,7 @@ class ModelHost:
             self.text = await asyncio.to_thread(load)
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
-            self._on_text(self.text)
+            await self._on_text(self.text)
             self._supervise(choice)
             await self._check_template(self.text)
         except asyncio.CancelledError:
@@ -178,6 +179,7 @@ class ModelHost:
         # First: ranks that are ending must not be visible, whether or not the caller waits for
         # their end.
         self.serving = self.choice = self.text = self._supervisor = self._slept = None
+        self._content = ""
         self._become(NodeState.STARTING, reason)
         try:
             await self._end_ranks()
@@ -252,6 +254,10 @@ class ModelHost:
             raise errors.failed_precondition("MODEL_REFUSED", self.reason)
 
     def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
+        if self._content not in ("", ranks[0].content):
+            self._telemetry.background.once("changed_files", self._refuse_changed())
+            return
+        self._content = ranks[0].content
         self._telemetry.ranks_ready(ranks)
         self._on_ready(group, ranks)
         self._slept = None
@@ -273,6 +279,15 @@ class ModelHost:
         if lead.company_matters:
             self._log.warning("outputs depend on batch composition", reason=lead.company_matters)
         self._become(NodeState.READY, "")
+
+    async def _refuse_changed(self) -> None:
+        """Ends ranks that came back with other files than those that the text side and earlier answers are of."""
+        assert self.choice is not None
+        where, remedy = f"{self.choice.path}: the files changed", "deploy it with --reload, or restart the node"
+        self._supervisor = None
+        await self._end_ranks()
+        self.on_failed(f"{where} after the model was loaded: {remedy}")
+        self._on_gone(errors.unavailable("NODE_NOT_READY", self.reason), True)
 
     def revive(self) -> None:
         """Ends a quarantine, or a drain caused by the node's own losses, at once."""

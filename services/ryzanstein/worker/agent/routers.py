@@ -9,6 +9,7 @@ Beyond a bound the link is closed; the engine is not affected.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ _ROW_BYTES = 16  # approximate size of a row without its text
 _TOP_BYTES = 24
 _MESSAGE_BYTES = 64
 _TELL_PREPARING_S = 0.5
-_MOST_PREPARING_S = 120.0
+_MOST_PREPARING_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class RouterLink:
     def __init__(self, router_id: str, bounds: LinkBounds) -> None:
         self.router_id = router_id
         self.handles: dict[int, int] = {}  # handle to group number
-        self._preparing: dict[int, float] = {}  # handle to monotonic seconds
+        self._preparing: dict[int, float] = {}  # handle to monotonic seconds, until when
         self._told_preparing_s = 0.0
         self._bounds = bounds
         self._output = worker.StepOutput()
@@ -72,7 +73,11 @@ class RouterLink:
 
     def prepare(self, handle: int) -> None:
         """Tells the router with its beats, for a bounded time, that this attempt is not forgotten, until it is `prepared`."""
-        self._preparing.setdefault(handle, time.monotonic())
+        self._preparing.setdefault(handle, time.monotonic() + _MOST_PREPARING_S)
+
+    def handed_over(self, handle: int) -> None:
+        """Tells the same of an attempt that the ranks have. The watchdog bounds how long they may take."""
+        self._preparing[handle] = math.inf
 
     def prepared(self, handle: int) -> None:
         self._preparing.pop(handle, None)
@@ -107,6 +112,10 @@ class RouterLink:
         self._output.prompt_parts.add(handle=handle).prompt.CopyFrom(scores_to_wire(scores))
         for token in scores.tokens:
             self._added(_ROW_BYTES + len(token.text) + _TOP_BYTES * (1 + len(token.top)))
+
+    def progress(self, handle: int, num_tokens: int) -> None:
+        self._output.prompt_progress.add(handle=handle, tokens=num_tokens)
+        self._added(_ROW_BYTES)
 
     def preempt(self, handle: int, choice: int) -> None:
         self._output.preempted.add(handle=handle, choice=choice)
@@ -178,7 +187,7 @@ class RouterLink:
         now = time.monotonic()
         if self._preparing and now >= self._told_preparing_s + _TELL_PREPARING_S:
             self._told_preparing_s = now
-            beat.preparing.extend(handle for handle, since in self._preparing.items() if now < since + _MOST_PREPARING_S)
+            beat.preparing.extend(handle for handle, until in self._preparing.items() if now < until)
         return beat
 
     def _take(self) -> worker.StepOutput:

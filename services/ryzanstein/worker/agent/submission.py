@@ -70,9 +70,10 @@ class Submissions:
         self._groups = count(1)
 
     def may_take_long(self, attempt: Attempt) -> bool:
-        """Returns whether the attempt may wait before it is submitted: for ranks that sleep, for pages, or for a grammar."""
+        """Returns whether the attempt may wait before it is submitted: for ranks, for pages, for a grammar or a long text."""
         version = self._versions.serving
-        return version.host.asleep or intake.has_grammar(attempt) or version.pages.may_restore(attempt)
+        grammar_or_text = intake.has_grammar(attempt) or intake.is_long(attempt)
+        return version.host.asleep or grammar_or_text or version.pages.may_restore(attempt)
 
     async def submit(self, link: RouterLink, handle: int, attempt: Attempt) -> None:
         """Accepts the attempt, or fails it on its link.

@@ -1,7 +1,8 @@
 """Computes the token masks of a step in a thread, beside the step.
 
 It begins when the tokens of the last step are known, so the ranks compute the step meanwhile; the
-sampler computes what is left of it. llguidance releases the interpreter.
+sampler computes what is left of it. llguidance releases the interpreter. Masks that take long are
+computed ahead: see `turns`.
 
 Legend: S rows of the step, W words of 32 tokens each of the vocabulary.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ryzanstein.worker.constraints.matching import GrammarState
+from ryzanstein.worker.constraints.turns import MaskTurns
 
 Bits = npt.NDArray[np.uint32]
 
@@ -47,7 +49,7 @@ class _Constrained:
 
 
 class StepMasks:
-    """The masks of one step at a time. `waited_s` and `computed_s` count from the start.
+    """The masks of one step at a time. `turns` computes the slow ones. `waited_s` and `computed_s` count from the start.
 
     `computed_s` is what all threads took together, `waited_s` what the sampler took.
     """
@@ -56,10 +58,12 @@ class StepMasks:
         self._num_words = (vocab_size + 31) // 32
         self._words_SW: Bits = np.empty((0, self._num_words), np.uint32)
         self._num_threads = num_threads
+        self.turns = MaskTurns(self._num_words, num_threads)
+        self._begun_s = 0.0
         self._pool = ThreadPoolExecutor(num_threads, "masks")
         self._rows: deque[_Constrained] = deque()
         self._helpers: list[Future[float]] = []
-        self._num_rows = 0
+        self._num_rows = self._num_constrained = 0
         self.waited_s = 0.0
         self.computed_s = 0.0
 
@@ -77,7 +81,7 @@ class StepMasks:
             self._words_SW = np.empty((len(rows), self._num_words), np.uint32)
         words_SW = self._words_SW[: len(rows)]
         words_SW[[s for s, row in enumerate(rows) if not isinstance(row.constraint, GrammarState)]] = ~np.uint32(0)
-        self._num_rows = len(rows)
+        self._num_rows, self._num_constrained, self._begun_s = len(rows), len(constrained), time.perf_counter()
         self._rows.extend(constrained)
         self._helpers = [self._pool.submit(self._compute) for _ in range(min(self._num_threads, len(constrained)))]
 
@@ -86,6 +90,7 @@ class StepMasks:
         if not self._helpers:
             return None
         began = time.perf_counter()
+        self.turns.share(self._num_constrained, began - self._begun_s)
         self.computed_s += self._compute()
         self.computed_s += sum(helper.result() for helper in self._helpers)
         self._helpers = []
@@ -108,6 +113,6 @@ class StepMasks:
             except IndexError:
                 break  # another thread was faster
             words_W = self._words_SW[row.place]
-            row.state.compute(words_W)
+            row.state.write(words_W)
             row.state.narrow(words_W, row.banned, row.allowed)
         return time.perf_counter() - began

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ryzanstein.worker.constraints.table import TokenTable, Words
+from ryzanstein.worker.constraints.turns import MaskTurns, Turn
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -30,14 +31,17 @@ class Patience:
     """Whether a grammar is quick enough, for all choices of a group: when one has failed, the others cost no more.
 
     `moved` is called for each token that took too long, so that nobody takes many of them for a stall.
+    `used_s` is the processor time of all masks, or more: see `MaskTurns`.
     """
 
     def __init__(self, moved: Callable[[], None] = lambda: None) -> None:
         self._moved = moved
+        self.used_s = 0.0
         self.failure = ""
 
     def spent(self, seconds: float) -> None:
         """Takes note of the processor time of one token."""
+        self.used_s += seconds
         if seconds > MOST_TOKEN_S:
             self.failure = "the constraint takes too long for each token"
             self._moved()
@@ -67,7 +71,9 @@ class GrammarState:
     """The state of one choice's grammar after its tokens so far: an engine's `TokenConstraint`.
 
     `keeps_on`: the model's end-of-text token does not end the answer while anything else may
-    follow. `failure` is what ended the use of the grammar; empty if nothing did.
+    follow. `turns` computes the masks of slow choices ahead; None: nobody does. `failure` is what
+    ended the use of the grammar; empty if nothing did. `cost_s` is the processor time of the last
+    token's mask.
     """
 
     def __init__(
@@ -78,11 +84,16 @@ class GrammarState:
         *,
         keeps_on: bool = False,
         patience: Patience | None = None,
+        turns: MaskTurns | None = None,
     ) -> None:
         self.matcher = matcher
+        self.cost_s = 0.0
+        self._turns = turns
+        self._turn: Turn | None = None
         self._bits, self._keeps_on = bits, keeps_on
-        self._patience = patience or Patience()
+        self.group = patience or Patience()
         self._num_blanks = 0
+        self._stopped = False
         self.num_broken = 0
         self.failure = ""
         if generated:
@@ -91,24 +102,28 @@ class GrammarState:
     @property
     def finished(self) -> bool:
         """Whether nothing may follow: the answer is complete."""
-        return not self.failure and self.matcher.is_stopped()
+        return not self.failure and self._stopped
 
     def accept(self, token_id: int) -> None:
         """Takes the next token of the choice."""
-        self.failure = self.failure or self._patience.failure
-        if self.failure or self.matcher.is_stopped():
+        self.failure = self.failure or self.group.failure
+        if self.failure or self._stopped:
             return
         self._num_blanks = self._num_blanks + 1 if token_id in self._bits.blank_ids else 0
         began = time.thread_time()
         if not self.matcher.consume_token(token_id):
             self.failure = f"token {token_id} does not satisfy the constraint"
         self._spent(began)
+        self._stopped = self.matcher.is_stopped()
+        if self._turns is not None and self._turns.is_slow(self.cost_s) and not (self.failure or self._stopped):
+            self._turn = self._turns.begin(self)  # from here on, another thread has the matcher until the turn is done
 
     def _replay(self, generated: Sequence[int]) -> None:
         """Takes the tokens of earlier attempts, some at once."""
         for first in range(0, len(generated), _REPLAYED):
             self._replay_some(generated[first : first + _REPLAYED])
-            if self.failure or self.matcher.is_stopped():
+            self._stopped = self.matcher.is_stopped()
+            if self.failure or self._stopped:
                 break
         last = (i for i, token_id in enumerate(reversed(generated)) if token_id not in self._bits.blank_ids)
         self._num_blanks = next(last, len(generated))
@@ -118,15 +133,29 @@ class GrammarState:
         num_taken = self.matcher.try_consume_tokens(list(some))
         if num_taken < len(some) and (self.matcher.is_error() or not self.matcher.is_stopped()):
             self.failure = f"token {some[num_taken]} does not satisfy the constraint"
-        self._patience.spent((time.thread_time() - began) / len(some))
-        self.failure = self.failure or self._patience.failure
+        self.group.spent((time.thread_time() - began) / len(some))
+        self.failure = self.failure or self.group.failure
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next mask is known, or takes no longer than a step may."""
+        return self._turn is None or self._turn.done.is_set()
+
+    def write(self, words: Words) -> None:
+        """Writes the mask of the tokens that the grammar allows now: what was computed ahead, if anything was."""
+        if self._turns is not None and self._turn is not None:
+            words[:] = self._turns.finish(self._turn)
+            self._turn = None
+        else:
+            self.compute(words)
 
     def compute(self, words: Words) -> None:
-        """Writes the mask of the tokens that the grammar allows now."""
-        self.failure = self.failure or self._patience.failure
+        """Computes the mask of the tokens that the grammar allows now."""
+        self.failure = self.failure or self.group.failure
         if not self.failure:
             began = time.thread_time()
             self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self.cost_s = time.thread_time() - began
             self._spent(began)
 
     def narrow(self, words: Words, banned: Sequence[int], allowed: Sequence[int] = ()) -> None:
@@ -153,8 +182,8 @@ class GrammarState:
             self.num_broken += 1
 
     def _spent(self, began: float) -> None:
-        self._patience.spent(time.thread_time() - began)
-        self.failure = self.failure or self._patience.failure
+        self.group.spent(time.thread_time() - began)
+        self.failure = self.failure or self.group.failure
 
 
 def _keep(words: Words, mask: Words) -> bool:

@@ -17,8 +17,8 @@ class Batch:
 
     `sampled` are the members that get a new token, parallel to `rows`. `scored` are the parts of
     prompts whose tokens are scored: whose, from which token, and how many. `pooled` are those whose
-    hidden states are wanted: whose, and how many. `num_pairs` are those of prompt tokens and of what
-    they read.
+    hidden states are wanted: whose, and how many. `unfinished` are those of whose tokens only a part
+    is fed. `num_pairs` are those of prompt tokens and of what they read.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -28,6 +28,7 @@ class Batch:
         self.rows: list[SampleRow] = []
         self.scored: list[tuple[Sequence, int, int]] = []
         self.pooled: list[tuple[Sequence, int]] = []
+        self.unfinished: list[Sequence] = []
         self.num_tokens = 0
         self.num_decodes = 0
         self.num_pairs = 0.0
@@ -140,6 +141,8 @@ class Batch:
             self._sampled.append(len(self.members))
             self.sampled.append(sequence)
             self.rows.append(sequence.row)
+        else:
+            self.unfinished.append(sequence)
         self.num_tokens += num
         self.members.append((sequence, num))
         self._num_new.append(num)

@@ -31,6 +31,7 @@ from ryzanstein.worker.engine.plan import (
 from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.prompt_cost import PromptCost
 from ryzanstein.worker.engine.scheduler import Scheduler
+from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.engine.thrift import Thrift
 from ryzanstein.worker.engine.travel import take_sealed
@@ -76,10 +77,7 @@ class Engine:
 
     @property
     def starves(self) -> bool:
-        """Returns whether sequences wait only for blocks: the last step could run none.
-
-        That happens only while the limit is less than the engine's own blocks.
-        """
+        """Returns whether sequences wait only for blocks, or for their constraints: the last step could run none."""
         return self._starves and self._outcome.empty and not self._scheduler.gives_back
 
     def submit(self, message: SubmitGroup, constraints: SequenceOf[TokenConstraint] = ()) -> None:
@@ -242,11 +240,13 @@ class Engine:
         self._prefill_tokens += batch.num_tokens - batch.num_decodes
         self._scheduler.advance(batch)
         self._report_sealed(batch)
+        for sequence in batch.unfinished:
+            self._outcome.add_prefilled(sequence)
         num_sampled = len(batch.sampled)
         self._score(batch, sampled[num_sampled:])
         failures: dict[int, str] = {}
         for sequence, token in zip(batch.sampled, sampled[:num_sampled], strict=True):
-            sequence.group.account.counter += DECODE_WEIGHT
+            sequence.group.account.counter += DECODE_WEIGHT * self._cost_of(sequence)
             self._num_decoded[sequence.group.priority] += 1
             reason = sequence.append(token.token_id)
             if sequence.failure:
@@ -260,6 +260,12 @@ class Engine:
         for group, failure in failures.items():
             self._groups.fail(group, errors.constraint_failed(failure))
         self._pool(batch, sampled[len(sampled) - sum(count for _, count in batch.pooled) :])
+
+    def _cost_of(self, sequence: Sequence) -> float:
+        """Returns how many tokens count for one: those of an expensive constraint as many as take its time in steps."""
+        if sequence.row.constraint is None or not self._pace.step_s:
+            return 1.0
+        return 1.0 + sequence.row.constraint.cost_s / self._pace.step_s
 
     def _report_sealed(self, batch: Batch) -> None:
         for sequence, _ in batch.members:

@@ -207,7 +207,8 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     again. `sealed` are groups that report their pages, with the names of those that became full or
     were found. `returning` are paused choices (group, choice) for which there is room, with the keys of
     their pages: they wait for a ReturnChoice, a second at most. `vectors` are the groups that wanted one
-    and ended with it, as numbers in single precision. `taken`
+    and ended with it, as numbers in single precision. `prefilled` are the groups of whose prompt a part
+    was computed, with the number of tokens that are. `taken`
     counts the agent's messages taken so far; each message is followed by a step's events, with or
     without work.
     """
@@ -228,3 +229,4 @@ class StepEvents(msgspec.Struct, tag=True, frozen=True):
     scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
     returning: list[tuple[int, int, list[bytes]]] = []
     vectors: list[tuple[int, bytes]] = []
+    prefilled: list[tuple[int, int]] = []

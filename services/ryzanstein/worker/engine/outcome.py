@@ -20,7 +20,7 @@ class StepOutcome:
     @property
     def empty(self) -> bool:
         happened = self._groups or self._ended or self._failed or self._accepted or self._paused
-        reported = self._sealed or self._scores or self._returning or self._vectors
+        reported = self._sealed or self._scores or self._returning or self._vectors or self._prefilled
         return not (happened or reported)
 
     def add_accepted(self, group: int) -> None:
@@ -52,6 +52,9 @@ class StepOutcome:
     def add_sealed(self, group: int, names: list[bytes]) -> None:
         self._sealed.append((group, names))
 
+    def add_prefilled(self, sequence: Sequence) -> None:
+        self._prefilled.append((sequence.group.id, sequence.num_computed))
+
     def add_failure(self, group: int, error: RyzansteinError) -> None:
         failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)
         self._failed.append(failed)
@@ -74,6 +77,7 @@ class StepOutcome:
             scores=self._scores,
             returning=self._returning,
             vectors=self._vectors,
+            prefilled=self._prefilled,
         )
         self._clear()
         return events
@@ -91,3 +95,4 @@ class StepOutcome:
         self._returning: list[tuple[int, int, list[bytes]]] = []
         self._scores: list[tuple[int, int, list[tuple[float, list[tuple[int, float]]]]]] = []
         self._vectors: list[tuple[int, bytes]] = []
+        self._prefilled: list[tuple[int, int]] = []

@@ -86,8 +86,15 @@ class TokenConstraint(Protocol):
     """What a choice's tokens must satisfy, after its tokens so far. Made by `ranks`; see `constraints`.
 
     `finished`: nothing may follow. `failure`: why it can no longer be followed, or empty. The
-    choice's next token then means nothing.
+    choice's next token then means nothing. `ready`: what may follow is known, or soon enough;
+    until then the choice sits out the steps. `cost_s`: the processor time that its last token took.
     """
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def cost_s(self) -> float: ...
 
     @property
     def finished(self) -> bool: ...

@@ -91,8 +91,8 @@ class Scheduler:
     def schedule(self, max_prefill: int) -> Batch:
         """Returns the next step's batch, with at most `max_prefill` prompt tokens.
 
-        It is empty only if there is no sequence at all, or if the first one does not fit the blocks
-        that are left to the engine.
+        It is empty only if there is no sequence at all, if the first one does not fit the blocks
+        that are left to the engine, or if all wait for their constraints.
         """
         self._limit = self._step_limit(max_prefill)
         self._admit()
@@ -270,10 +270,10 @@ class Scheduler:
         self.num_prefix_hits += sequence.cached_tokens
 
     def _take_decodes(self, batch: Batch) -> None:
-        """Adds every running sequence that has one token to feed, except those that must yield."""
+        """Adds every running sequence that has one token to feed, except those that must yield, or wait for a constraint."""
         self._make_room()
         for sequence in self.running:
-            if sequence.num_pending == 1:
+            if sequence.num_pending == 1 and sequence.ready:
                 self._pages.reach(sequence, 1)
                 batch.decode(sequence)
 

@@ -183,6 +183,11 @@ class Sequence:
         return len(self.generated) - len(self.group.message.generated[self.choice])
 
     @property
+    def ready(self) -> bool:
+        """Whether its next token can be drawn in the next step."""
+        return self.row.constraint is None or self.row.constraint.ready
+
+    @property
     def num_allowed(self) -> int:
         """Returns the number of tokens that it may still generate."""
         return self.group.message.max_tokens - len(self.generated)

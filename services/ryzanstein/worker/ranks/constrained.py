@@ -39,6 +39,11 @@ class ConstrainedGroups:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def computes_ahead(self) -> bool:
+        """Whether choices sit out steps until their masks are known."""
+        return self._masks.turns.pending
+
     def know(self, table: bytes) -> None:
         """Takes the table of the model's tokens, before the first group."""
         self._grammars.know(table)
@@ -64,12 +69,13 @@ class ConstrainedGroups:
 
     def stats(self) -> ConstraintStats:
         grammars, masks = self._grammars, self._masks
-        return ConstraintStats(grammars.hits, grammars.misses, grammars.evictions, masks.computed_s, masks.waited_s)
+        computed_s = masks.computed_s + masks.turns.computed_s
+        return ConstraintStats(grammars.hits, grammars.misses, grammars.evictions, computed_s, masks.waited_s)
 
     def _states(self, message: SubmitGroup, matcher: LLMatcher) -> list[TokenConstraint]:
         bits, keeps_on, patience = self._grammars.bits, message.sampling.ignore_eos, Patience(self._moved)
         return [
-            GrammarState(matcher.deep_copy(), bits, generated, keeps_on=keeps_on, patience=patience)
+            GrammarState(matcher.deep_copy(), bits, generated, keeps_on=keeps_on, patience=patience, turns=self._masks.turns)
             for generated in message.generated
         ]
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 GRAMMAR_WAIT_S = 0.002  # how often rank 0 looks for a compiled grammar when it has nothing else to do
+MASK_WAIT_S = 0.005  # ... and for a mask that is computed beside the steps
 STARVED_WAIT_S = 0.02  # how long rank 0 sleeps when no sequence fits its blocks; deadlines pass meanwhile
 
 
@@ -166,7 +167,7 @@ class Lead:
         if not self._engine.starves:
             return self._agent.drain()
         self._executor.starved()
-        return self._agent.wait_for(STARVED_WAIT_S)
+        return self._agent.wait_for(MASK_WAIT_S if self._constrained.computes_ahead else STARVED_WAIT_S)
 
     def _wait_for_grammars(self) -> list[AgentMessage]:
         self._executor.starved()

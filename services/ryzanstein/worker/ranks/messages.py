@@ -29,7 +29,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     agent's own niceness. `kv_compression`: keys and values that are not among the newest
     `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `sparse_attention`: see
     `worker.sparse`. `ranks_before` are the node's ranks of other models that come first on its cores
-    and devices.
+    and devices. `tokens` is the packed table of a large vocabulary, for constraints.
     """
 
     model: str  # directory
@@ -63,6 +63,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     kv_compression: KvCompression = "none"
     kv_hot_tokens: int = 16
     sparse_attention: str = ""
+    tokens: bytes = b""
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Never
 
 from ryzanstein.timeslice import take_usual_slices
 from ryzanstein.worker.engine.probe import RanksUnsound
+from ryzanstein.worker.engines.group import TOKENS
 from ryzanstein.worker.model.collectives import CollectiveTimeout
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.ranks import fork_server
@@ -88,13 +89,18 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     recorder = StepRecorder(start.rank, board, agent.send)
     plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
     slab = RankSlab(start.slab_fd, start.rank, runner, agent.send)
-    agent.send(ready)
     if start.rank > 0:
+        agent.send(ready)
         loops.Follower(runner, board, recorder, slab).run(plans[0])
     masks = loops.new_masks(start.spec, runner.vocab_size)
     executor = loops.RankExecutor(runner, board, plans, recorder, slab, masks=masks)
     settings = loops.engine_settings(start.spec, ready)
-    loops.Lead(agent, Engine(settings, executor), executor, loops.new_constrained(start.spec, masks, board)).run()
+    constrained = loops.new_constrained(start.spec, masks, board)
+    if start.spec.tokens:
+        with executor.standing_still(TOKENS):
+            constrained.know(start.spec.tokens)
+    agent.send(ready)
+    loops.Lead(agent, Engine(settings, executor), executor, constrained).run()
 
 
 if __name__ == "__main__":

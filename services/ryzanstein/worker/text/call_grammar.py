@@ -36,7 +36,8 @@ def call_constraint(tools: Tools, style: ReplyStyle, special_id: SpecialId) -> C
     """
     schemas = [_checked(tool, tools.offered.index(tool)) for tool in tools.callable]
     grammar = "start: calls\n" + _calls(style.calls, tools, schemas, lambda text: _literal(text, special_id))
-    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "")
+    lenient = not any(tool.strict for tool in tools.callable)
+    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "", lenient=lenient)
 
 
 def form_or_calls(form: Constraint, tools: Tools, style: ReplyStyle, special_id: SpecialId) -> Constraint:
@@ -51,7 +52,9 @@ def form_or_calls(form: Constraint, tools: Tools, style: ReplyStyle, special_id:
     schemas = [checked(_schema(tool), lenient=True) for tool in tools.callable]
     calls = _bare_call(tools, schemas) if style.calls == "llama3" else None
     both = answer + (calls or _calls(style.calls, tools, schemas, lambda text: _literal(text, special_id)))
-    return form if len(both.encode()) > MAX_CONSTRAINT_BYTES else replace(Constraint.grammar(both), after=form.after)
+    if len(both.encode()) > MAX_CONSTRAINT_BYTES:
+        return form
+    return replace(Constraint.grammar(both), after=form.after, lenient=form.lenient)
 
 
 def _bare_call(asked: Tools, schemas: Sequence[Any]) -> str:

@@ -304,3 +304,19 @@ async def test_who_waits_when_the_router_stops_is_told_so(serve, chat, eventuall
     else:
         assert (status(answer), code(answer)) == (503, "draining")
         assert b"retry-after-ms" in answer.lower()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_who_has_only_headers_when_the_router_stops_is_told_so(serve, chat, eventually, path):
+    served = await serve(limits=HttpLimits(max_opening_s=0.1))
+    served.core.pause_at = 0
+    said = chat("one two", stream=True) if "chat" in path else {"model": "echo", "input": "one two", "stream": True}
+    body, head = json.dumps(said).encode(), HEAD.replace(b"/v1/chat/completions", path.encode())
+    reader, writer = await served.connect(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await eventually(lambda: b"200 OK" in bytes(reader._buffer), "it has its headers")
+    async with asyncio.timeout(20):
+        await served.server.stop(1)
+        answer = await reader.read()
+    writer.close()
+    assert b"event: error" in answer
+    assert b"send the request again" in answer

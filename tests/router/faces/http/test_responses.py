@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import openai
@@ -12,6 +13,7 @@ import pytest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.events import Started
 from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.sampling_defaults import SamplingDefaults
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
@@ -32,6 +34,15 @@ async def test_a_response_is_the_answer_in_one_item(client, face):
     request = face.core.requests[0]
     assert request.prompt.messages == (Message(Role.SYSTEM, "Be short."), Message(Role.USER, "one two"))
     assert request.sampling.max_tokens == 9
+
+
+async def test_a_response_says_which_values_counted(client, face):
+    face.core.served = [replace(face.core.served[0], sampling_defaults=SamplingDefaults(temperature=0.6, top_p=0.95))]
+    answer = await client.responses.create(model="echo", input="one", top_p=0.5)
+    assert (answer.temperature, answer.top_p) == (0.6, 0.5)
+    face.core.served = []
+    answer = await client.responses.create(model="echo", input="one", top_p=0.5)
+    assert (answer.temperature, answer.top_p) == (1.0, 0.5)
 
 
 async def test_the_events_of_a_stream(client):
@@ -144,6 +155,17 @@ async def test_what_is_deleted_or_not_stored_is_gone(client):
             await client.responses.retrieve(response_id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="echo", input="two", previous_response_id=response_id)
+
+
+async def test_what_is_kept_beside_a_response_is_no_response(client):
+    kept = await client.responses.create(model="echo", input="one")
+    beside = f"{kept.id}.object"
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            await call(beside)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="echo", input="two", previous_response_id=beside)
+    assert (await client.responses.retrieve(kept.id)).usage is not None
 
 
 async def test_another_tenant_sees_nothing(client):

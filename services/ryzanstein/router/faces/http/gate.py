@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 _CALL = "ryzanstein.call"
-_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
+ROUTER_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
 _QUIET = frozenset({"/healthz", "/readyz"})
 
 
@@ -46,11 +46,11 @@ class HttpLimits:
     """
 
     max_body_bytes: int = 4 * 2**20
-    max_arriving_bytes: int = 256 * 2**20
+    max_arriving_bytes: int = 128 * 2**20
     max_messages: int = 2048
     body_timeout_s: float = 30.0
     max_requests: int = 8192
-    max_leaving_bytes: int = 256 * 2**20
+    max_leaving_bytes: int = 128 * 2**20
     write_timeout_s: float = 60.0
     max_silence_s: float = 15.0
     max_opening_s: float = 25.0
@@ -119,7 +119,7 @@ class Gate:
             await refuse(refused)
         except asyncio.CancelledError:  # the server stops, and its grace is over
             if not call.started:
-                await failure_from_error(_STOPS).response()(scope, receive, send)
+                await failure_from_error(ROUTER_STOPS).response()(scope, receive, send)
             raise
         except Exception as error:
             if call.started:

@@ -6,8 +6,9 @@ Until then an error has its own status, and a client may send the request again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -15,11 +16,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_exception
-from ryzanstein.router.faces.http.gate import HttpLimits, call_of
-from ryzanstein.router.faces.http.presence import ClientLeft
+from ryzanstein.router.faces.http.gate import ROUTER_STOPS, HttpLimits, call_of
+from ryzanstein.router.faces.http.presence import ClientLeft, write_may_wait
 from ryzanstein.router.faces.http.stream import COMMENT, STREAM_HEADERS
 
 log = structlog.get_logger(__name__)
+_Opened = TypeVar("_Opened")
 
 
 async def begun(opening: Coroutine[Any, Any, Response], limits: HttpLimits, failed: Callable[[HttpFailure], bytes]) -> Response:
@@ -31,6 +33,12 @@ async def begun(opening: Coroutine[Any, Any, Response], limits: HttpLimits, fail
         await _end(task)
         raise
     return task.result() if task.done() else LateResponse(task, limits.max_silence_s, failed)
+
+
+async def within(context: AbstractContextManager[None], opening: Awaitable[_Opened]) -> _Opened:
+    """Waits for it in a context, which names the client's fields in its errors however late they come."""
+    with context:
+        return await opening
 
 
 class LateResponse(Response):
@@ -50,9 +58,7 @@ class LateResponse(Response):
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while not self._task.done():
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-                await asyncio.wait((self._task,), timeout=self._silence_s)
+            await self._wait(scope, send)
             await self._task.result()(scope, receive, rest)
         except ClientLeft:
             call_of(scope).code = CLIENT_CLOSED_REQUEST
@@ -62,6 +68,17 @@ class LateResponse(Response):
             await send({"type": "http.response.body", "body": self._told(scope, error), "more_body": False})
         finally:
             await _end(self._task)
+
+    async def _wait(self, scope: Scope, send: Send) -> None:
+        """Sends comments until the response has come."""
+        try:
+            while not self._task.done():
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await asyncio.wait((self._task,), timeout=self._silence_s)
+        except asyncio.CancelledError:  # the server stops
+            if not write_may_wait(scope):
+                await send({"type": "http.response.body", "body": self._told(scope, ROUTER_STOPS), "more_body": False})
+            raise
 
     def _told(self, scope: Scope, error: Exception) -> bytes:
         if not isinstance(error, RyzansteinError):

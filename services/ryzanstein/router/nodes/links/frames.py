@@ -33,6 +33,10 @@ class AttemptSink(Protocol):
         """Called when the node has accepted it. `reply` None: its answers are content alone."""
         ...
 
+    def progressed(self, num_tokens: int) -> None:
+        """Called when a part of its prompt was computed: so many tokens are now."""
+        ...
+
     def scored(self, scores: PromptScores) -> None:
         """Called with each part of the prompt's log probabilities, before the first token."""
         ...
@@ -73,7 +77,7 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
     for accepted in output.accepted:
         if (sink := sinks.get(accepted.handle)) is not None:
             sink.accepted(accepted.prompt_tokens, _style(accepted), accepted.omitted_prompt_tokens)
-    _deliver_scores(output, sinks)
+    _deliver_prompts(output, sinks)
     num_new = (_deliver_with_logprobs if output.logprobs else _deliver_tokens)(output, sinks)
     for preempted in output.preempted:
         if (sink := sinks.get(preempted.handle)) is not None:
@@ -92,7 +96,10 @@ def _style(accepted: worker.Accepted) -> ReplyStyle | None:
     return ReplyStyle(reply.calls, reply.thinking, reply.opened) if accepted.HasField("reply") else None
 
 
-def _deliver_scores(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+def _deliver_prompts(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:
+    for progress in output.prompt_progress:
+        if (sink := sinks.get(progress.handle)) is not None:
+            sink.progressed(progress.tokens)
     for part in output.prompt_parts:
         if (sink := sinks.get(part.handle)) is not None:
             sink.scored(scores_from_wire(part.prompt))

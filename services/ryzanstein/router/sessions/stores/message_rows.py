@@ -8,8 +8,12 @@ than answer without a part of them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import msgspec
 
+from ryzanstein import errors
 from ryzanstein.generation.messages import Message, Role
 
 _WHOLE = "message"
@@ -25,3 +29,13 @@ def row_of(message: Message) -> tuple[str, str]:
 def message_of(kind: str, content: str) -> Message:
     """Returns the message of a row. Raises ValueError for one that only a later version can read."""
     return _decoder.decode(content) if kind == _WHOLE else Message(Role(kind), content)
+
+
+@contextlib.contextmanager
+def readable(session_id: str) -> Iterator[None]:
+    """Raises FAILED_PRECONDITION SESSION_DAMAGED for a message that cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        what = f"session {session_id[:128]!r} has a message that is damaged or of a later version: delete the session"
+        raise errors.failed_precondition("SESSION_DAMAGED", what) from error

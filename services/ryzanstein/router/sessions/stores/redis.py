@@ -33,7 +33,7 @@ from ryzanstein.router.sessions.store import (
     store_unavailable,
 )
 from ryzanstein.router.sessions.stores import redis_scripts as scripts
-from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
+from ryzanstein.router.sessions.stores.message_rows import message_of, readable, row_of
 from ryzanstein.router.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
@@ -105,12 +105,14 @@ class RedisSessions:
         if len(packed) != int(fields["num_messages"]):
             what = f"session {session_id[:128]!r} is damaged: Redis has {len(packed)} of {fields['num_messages']} messages"
             raise errors.failed_precondition("SESSION_DAMAGED", what)
+        with readable(session_id):
+            messages = tuple(map(_unpacked, packed))
         return Session(
             session_id,
             fields["model"],
             float(fields["create_time"]),
             float(fields["update_time"]),
-            tuple(map(_unpacked, packed)),
+            messages,
             fields["node_id"],
             fields.get("tenant", ""),
         )

@@ -35,9 +35,14 @@ for i = 8, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
 local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[4])
 if surplus > 0 then
-    for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, surplus - 1)) do
-        redis.call('DEL', ARGV[5] .. 'session:' .. id, ARGV[5] .. 'messages:' .. id, ARGV[5] .. 'turns:' .. id)
-        redis.call('ZREM', KEYS[3], id)
+    -- By a clock that was set back the new one may be the oldest.
+    local left = surplus
+    for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, surplus)) do
+        if id ~= ARGV[1] and left > 0 then
+            redis.call('DEL', ARGV[5] .. 'session:' .. id, ARGV[5] .. 'messages:' .. id, ARGV[5] .. 'turns:' .. id)
+            redis.call('ZREM', KEYS[3], id)
+            left = left - 1
+        end
     end
 end
 redis.call('PUBLISH', KEYS[4], ARGV[6] .. ' ' .. ARGV[1])

@@ -28,7 +28,7 @@ from ryzanstein.router.sessions.store import (
     page_of,
     read_page_token,
 )
-from ryzanstein.router.sessions.stores.message_rows import message_of, row_of
+from ryzanstein.router.sessions.stores.message_rows import message_of, readable, row_of
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
 from ryzanstein.router.sessions.stores.sqlite_file import CONVERSATIONS, RESPONSES, as_unavailable, connect, transaction
@@ -128,14 +128,17 @@ class SqliteSessions:
         return Session(session_id, model, now, now, messages, tenant=tenant), evicted
 
     def _evict(self, session_id: str) -> int:
-        """Deletes the least recently used ones of the kind that this session has, if there are too many."""
+        """Deletes the least recently used ones of the kind that this session has, if there are too many.
+
+        Never this one itself: by a clock that was set back it may be the oldest.
+        """
         kind = RESPONSES if is_response(session_id) else CONVERSATIONS
         (count,) = self._connection.execute(f"SELECT count(*) FROM sessions WHERE {kind}").fetchone()
         surplus = int(count) - self._bounds.most_like(session_id)
         if surplus <= 0:
             return 0
-        oldest = f"SELECT session_id FROM sessions WHERE {kind} ORDER BY update_time, session_id LIMIT ?"
-        self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({oldest})", (surplus,))
+        others = f"SELECT session_id FROM sessions WHERE {kind} AND session_id != ? ORDER BY update_time, session_id LIMIT ?"
+        self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({others})", (session_id, surplus))
         return surplus
 
     def _get(self, session_id: str) -> Session:
@@ -143,8 +146,11 @@ class SqliteSessions:
             row = db.execute(f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE session_id = ?", (session_id,)).fetchone()
             if row is None:
                 raise errors.not_found("session", session_id)
-            query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
-            messages = tuple(message_of(role, content) for role, content in db.execute(query, (session_id,)))
+            columns = "CAST(role AS BLOB), CAST(content AS BLOB)"
+            query = f"SELECT {columns} FROM messages WHERE session_id = ? ORDER BY position"
+            rows = db.execute(query, (session_id,)).fetchall()
+        with readable(session_id):
+            messages = tuple(message_of(role.decode(), content.decode()) for role, content in rows)
         return _session(row, messages)
 
     def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:

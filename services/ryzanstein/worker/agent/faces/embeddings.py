@@ -29,9 +29,9 @@ from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire
 from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.telemetry import EmbeddingMetrics
-from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.embedding import EmbeddingModel
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -146,7 +146,7 @@ async def _encoded(text_model: TextModel, model: EmbeddingModel, prompt: str, te
     """Returns the tokens of a text behind a prompt, without the space around it, as sentence-transformers does."""
     whole = (prompt + text).strip()
     whole = whole.lower() if model.lower else whole
-    return await asyncio.to_thread(text_model.encode, whole) if len(whole) > LONG_CHARS else text_model.encode(whole)
+    return await encoded(text_model.encode, whole, len(whole))
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:

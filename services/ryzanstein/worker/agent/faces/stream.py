@@ -22,8 +22,8 @@ class RouterStream:
     """The reading side of a link.
 
     `read` and `take_all` run as tasks until the link ends; then call `close`. Attempts for a model
-    that sleeps, whose pages may be fetched, or whose constraint must be compiled, wait beside the
-    stream, so that what follows them, above all their cancels, is handled meanwhile.
+    that sleeps, whose text is long, whose pages may be fetched, or whose constraint must be compiled,
+    wait beside the stream, so that what follows them, above all their cancels, is handled meanwhile.
     """
 
     def __init__(self, node: NodeAgent, link: RouterLink) -> None:
@@ -41,6 +41,8 @@ class RouterStream:
             try:
                 while (request := await self._within(silence_s, requests)) is not None:
                     if not request.HasField("beat"):
+                        if request.HasField("submit"):
+                            link.prepare(request.submit.handle)
                         await ahead.put(request)
                     elif request.beat.sequence:
                         link.acknowledge(request.beat.sequence)
@@ -86,21 +88,24 @@ class RouterStream:
             ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
             self._node.submissions.refuse(self._link, submit.handle, error, attempt=submit.attempt, **ids)
             return
-        if self._node.submissions.may_take_long(attempt) and self._may_wait():
+        if not self._node.submissions.may_take_long(attempt):
+            await self._node.submissions.submit(self._link, submit.handle, attempt)
+        elif (refusal := self._no_room()) is None:
             self._wait(submit.handle, attempt, submit.ByteSize())
         else:
-            await self._node.submissions.submit(self._link, submit.handle, attempt)
+            ids = {"request_id": submit.request_id, "generation_id": submit.generation_id}
+            self._node.submissions.refuse(self._link, submit.handle, refusal, attempt=submit.attempt, **ids)
 
-    def _may_wait(self) -> bool:
-        """Returns whether another attempt may wait beside the stream: at most as many as the engine's queue holds.
-
-        Beyond that the stream itself waits.
-        """
+    def _no_room(self) -> RyzansteinError | None:
+        """Returns why no other attempt may wait beside the stream: at most as many may as the engine's queue holds."""
         settings = self._node.settings
-        return self._waiting_bytes < MAX_BYTES and len(self._waiting) < settings.max_waiting + settings.max_sequences
+        if len(self._waiting) >= (bound := settings.max_waiting + settings.max_sequences):
+            return errors.queue_full(len(self._waiting), bound)
+        if self._waiting_bytes >= MAX_BYTES:
+            return errors.prompts_wait(self._waiting_bytes, MAX_BYTES)
+        return None
 
     def _wait(self, handle: int, attempt: Attempt, size: int) -> None:
-        self._link.prepare(handle)
         task = self._node.background.once("waking_attempt", self._waited(handle, attempt))
         self._waiting[handle] = task
         self._waiting_bytes += size

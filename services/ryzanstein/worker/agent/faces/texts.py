@@ -15,6 +15,7 @@ from ryzanstein.v1.text_pb2_grpc import TextServiceServicer
 from ryzanstein.wire.requests import conversation_from_wire, name_from_wire, template_from_wire
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.models import NodeModels
+from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 
 Context = ServicerContext[Any, Any]
@@ -43,7 +44,7 @@ class TextServicer(TextServiceServicer):
             case "text" if special:
                 token_ids = (await intake.tokenize(TextPrompt(request.text), model, self._templates)).token_ids
             case "text":
-                token_ids = await asyncio.to_thread(model.encode_bare, request.text)
+                token_ids = await encoded(model.encode_bare, request.text, len(request.text))
             case _:
                 raise errors.invalid("prompt", "a conversation or a text is required")
         # In a thread: there may be hundreds of thousands.

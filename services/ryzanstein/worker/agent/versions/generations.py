@@ -138,8 +138,8 @@ class RunningGenerations:
         self._groups[submit.group] = generation
         self.idle.clear()
         link.handles[handle] = submit.group
-        if submit.sampling.constraint is not None:
-            link.prepare(handle)
+        if submit.sampling.constraint is None:
+            link.handed_over(handle)
         for number, choice in enumerate(choices):
             if choice.stopped and not choice.ended:
                 self._end_choice(generation, ChoiceEnd(submit.group, number, FinishReason.STOP, 0))
@@ -150,6 +150,7 @@ class RunningGenerations:
     def on_step(self, events: StepEvents) -> None:
         """Sends one step's tokens, ends and failures to their links."""
         self._accept_all(events.accepted)
+        self._report_prefilled(events.prefilled)
         for group, first, rows in events.scores:
             if (generation := self._groups.get(group)) is not None:
                 self._accept(generation)
@@ -216,6 +217,12 @@ class RunningGenerations:
         for group in groups:
             if (generation := self._groups.get(group)) is not None:
                 self._accept(generation)
+
+    def _report_prefilled(self, groups: Iterable[tuple[int, int]]) -> None:
+        for group, num_computed in groups:
+            if (generation := self._groups.get(group)) is not None:
+                self._accept(generation)
+                generation.link.progress(generation.handle, num_computed)
 
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from ryzanstein import errors
@@ -21,7 +22,7 @@ from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
-from ryzanstein.worker.agent.versions.early_tokens import EarlyTokens
+from ryzanstein.worker.agent.versions.early_tokens import early_tokens
 from ryzanstein.worker.agent.versions.generations import RunningGenerations
 from ryzanstein.worker.agent.versions.profiling import Profiling
 from ryzanstein.worker.agent.versions.vectors import RunningVectors
@@ -73,13 +74,13 @@ class ModelVersion:
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: self.num_running > 0, self.pages.on_answer)
-        self._tokens = EarlyTokens(constraints, telemetry.background, self.idle, self._tell_early)
+        self._constraints, self._early_tokens = constraints, b""
         self.host = ModelHost(
             settings,
             self._engines,
             telemetry,
             on_change=on_change,
-            on_text=self._tokens.expect,
+            on_text=self._read_tokens,
             on_ready=self._on_ready,
             on_gone=self._on_gone,
             on_freed=partial(lending.free, self),
@@ -152,17 +153,13 @@ class ModelVersion:
 
     def tell_tokens(self, table: bytes) -> None:
         """Sends new ranks the model's table of tokens, once."""
-        self._tell(self.serving().group, table)
-
-    def _tell(self, group: EngineGroup, table: bytes) -> None:
+        group = self.serving().group
         if self._told is not group:
             group.send(SetTokens(table))
             self._told = group
 
-    def _tell_early(self, text: TextModel, table: bytes) -> None:
-        """Sends the table if ranks of this model serve; what serves later gets it when it is ready."""
-        if self.host.serving is not None and self.host.text is text:
-            self._tell(self.host.serving.group, table)
+    async def _read_tokens(self, text: TextModel) -> None:
+        self._early_tokens = await early_tokens(self._constraints, text)
 
     def count(self) -> None:
         """Adds to the metrics what the engine counted since the last call."""
@@ -179,7 +176,8 @@ class ModelVersion:
             self._telemetry.progress(group.progress(), group.slowness())
 
     def _engines(self, choice: ModelChoice) -> NativeEngines:
-        spec, bounds = self._settings.rank_spec(choice.path, self._ranks_before), self._settings.group_bounds()
+        spec = self._settings.rank_spec(choice.path, self._ranks_before)
+        spec, bounds = msgspec.structs.replace(spec, tokens=self._early_tokens), self._settings.group_bounds()
         return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
 
     def _send(self, message: SubmitGroup | CancelGroup | FinishChoice) -> None:
@@ -188,8 +186,8 @@ class ModelVersion:
 
     def _on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
         """Takes ranks to which nothing was sent yet."""
-        if (table := self._tokens.known(self.host.text)) is not None:
-            self._tell(group, table)
+        if self._early_tokens:
+            self._told = group
         self._lending.join(self, group, ranks)
         if self.host.choice is not None:
             self.pages.on_ready(group, ranks, Path(self.host.choice.path))

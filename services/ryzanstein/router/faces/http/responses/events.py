@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ryzanstein.generation.events import GenerationEvent, Started
 from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.replies.parts import CallDelta
 from ryzanstein.replies.reader import Said
@@ -29,8 +30,8 @@ class ResponseEvents:
     `response` is the response as it stands.
     """
 
-    def __init__(self, started: Started, body: ResponsesRequest) -> None:
-        self.response = shapes.begun(started, body)
+    def __init__(self, started: Started, body: ResponsesRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> None:
+        self.response = shapes.begun(started, body, defaults)
         self._pieces = Pieces(Cursor(), started)
         self._items = Items(started.generation_id)
         self._open: Item | None = None

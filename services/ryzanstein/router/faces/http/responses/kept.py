@@ -149,6 +149,6 @@ class KeptResponses:
 
 
 def _key(tenant: str, response_id: str) -> str:
-    if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS:
+    if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS or response_id.endswith(_OBJECT):
         raise errors.not_found("response", response_id)
     return f"{blake2b(tenant.encode(), digest_size=8).hexdigest()}-{response_id}"

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.generation.messages import Message
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
@@ -24,7 +25,7 @@ from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse,
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
-from ryzanstein.router.faces.http.late import begun
+from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import tenant_of
@@ -82,7 +83,7 @@ class ResponseRoutes:
         events = self._core.follow(generation_id)
         try:
             started = await while_connected(http.receive, read_start(events))
-            told = ResponseEvents(started, asked_for.body)
+            told = ResponseEvents(started, asked_for.body, self._defaults_of(started.model))
             keep = partial(self._keep, told, asked_for, tenant, history)
             headers = {NODE: started.node_id}
             if asked_for.body.stream:
@@ -106,6 +107,9 @@ class ResponseRoutes:
         if len(items) > self._limits.max_messages:
             return body  # which is refused for that
         return msgspec.structs.replace(body, input=await self._kept.with_items(tenant_of(http.headers), items))
+
+    def _defaults_of(self, model: str) -> SamplingDefaults:
+        return next((each.sampling_defaults for each in self._core.models() if each.name == model), NO_DEFAULTS)
 
     async def retrieve(self, tenant: str, response_id: str) -> Response:
         return _json(await self._kept.retrieve(tenant, response_id), {})
@@ -159,7 +163,8 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
         asked_for = converted or convert(await routes.with_items(http, body))
         with naming_fields(asked_for.body):
             if asked_for.body.stream:
-                return await begun(routes.create(http, asked_for), limits, error_of_stream)
+                opening = within(naming_fields(asked_for.body), routes.create(http, asked_for))
+                return await begun(opening, limits, error_of_stream)
             return await routes.create(http, asked_for)
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ryzanstein.generation.events import Started
+from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.router.faces.http.dialect import omitted_body
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest, functions_of
@@ -22,8 +23,8 @@ def response_id(generation_id: str) -> str:
     return PREFIX + generation_id
 
 
-def begun(started: Started, body: ResponsesRequest) -> Shape:
-    """Returns the response as it begins: without output."""
+def begun(started: Started, body: ResponsesRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> Shape:
+    """Returns the response as it begins: without output. `defaults` are the model's own, for what the body leaves out."""
     return {
         "id": response_id(started.generation_id),
         "object": "response",
@@ -39,16 +40,21 @@ def begun(started: Started, body: ResponsesRequest) -> Shape:
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": _first(body.temperature, defaults.temperature),
         "text": {"format": _format(body)},
         "tool_choice": _plain(body.tool_choice) or "auto",
         "tools": _plain(functions_of(body)),
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": _first(body.top_p, defaults.top_p),
         "truncation": "auto" if body.truncation == "auto" or started.omitted_prompt_tokens else "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
     }
+
+
+def _first(*values: float | None) -> float:
+    """Returns the first value that is given; 1, the API's own default, where none is."""
+    return next((value for value in values if value is not None), 1.0)
 
 
 def _plain(value: object) -> Any:
