@@ -59,6 +59,8 @@ READ = {
     "hermes, cut in the name": ("hermes", '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
     "hermes, cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\\', "", [("f", '{"a": "x\\')]),
     "hermes, not closed": ("hermes", f"<tool_call>{call(*ADD)}", "", [ADD]),
+    "hermes, cut in the end": ("hermes", f"<tool_call>{call(*ADD)}\n</tool_ca", "", [ADD]),
+    "hermes, another end": ("hermes", f"<tool_call>{call(*ADD)}\n</table>", "</table>", [ADD]),
     "llama, bare": ("llama3", call(*ADD, "parameters"), "", [ADD]),
     "llama, tagged": ("llama3", f"<|python_tag|>{call(*ADD, 'parameters')}; {call(*W, 'parameters')}", "", [ADD, W]),
     "llama, a JSON answer": ("llama3", '{"answer": {"name": "f"}}', '{"answer": {"name": "f"}}', []),
@@ -85,6 +87,8 @@ READ = {
         "",
         [ADD, W],
     ),
+    "deepseek, cut in the end": ("deepseek", f"{DEEPSEEK}add<\uff5ctool\u2581sep\uff5c>{ADD[1]}{DEEPSEEK_END[:-3]}", "", [ADD]),
+    "deepseek, cut in the block": ("deepseek", f"{DEEPSEEK}add\n```json\n{ADD[1]}\n``", "", [ADD]),
     "deepseek, none": ("deepseek", f"{DEEPSEEK}??", f"{DEEPSEEK}??", []),
     "gemma": (
         "gemma",
@@ -101,6 +105,7 @@ READ = {
     "generic, bare": ("generic", f" \n{call(*ADD)}", "", [ADD]),
     "generic, list": ("generic", f"[{call(*ADD)}, {call(*W)}]\n", "", [ADD, W]),
     "generic, fenced": ("generic", f"```json\n{call(*ADD)}\n```", "", [ADD]),
+    "generic, cut in the fence": ("generic", f"```json\n{call(*ADD)}\n``", "", [ADD]),
     "generic, tagged": ("generic", f"Well: {tagged(call(*ADD))}", "Well:", [ADD]),
     "generic, an answer": ("generic", "[1, 2] is a list {}\n", "[1, 2] is a list {}\n", []),
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Never
 
 from ryzanstein.worker.constraints import finite
+from ryzanstein.worker.constraints.closing import closed
 from ryzanstein.worker.constraints.dialects import MAX_ARRANGEMENTS, plain
 from ryzanstein.worker.constraints.easing import eased
 from ryzanstein.worker.constraints.keywords import (
@@ -59,7 +60,7 @@ def checked(schema: Any, *, lenient: bool = False) -> Schema:
         _refuse("#", "no JSON satisfies it", Cause.UNSATISFIABLE)
     if (endless := finite.endless(bare)) is not None:
         _refuse(endless, "no finite JSON satisfies it", Cause.UNSATISFIABLE)
-    return {**bare, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return {**closed(bare), "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 def parsed(text: str) -> Any:
