@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.lab.simulation.plan import MODELS_FROM, plan
+from ryzanstein.lab.simulation.plan import LOAD_FROM, MODELS_FROM, Kind, plan
 
 # Nodes with two or three models; many of their faults strike one model.
 SEVERAL_MODELS = (1000000108, 1000000116, 1000000119)
+# Nodes that become slow, and requests that are sent to two routers.
+LOADED = (2000000001, 2000000004)
 # Each broke a promise before it was mended: see docs/simulation.md.
 PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203, 767199570, 68676410, 374133889)
 PAST_FAILURES_OF_MODELS = (1000000101, 1500000016, 1092415984)
@@ -53,6 +55,21 @@ def found(seed):
     return any(violation.failure is BrokenPromise.SPARED for violation in simulate(plan(seed)).violations)
 # In a plan of few faults nothing may be running on the other model just then.
 assert any(found(seed) for seed in (1000000119, 1000000143, 1000000116, 1000000155))
+"""
+
+
+# No router knows which keys the others hold.
+_PLANTED_KEYS = """
+from ryzanstein.lab.simulation import clock
+clock.install()
+from ryzanstein.lab.simulation.checks import BrokenPromise
+from ryzanstein.lab.simulation.plan import plan
+from ryzanstein.lab.simulation.simulation import simulate
+from ryzanstein.router.journal.keys import JournalKeys
+async def free(*_, **__):
+    return None
+JournalKeys.claim = free
+assert any(violation.failure is BrokenPromise.TWICE for violation in simulate(plan(SEED)).violations)
 """
 
 
@@ -129,6 +146,28 @@ def test_a_small_seed_means_one_model_and_a_larger_one_may_mean_several() -> Non
         planned = plan(seed)
         assert len({fault.number for fault in planned.faults}) == len(planned.faults)
         assert all(model.nodes <= frozenset(range(len(planned.nodes))) and model.nodes for model in planned.more_models)
+
+
+@pytest.mark.parametrize("seed", LOADED)
+@pytest.mark.long
+def test_slow_nodes_long_prompts_and_keys_at_two_routers_break_no_promise(seed: int) -> None:
+    assert any(fault.kind is Kind.SLOW_NODE for fault in plan(seed).faults)
+    result = one(seed)
+    assert result["violations"] == []
+    assert result["reached"]["asked at two routers"] > 0
+
+
+def test_only_large_seeds_have_load() -> None:
+    assert not any(client.twice for seed in (*PAST_FAILURES, LOAD_FROM - 1) for client in plan(seed).clients)
+    planned = [plan(seed) for seed in range(LOAD_FROM, LOAD_FROM + 50)]
+    assert {each.max_held_prompt_bytes for each in planned} == {2**16, 2**20, 128 * 2**20}
+    assert all(len({fault.number for fault in each.faults}) == len(each.faults) for each in planned)
+
+
+@pytest.mark.long
+def test_two_generations_for_one_key_are_found() -> None:
+    run = simulated("-c", _PLANTED_KEYS.replace("SEED", str(LOADED[1])))
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 
 @pytest.mark.long

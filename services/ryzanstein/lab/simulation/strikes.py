@@ -26,7 +26,7 @@ JOURNAL = "journal"
 # A state of a later version of the protocol.
 NEWER_STATE = 17
 SLOW_DISK_S = 0.8
-SLOW_BY = (5.0, 20.0, 100.0, 400.0)
+SLOW_BY = (2.0, 5.0, 10.0, 20.0)
 
 
 class Strikes:
@@ -173,7 +173,7 @@ class Strikes:
 
     async def _slow_node(self, fault: PlannedFault) -> None:
         """Slows all steps of a node, as a busy machine does. Whatever waits for it goes on, there or at a faster node."""
-        if SLOW_BY[fault.rank] > SLOW_BY[0]:
+        if SLOW_BY[fault.rank] > 5.0:
             self._ranks_held_against(fault)
         ranks = self._ranks(fault)
         for rank in range(4):

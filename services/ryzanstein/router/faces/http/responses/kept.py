@@ -108,11 +108,14 @@ class KeptResponses:
         """Returns by their ids the items of the response that has this one, or that it answered."""
         found = _ITEM.fullmatch(item_id)
         shapes: list[Shape] = []
-        with suppress(RyzansteinError):
+        try:
             if found is not None and found[2]:
                 shapes = await self.input_items(tenant, PREFIX + found[1])
             elif found is not None:
                 shapes = (await self.retrieve(tenant, PREFIX + found[1]))["output"]
+        except RyzansteinError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
         items = {shape["id"]: msgspec.convert(shape, InputItem) for shape in shapes}
         if item_id in items:
             return items
