@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.generation.messages import Message
+from ryzanstein.router.storage.bounds import UNBOUNDED
 
-UNBOUNDED = 2**62
 MESSAGE_BYTES = 256
 """What a message takes besides its text, in memory and in a file, rather too much than too little."""
 

@@ -17,7 +17,8 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.names import MAX_NAME_CHARS
-from ryzanstein.router.sessions.room import MESSAGE_BYTES, UNBOUNDED, bytes_of
+from ryzanstein.router.sessions.room import MESSAGE_BYTES, bytes_of
+from ryzanstein.router.storage.bounds import UNBOUNDED
 
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 100

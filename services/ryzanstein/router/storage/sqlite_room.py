@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 
-LOG_BYTES = 64 * 2**20
-"""What the write-ahead log and its index take at most: it is copied into the file every 4 MB, but not within one write."""
 _KEPT_LOG_BYTES = 16 * 2**20
 _INCREMENTAL = 2
 _STEP_PAGES = 256
@@ -55,7 +53,8 @@ def can_shrink(db: sqlite3.Connection) -> bool:
 def shrink(db: sqlite3.Connection) -> None:
     """Gives back some free pages, which takes about a millisecond. The last step copies the log, which cuts the file."""
     surplus = _number(db, "freelist_count") - _RESERVE_PAGES
-    db.execute(f"PRAGMA incremental_vacuum({min(surplus, _STEP_PAGES)})").fetchall()
+    # A script: `execute` runs this statement for its first page only.
+    db.executescript(f"PRAGMA incremental_vacuum({min(surplus, _STEP_PAGES)})")
     if surplus <= _STEP_PAGES:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 

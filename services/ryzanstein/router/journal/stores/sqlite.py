@@ -35,7 +35,9 @@ from ryzanstein.router.journal.journal import (
     KeyClaim,
     Owner,
 )
+from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
+from ryzanstein.router.storage.bounds import UNBOUNDED
 
 log = structlog.get_logger(__name__)
 
@@ -81,11 +83,14 @@ class SqliteJournal:
         self._retention_s = retention_s
 
     @classmethod
-    async def open(cls, path: Path, lease_s: float, retention_s: float) -> SqliteJournal:
-        """Opens the file. Raises OSError or sqlite3.Error when it cannot be used."""
+    async def open(cls, path: Path, lease_s: float, retention_s: float, max_bytes: int = UNBOUNDED) -> SqliteJournal:
+        """Opens the file. Raises OSError or sqlite3.Error when it cannot be used.
+
+        A write that would make the file larger than `max_bytes` is refused as on a full disk.
+        """
         thread = ThreadPoolExecutor(1, "journal")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _opened, path)
+            connection = await asyncio.get_running_loop().run_in_executor(thread, _opened, path, max_bytes)
         except BaseException:
             thread.shutdown()
             raise
@@ -248,6 +253,8 @@ class SqliteJournal:
             db.executemany("INSERT OR REPLACE INTO expired VALUES (?, ?, ?)", [(*which, until) for _, *which in gone])
             db.execute("DELETE FROM expired WHERE until <= ?", (now,))
             db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
+        if disk.can_shrink(self._connection):
+            disk.shrink(self._connection)
 
     def _find(self, owner_id: str, since: float) -> Owner | None:
         """Returns an owner whose lease is valid, or expired after `since`."""
@@ -274,24 +281,26 @@ def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
     db.executemany("DELETE FROM batches WHERE number = ?", numbers)
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _opened(path: Path, max_bytes: int) -> sqlite3.Connection:
     private_folder(path.parent)
     try:
-        return _connected(path)
+        return _connected(path, max_bytes)
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
         log.warning("journal corrupt, starting with an empty one", path=str(path), error=str(error))
         for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
             name.unlink(missing_ok=True)
-        return _connected(path)
+        return _connected(path, max_bytes)
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connected(path: Path, max_bytes: int) -> sqlite3.Connection:
     private_file(path)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
+        disk.let_shrink(db)
         write_ahead.turn_on(db, _OPEN_S)
+        disk.bound(db, max_bytes)
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
         _prepare(db)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ryzanstein import errors
 from ryzanstein.private_files import private_file
-from ryzanstein.router.sessions.room import UNBOUNDED
 from ryzanstein.router.sessions.store import OBJECT_MARK, RESPONSE_GLOB, store_unavailable
 from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
+from ryzanstein.router.storage.bounds import UNBOUNDED
 
 SCHEMA_VERSION = 4
 # Several routers on one host take turns within a millisecond. A lock that is held for longer than
