@@ -12,7 +12,8 @@ import sqlite3
 _KEPT_LOG_BYTES = 16 * 2**20
 _INCREMENTAL = 2
 _STEP_PAGES = 256
-_RESERVE_PAGES = 1024
+RESERVE_BYTES = 4 * 2**20
+"""Free space that a file keeps for the next rows."""
 _CONVERTED_BYTES = 64 * 2**20
 
 
@@ -45,18 +46,22 @@ def used_bytes(db: sqlite3.Connection) -> int:
     return (_number(db, "page_count") - _number(db, "freelist_count")) * _number(db, "page_size")
 
 
-def can_shrink(db: sqlite3.Connection) -> bool:
-    """Returns whether more pages are free than the next rows need."""
-    return _number(db, "freelist_count") > _RESERVE_PAGES and _number(db, "auto_vacuum") == _INCREMENTAL
+def can_shrink(db: sqlite3.Connection, reserve_bytes: int = RESERVE_BYTES) -> bool:
+    """Returns whether more is free than the next rows need."""
+    return _surplus(db, reserve_bytes) > 0 and _number(db, "auto_vacuum") == _INCREMENTAL
 
 
-def shrink(db: sqlite3.Connection) -> None:
+def shrink(db: sqlite3.Connection, reserve_bytes: int = RESERVE_BYTES) -> None:
     """Gives back some free pages, which takes about a millisecond. The last step copies the log, which cuts the file."""
-    surplus = _number(db, "freelist_count") - _RESERVE_PAGES
+    surplus = _surplus(db, reserve_bytes)
     # A script: `execute` runs this statement for its first page only.
     db.executescript(f"PRAGMA incremental_vacuum({min(surplus, _STEP_PAGES)})")
     if surplus <= _STEP_PAGES:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def _surplus(db: sqlite3.Connection, reserve_bytes: int) -> int:
+    return _number(db, "freelist_count") - reserve_bytes // _number(db, "page_size")
 
 
 def _number(db: sqlite3.Connection, pragma: str) -> int:

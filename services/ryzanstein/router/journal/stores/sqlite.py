@@ -281,7 +281,7 @@ def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
     db.executemany("DELETE FROM batches WHERE number = ?", numbers)
 
 
-def _opened(path: Path, max_bytes: int) -> sqlite3.Connection:
+def _opened(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
     private_folder(path.parent)
     try:
         return _connected(path, max_bytes)

@@ -40,6 +40,7 @@ class SqliteEviction:
         self._bounds = bounds
         self._room = room
         self._most_used = room.max_bytes - room.max_bytes // _SPARE_SHARE
+        self._reserve = min(disk.RESERVE_BYTES, room.max_bytes // (2 * _SPARE_SHARE))
 
     def surplus(self, session_id: str) -> int:
         """Deletes the least recently used ones of the kind that this session has, if there are too many; returns how many."""
@@ -73,13 +74,13 @@ class SqliteEviction:
         """Tells how many bytes are used. Returns whether there is something for `step` to do."""
         used = disk.used_bytes(self._connection)
         self._room.on_used(used)
-        return used > self._most_used or disk.can_shrink(self._connection)
+        return used > self._most_used or disk.can_shrink(self._connection, self._reserve)
 
     def step(self) -> bool:
         """Evicts some sessions, or gives back some free pages. Returns whether there may be more to do."""
         if disk.used_bytes(self._connection) <= self._most_used:
-            if disk.can_shrink(self._connection):
-                disk.shrink(self._connection)
+            if disk.can_shrink(self._connection, self._reserve):
+                disk.shrink(self._connection, self._reserve)
             return self.look()
         before = disk.used_bytes(self._connection)
         with transaction(self._connection):

@@ -32,6 +32,7 @@ RESPONSES = f"session_id GLOB '{RESPONSE_GLOB}'"
 _OBJECTS = f"session_id GLOB '{RESPONSE_GLOB}{OBJECT_MARK}'"
 _NEW_RESPONSE = f"NEW.session_id GLOB '{RESPONSE_GLOB}' AND NEW.session_id NOT GLOB '*{OBJECT_MARK}'"
 
+# `messages` has row ids: without them, as in files of earlier versions, a text above 1 kB takes pages of its own.
 _STEPS = (
     """
 CREATE TABLE sessions (
@@ -42,7 +43,7 @@ CREATE INDEX sessions_by_use ON sessions (update_time, session_id);
 CREATE TABLE messages (
     session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, position INTEGER NOT NULL,
     role TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (session_id, position)
-) WITHOUT ROWID;
+);
 """,
     """
 CREATE TABLE turns (
