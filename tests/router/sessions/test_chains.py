@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
@@ -21,7 +22,6 @@ from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStor
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
-from ryzanstein.router.sessions.stores.sqlite_file import _STEPS
 from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -111,6 +111,44 @@ async def test_the_answer_is_a_leaf_again_when_what_continued_it_is_deleted(open
     await store.delete(key(1))
     await chain(store, [10, 11])
     assert [number for number in (0, 10, 11) if await found(store, key(number))] == [10, 11]
+
+
+async def scripted(store: SessionStore, seed: int) -> list[str]:
+    """Keeps, continues and deletes responses at random, and returns what is there now and then."""
+    chance, names, seen = random.Random(seed), [key(0)], []
+    await store.create(key(0), "m", said(0))
+    for number in range(1, 151):
+        which, parent = chance.random(), chance.choice(names[-8:])
+        with contextlib.suppress(RyzansteinError):
+            if which < 0.25:
+                await store.delete(parent)
+            else:
+                await store.create(key(number), "m", said(number), parent=parent if which < 0.8 else "")
+                names.append(key(number))
+                await store.create(key(number) + ".object", "m", said(number))
+        if number % 15 == 0:
+            seen.append(" ".join([name for name in names if await found(store, name)]))
+    for name in seen[-1].split():
+        parent = name
+        while parent := (await store.get(parent)).parent:
+            assert parent in names
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_all_stores_keep_and_evict_alike_and_no_response_is_without_its_history(
+    seed: int, start_redis: Any, tmp_path: Path
+) -> None:
+    bounds = SessionBounds(max_responses=24)
+    stores: list[SessionStore] = [
+        MemorySessions(bounds, lambda count: None),
+        await SqliteSessions.open(tmp_path / "s.db", bounds, lambda count: None),
+        await RedisSessions.open(redis_client((await start_redis()).url), "test:", bounds, lambda count: None),
+    ]
+    memory, sqlite, redis = [await scripted(store, seed) for store in stores]
+    for store in stores:
+        await store.close()
+    assert memory == sqlite == redis
 
 
 async def test_a_claimed_session_is_never_evicted(open_store: Opener) -> None:
@@ -213,45 +251,6 @@ async def test_a_chain_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.reason == "SESSION_FULL"
 
 
-EARLIER = [*said(0), *said(1)]
-"""What the version before kept of a second response: the whole conversation."""
-
-
-async def goes_on_from_earlier(store: SessionStore) -> None:
-    kept = KeptResponses(store, RouterTelemetry())
-    tenant = kept_module._key("t", "resp_2").partition("-")[0]
-    assert (await store.get(f"{tenant}-resp_1")).messages == tuple(EARLIER)
-    assert (await kept.retrieve("t", "resp_1"))["usage"] == 7
-    await kept.keep("t", {"id": "resp_2", "model": "m", "previous_response_id": "resp_1"}, said(2), EARLIER)
-    assert await kept.conversation("t", "resp_2", "previous_response_id") == (*EARLIER, *said(2))
-    await kept.delete("t", "resp_1")
-    assert await kept.conversation("t", "resp_2", "previous_response_id") == (*EARLIER, *said(2))
-    await kept.delete("t", "resp_2")
-    for number in (1, 2):
-        with pytest.raises(RyzansteinError):
-            await store.get(f"{tenant}-resp_{number}")
-
-
-async def test_responses_in_a_file_of_the_version_before_go_on(tmp_path: Path) -> None:
-    digest = kept_module._key("t", "resp_1").partition("-")[0]
-    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as db:
-        for step in _STEPS[:3]:
-            db.executescript(step)
-        for session_id, rows in (
-            (f"{digest}-resp_1", [(each.role.value, each.content) for each in EARLIER]),
-            (f"{digest}-resp_1.object", [("assistant", json.dumps({"usage": 7}))]),
-            (f"{digest}-resp_0.object", [("assistant", "its conversation was evicted")]),
-        ):
-            db.execute("INSERT INTO sessions VALUES (?, 'm', 1.0, 2.0, '')", (session_id,))
-            db.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", [(session_id, i, *row) for i, row in enumerate(rows)])
-        db.execute("PRAGMA user_version = 3")
-    store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
-    await goes_on_from_earlier(store)
-    with pytest.raises(RyzansteinError):
-        await store.get(f"{digest}-resp_0.object")
-    await store.close()
-
-
 async def test_a_router_of_the_version_before_beside_this_one_keeps_responses_that_go_on(tmp_path: Path) -> None:
     """It has the file open while this one updates the schema, and fails on a chain rather than read a part of it."""
     store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
@@ -262,28 +261,4 @@ async def test_a_router_of_the_version_before_beside_this_one_keeps_responses_th
     assert kinds == ["continues", "user", "assistant"]
     with pytest.raises(ValueError, match="continues"):
         Role(kinds[0])
-    await store.close()
-
-
-async def test_responses_in_a_redis_of_the_version_before_go_on(start_redis: Any) -> None:
-    digest = kept_module._key("t", "resp_1").partition("-")[0]
-    client = redis_client((await start_redis()).url)
-    store = await RedisSessions.open(client, "test:", SessionBounds(), lambda count: None)
-    for session_id, rows in (
-        (f"{digest}-resp_1", [[each.role.value, each.content] for each in EARLIER]),
-        (f"{digest}-resp_1.object", [["assistant", json.dumps({"usage": 7})]]),
-    ):
-        head = {
-            "model": "m",
-            "create_time": "1.0",
-            "update_time": "1.0",
-            "node_id": "",
-            "nonce": "n",
-            "num_messages": len(rows),
-        }
-        await client.hset(f"test:session:{session_id}", mapping=head)
-        await client.rpush(f"test:messages:{session_id}", *map(json.dumps, rows))
-        await client.zadd("test:responses", {session_id: 1.0})
-    await goes_on_from_earlier(store)
-    assert await client.zcard("test:responses") == await client.zcard("test:linked") == await client.zcard("test:objects") == 0
     await store.close()
