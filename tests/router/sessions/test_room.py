@@ -16,7 +16,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.messages import Message, Role
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
-from ryzanstein.router.sessions.room import StoreRoom, bytes_of
+from ryzanstein.router.sessions.room import MESSAGE_BYTES, StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores import sqlite
 from ryzanstein.router.sessions.stores.memory import MemorySessions
@@ -107,7 +107,9 @@ async def test_one_that_is_larger_than_the_store_may_hold_is_refused_by_field_an
 ) -> None:
     store = await bounded(StoreRoom(2 * MB), SessionBounds(max_chars=10 * MB, max_bytes=MB))
     await store.create("before", "m", TEXT)
-    with pytest.raises(RyzansteinError, match=f"messages: must have at most {MB} bytes, half of max_store_bytes") as refused:
+    with pytest.raises(
+        RyzansteinError, match=f"messages: must have at most {MB} bytes, a quarter of max_store_bytes"
+    ) as refused:
         await store.create(session_id, "m", (Message(Role.USER, "ü" * (MB // 2)),))
     assert (refused.value.code, refused.value.reason) == (Code.FAILED_PRECONDITION, "SESSION_FULL")
     assert refused.value.violations[0].field == "messages"
@@ -159,7 +161,7 @@ async def test_a_file_of_the_version_before_is_converted_and_then_shrinks(tmp_pa
 async def test_the_default_bounds_are_those_of_the_store(tmp_path: Path) -> None:
     for kind, most in (("memory", 128 * MB), ("sqlite", 1024 * MB)):
         settings = RouterSettings(session_store=kind, state_dir=tmp_path)
-        assert (settings.store_bytes, session_bounds(settings).max_bytes) == (most, most // 2)
+        assert (settings.store_bytes, session_bounds(settings).max_bytes) == (most, most // 4)
         telemetry = RouterTelemetry()
         async with open_sessions(settings, telemetry) as store:
             await store.create("s", "m", TEXT)
@@ -183,4 +185,28 @@ async def test_eviction_lets_others_use_the_store_meanwhile(tmp_path: Path) -> N
         while size(path) > 2 * MB:
             await store.get("new")
     assert sum(evicted) > 500
+    await store.close()
+
+
+async def test_one_that_takes_the_room_of_many_others_is_stored(bounded: Bounded) -> None:
+    most = 16 * MB
+    store = await bounded(StoreRoom(most), SessionBounds(max_chars=most, max_bytes=most // 4))
+    for number in range(1500):
+        await store.create(f"s{number}", "m", (Message(Role.USER, "x" * 10_000),))
+    messages = tuple(Message(Role.USER, "x" * 2100) for _ in range(most // 4 // (2100 + MESSAGE_BYTES)))
+    await store.create("large", "m", messages)
+    assert (await store.get("large")).messages == messages
+
+
+async def test_a_log_that_a_reader_kept_is_cut_when_that_reader_is_gone(tmp_path: Path) -> None:
+    store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sessions").fetchall()
+        for number in range(200):
+            await store.create(f"s{number}", "m", TEXT)
+        assert size(tmp_path / "s.db-wal") > 18 * MB
+    for session_id in ("a", "b"):
+        await store.create(session_id, "m")
+    assert size(tmp_path / "s.db-wal") <= 16 * MB
     await store.close()

@@ -12,7 +12,7 @@ from ryzanstein import errors
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.resilient.recent import Changes
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
-from ryzanstein.router.sessions.room import StoreRoom
+from ryzanstein.router.sessions.room import LARGEST_SHARE, StoreRoom
 from ryzanstein.router.sessions.store import ServingStore, SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 def session_bounds(settings: RouterSettings) -> SessionBounds:
     # A kept response is its conversation and itself.
     most = (settings.max_sessions, settings.max_session_messages, settings.max_session_chars, 2 * settings.max_responses)
-    return SessionBounds(*most, max_bytes=settings.store_bytes // 2)
+    return SessionBounds(*most, max_bytes=settings.store_bytes // LARGEST_SHARE)
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from ryzanstein.generation.messages import Message
 from ryzanstein.router.storage.bounds import UNBOUNDED
 
+LARGEST_SHARE = 4
+"""One session or response may take a quarter of the bound, so that it fits when pages of a file are half empty."""
 MESSAGE_BYTES = 256
 """What a message takes besides its text, in memory and in a file, rather too much than too little."""
 

@@ -94,7 +94,7 @@ class SessionBounds:
     def check(self, messages: Sequence[Message]) -> None:
         """Raises FAILED_PRECONDITION SESSION_FULL if a session of these messages is too long.
 
-        `max_bytes` is that of one session or response, half of what the store may hold.
+        `max_bytes` is that of one session or response, a quarter of what the store may hold.
         """
         chars = sum(message.num_chars for message in messages)
         if len(messages) > self.max_messages or chars > self.max_chars:
@@ -104,7 +104,7 @@ class SessionBounds:
                 f"this one would have {len(messages)} and {chars}",
             )
         if _MOST_CHAR_BYTES * chars + MESSAGE_BYTES * len(messages) > self.max_bytes < (size := bytes_of(messages)):
-            what = f"must have at most {self.max_bytes} bytes, half of max_store_bytes, these have {size}"
+            what = f"must have at most {self.max_bytes} bytes, a quarter of max_store_bytes, these have {size}"
             raise RyzansteinError(
                 f"messages: {what}",
                 Code.FAILED_PRECONDITION,

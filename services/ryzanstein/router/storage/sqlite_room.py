@@ -40,9 +40,17 @@ def convert(db: sqlite3.Connection) -> None:
 
 
 def bound(db: sqlite3.Connection, max_bytes: int) -> None:
-    """Refuses to let the file grow further, with SQLITE_FULL, and lets its log keep no more than it needs."""
+    """Refuses to let the file grow further, with SQLITE_FULL, and lets its log keep no more than it needs.
+
+    A file that is larger now may keep its size.
+    """
     db.execute(f"PRAGMA max_page_count = {min(max_bytes // _number(db, 'page_size'), 2**32 - 2)}")
     db.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG_BYTES}")
+
+
+def capacity(db: sqlite3.Connection) -> int:
+    """Returns how large the file may become."""
+    return _number(db, "max_page_count") * _number(db, "page_size")
 
 
 def used_bytes(db: sqlite3.Connection) -> int:

@@ -61,16 +61,21 @@ class SqliteEviction:
     def make_room(self, session_id: str, num_bytes: int) -> None:
         """Deletes some of the least recently used sessions of either kind, if these bytes would be too many.
 
-        Within the transaction of a write.
+        Within the transaction of a write. So many go at least that the file can take the bytes, whose pages
+        may be half empty.
         """
         self._written = session_id
         num_evicted = 0
-        while num_evicted < _MOST_AT_A_WRITE and disk.used_bytes(self._connection) + num_bytes > self._most_used:
-            if not self._evict_oldest(session_id):
-                break
+        while self._is_short_of(num_bytes, num_evicted) and self._evict_oldest(session_id):
             num_evicted += 1
         if num_evicted:
             self._room.on_evicted(num_evicted)
+
+    def _is_short_of(self, num_bytes: int, num_evicted: int) -> bool:
+        used = disk.used_bytes(self._connection)
+        if used + 2 * num_bytes > disk.capacity(self._connection) - self._reserve:
+            return True
+        return num_evicted < _MOST_AT_A_WRITE and used + num_bytes > self._most_used
 
     def look(self) -> bool:
         """Tells how many bytes are used. Returns whether there is something for `step` to do."""
@@ -83,6 +88,7 @@ class SqliteEviction:
         if disk.used_bytes(self._connection) <= self._most_used:
             if disk.can_shrink(self._connection, self._reserve):
                 disk.shrink(self._connection, self._reserve)
+                disk.bound(self._connection, self._room.max_bytes)
             return self.look()
         before = disk.used_bytes(self._connection)
         with transaction(self._connection):
