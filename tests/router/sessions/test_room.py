@@ -198,6 +198,23 @@ async def test_one_that_takes_the_room_of_many_others_is_stored(bounded: Bounded
     assert (await store.get("large")).messages == messages
 
 
+async def test_what_has_a_damaged_name_is_evicted_too(tmp_path: Path) -> None:
+    path, response = tmp_path / "s.db", f"{0:016x}-resp_1"
+    store = await SqliteSessions.open(path, SessionBounds(), lambda count: None, StoreRoom(2 * MB))
+    for session_id in ("s", response, response + ".object"):
+        await store.create(session_id, "m", TEXT)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("UPDATE sessions SET session_id = CAST(x'ff73' AS TEXT) WHERE session_id = 's'")
+        db.execute("UPDATE responses SET session_id = ?", (response.replace("_1", "_3"),))
+    for number in range(40):
+        await store.create(f"s{number}", "m", TEXT)
+    assert await there(store, ["s39"]) == ["s39"]
+    await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM sessions WHERE CAST(session_id AS BLOB) = x'ff73'").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM responses").fetchone() == (0,)
+
+
 async def test_a_log_that_a_reader_kept_is_cut_when_that_reader_is_gone(tmp_path: Path) -> None:
     store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
     with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as reader:

@@ -6,6 +6,7 @@ evicts a few sessions itself, and steps in the background do the rest.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 
@@ -19,11 +20,11 @@ _UNCLAIMED = (
     "NOT EXISTS (SELECT 1 FROM claims WHERE session_id = sessions.session_id AND taken_at <= :now AND :now < taken_at + ttl_s)"
 )
 _OLD_CONVERSATIONS = (
-    f"SELECT update_time, session_id FROM sessions WHERE {CONVERSATIONS} AND session_id != :written AND {_UNCLAIMED}"
-    " ORDER BY update_time, session_id LIMIT :most"
+    f"SELECT update_time, CAST(session_id AS BLOB) FROM sessions WHERE {CONVERSATIONS}"
+    f" AND session_id != :written AND {_UNCLAIMED} ORDER BY update_time, session_id LIMIT :most"
 )
 _OLD_RESPONSES = (
-    "SELECT used, session_id FROM responses WHERE num_children = 0 AND session_id != :written"
+    "SELECT used, CAST(session_id AS BLOB) FROM responses WHERE num_children = 0 AND session_id != :written"
     " ORDER BY used, session_id LIMIT :most"
 )
 # From so much of the bound on, sessions are evicted: what is left over is for writes that come faster.
@@ -52,7 +53,7 @@ class SqliteEviction:
             return 0
         num_evicted = 0
         for _, oldest_id in self._oldest(oldest, session_id, min(surplus, MOST_EVICTED)):
-            surplus -= self._chains.remove(oldest_id)
+            surplus -= self._remove(oldest_id)
             num_evicted += 1
             if surplus <= 0:
                 break
@@ -99,11 +100,17 @@ class SqliteEviction:
 
     def _evict_oldest(self, written: str) -> bool:
         found = [row for query in (_OLD_CONVERSATIONS, _OLD_RESPONSES) for row in self._oldest(query, written, 1)]
-        if found:
-            self._chains.remove(min(found)[1])
-        return bool(found)
+        return bool(found) and self._remove(min(found)[1]) > 0
 
-    def _oldest(self, query: str, written: str, most: int) -> list[tuple[float, str]]:
+    def _remove(self, name: bytes) -> int:
+        """Removes a session. What is left of a damaged one is in the way of others: it goes by its row."""
+        with contextlib.suppress(UnicodeDecodeError):
+            if num_removed := self._chains.remove(name.decode()):
+                return num_removed
+        statements = (f"DELETE FROM {table} WHERE session_id = CAST(? AS TEXT)" for table in ("sessions", "responses"))
+        return sum(self._connection.execute(statement, (name,)).rowcount for statement in statements)
+
+    def _oldest(self, query: str, written: str, most: int) -> list[tuple[float, bytes]]:
         values = {"written": written.removesuffix(OBJECT_MARK), "most": most, "now": time.monotonic()}
         if ":now" not in query:
             del values["now"]
