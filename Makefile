@@ -12,7 +12,7 @@ JOBS ?= auto
 LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/lab/bench/test_router_command.py tests/hostile/test_flood.py tests/hostile/test_sockets.py \
     tests/lab/bench/engine tests/lab/bench/router tests/test_wheel.py tests/worker/model/kernels/test_aarch64.py \
     tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py \
-    tests/cluster/test_late_faults.py
+    tests/cluster/test_late_faults.py tests/cluster/agents
 # The machines that a newcomer may have: `make test-machines`.
 APART := $(LABORATORY) tests/machines
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
@@ -60,6 +60,7 @@ test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the b
 	PYTHON=$(PYTHON) bash .ci/parts lm-eval
 	bash .ci/parts browser
 	bash .ci/parts tokenizers
+	PYTHON=$(PYTHON) bash .ci/parts clients
 	@code=0; \
 	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \
 	$(PYTEST) -m lab || code=$$?; \

@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=2)
     parser.add_argument("--settle-s", type=float, default=20.0, help="time between the start and the first stream")
     given = parser.parse_args()
-    spec = ClusterSpec(given.model.resolve(), num_nodes=1, tp=1, start_timeout_s=300)
+    spec = ClusterSpec(given.model.resolve(), num_nodes=1, tp=1)
     with LocalCluster(spec) as cluster:
         time.sleep(given.settle_s)
         streams = Streams(cluster.router_address, given.streams)

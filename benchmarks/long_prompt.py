@@ -121,7 +121,6 @@ def measure(model: Path, objective_s: float, given: argparse.Namespace) -> dict[
         threads_per_rank=given.threads,
         worker_flags=flags,
         router_flags=("--log-level", "warning"),
-        start_timeout_s=180,
     )
     with LocalCluster(spec) as running:
         return {"objective_s": objective_s, **asyncio.run(disturbed(running.router_address, given))}

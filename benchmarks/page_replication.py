@@ -76,7 +76,6 @@ def cluster(
         tp=1,
         threads_per_rank=threads,
         worker_flags=(*FLAGS, "--kv-bytes", str(kv_bytes), "--kv-replication", policy, *flags),
-        start_timeout_s=120,
     )
     with LocalCluster(spec) as running:
         yield running

@@ -126,7 +126,6 @@ def started(model: Path, num_nodes: int, flags: tuple[str, ...]) -> Iterator[Loc
         worker_flags=("--pin", *flags),
         router_flags=("--policy", "least_loaded"),
         hosts=hosts,
-        start_timeout_s=300,
     )
     with LocalCluster(spec) as cluster:
         yield cluster

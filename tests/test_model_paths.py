@@ -65,3 +65,12 @@ def test_other_directories_have_their_own_name(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "models--not-a-repository")
     assert model_name(tmp_path / "link") == "link"
     assert model_name(Path("/")) == ""
+
+
+def test_a_loop_of_links_and_a_name_that_is_too_long_are_no_model_and_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for path in (tmp_path / "a", tmp_path / "a/x", tmp_path / ("x" * 300)):
+        assert not is_gguf(path)
+        assert model_name(path) == path.name
+        assert model_location(path).name

@@ -14,7 +14,7 @@ from ryzanstein.cli.service_process import ServiceProcess
 from ryzanstein.orchestrator.store import Store
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.private_files import private_file, private_folder
-from ryzanstein.router.journal.stores import sqlite as journal
+from ryzanstein.router.journal.stores.sqlite_file import JournalFile
 from ryzanstein.router.sessions.stores import sqlite_file as sessions
 
 
@@ -29,12 +29,14 @@ def modes(folder: Path) -> dict[str, str]:
     return {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in (folder, *sorted(folder.iterdir()))}
 
 
-@pytest.mark.parametrize("open_", [sessions.connect, journal._opened])
+@pytest.mark.parametrize("open_", [sessions.connect, lambda path: JournalFile(path).connection])
 def test_sessions_and_journal_are_private_with_what_sqlite_puts_beside_them(tmp_path: Path, open_: object) -> None:
     folder = tmp_path / "new" / "state"
     db: sqlite3.Connection = open_(folder / "x.db")  # type: ignore[operator]
+    db.execute("CREATE TABLE written (x)")
     seen = modes(folder)
     db.close()
+    assert seen.pop("x.db-lock", "0o600") == "0o600"
     assert seen == {"state": "0o700", "x.db": "0o600", "x.db-shm": "0o600", "x.db-wal": "0o600"}
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
@@ -52,6 +54,7 @@ def test_a_services_log_is_private(tmp_path: Path) -> None:
     service = ServiceProcess("router", "router", {"grpc_port": 1, "metrics_port": 1}, ("--bad-flag",), log)
     service.start()
     assert service.wait_ended(60)
+    service.kill()
     assert oct(stat.S_IMODE(log.stat().st_mode)) == "0o600"
 
 

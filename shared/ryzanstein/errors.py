@@ -167,6 +167,17 @@ def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> Ryzanste
     )
 
 
+def prompts_held(num_bytes: int, held: int, bound: int, retry_after_s: float = 2.0) -> RyzansteinError:
+    """Returns the refusal of a router that holds as many bytes of prompts as it may."""
+    return RyzansteinError(
+        f"too many long prompts: {held} bytes are held and this one has {num_bytes}, the bound is {bound}",
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        {"held_bytes": str(held), "bound_bytes": str(bound)},
+        retry_after_s=retry_after_s,
+    )
+
+
 def prompts_wait(num_bytes: int, bound: int, retry_after_s: float = 2.0) -> RyzansteinError:
     """Returns the refusal of a node that has as many bytes of prompts as it may that are not tokenized yet."""
     return RyzansteinError(

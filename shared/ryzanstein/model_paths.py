@@ -6,6 +6,7 @@ Both may lie in a cache of the Hugging Face hub, where a repository `org/name` i
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 GGUF_SUFFIX = ".gguf"
@@ -15,7 +16,7 @@ _REPOSITORY = "models--"
 
 def is_gguf(path: Path) -> bool:
     """Whether a model is read as a GGUF file: by its name, or by its first bytes where its name is a digest."""
-    if path.is_dir():
+    if os.path.isdir(path):  # False also for a loop of links, or a name that is too long
         return False
     return path.suffix == GGUF_SUFFIX or _begins_as_gguf(path)
 
@@ -28,7 +29,7 @@ def model_name(path: Path) -> str:
     """
     named = path.absolute()
     if named.name in ("", ".", ".."):
-        named = named.resolve()
+        named = Path(os.path.realpath(named))
     if is_gguf(path):
         return named.name.removesuffix(GGUF_SUFFIX)
     repository = next((each for each in (named, named.parent.parent) if _is_repository(each)), None)
@@ -43,12 +44,12 @@ def model_location(path: Path) -> Path:
     """
     if _is_repository(path.absolute()):
         path = _snapshot(path) or path
-    resolved = path.resolve()
+    resolved = Path(os.path.realpath(path))
     return resolved if is_gguf(resolved) == is_gguf(path) else path.absolute()
 
 
 def _is_repository(path: Path) -> bool:
-    return path.name.startswith(_REPOSITORY) and (path / "snapshots").is_dir()
+    return path.name.startswith(_REPOSITORY) and os.path.isdir(path / "snapshots")
 
 
 def _snapshot(repository: Path) -> Path | None:

@@ -73,6 +73,7 @@ def test_a_service_that_ends_is_reported_with_what_it_said_last(tmp_path: Path) 
     service.start()
     with pytest.raises(ServiceFailedError, match=r"orchestrator ended with exit code 2\n.*lease"):
         service.wait_ready(time.monotonic() + READY_S)
+    service.kill()
 
 
 def test_a_service_that_never_gets_ready_is_reported_when_the_time_is_up(service: ServiceProcess) -> None:
@@ -115,6 +116,7 @@ def test_its_log_is_continued_in_new_files(tmp_path: Path) -> None:
     service.wait_ready(time.monotonic() + READY_S)
     service.signal(signal.SIGTERM)
     assert service.wait_ended(READY_S)
+    service.kill()
     assert {path.name for path in tmp_path.glob("*.log*")} <= {"orchestrator.log", "orchestrator.log.1", "orchestrator.log.2"}
     assert (tmp_path / "orchestrator.log.1").exists()
     assert "stopped" in service.log_tail(1)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import jsonschema
 import openai
 import pydantic
@@ -61,6 +62,19 @@ def test_a_named_function_is_called_with_arguments_of_its_schema(sdk: openai.Ope
         assert call.type == "function"
         assert call.function.name == "weather"
         check_arguments("weather", call.function.arguments)
+
+
+def test_an_answer_with_a_form_may_be_a_call_instead(calm: Any, sdk: openai.OpenAI) -> None:
+    """As agents with a typed answer ask, at each of their steps; which of both it is, is up to the model."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE, "strict": True}}
+    asked: dict[str, Any] = {"model": "demo", "messages": QUESTION, "tools": TOOLS, "response_format": form, "max_tokens": 120}
+    tokens = httpx.post(f"{calm.cluster.http_url}/tokenize", json={"prompt": "<", "add_special_tokens": False}).json()
+    begin = str(tokens["tokens"][0])
+    called = sdk.chat.completions.create(logit_bias={begin: 100}, **asked).choices[0]
+    assert next(call.function.name for call in the_calls(called)) in ("weather", "now")
+    typed = sdk.chat.completions.create(logit_bias={begin: -100}, **asked).choices[0]
+    assert typed.message.tool_calls is None
+    jsonschema.validate(json.loads(typed.message.content or ""), PLACE)
 
 
 def test_streamed_pieces_make_the_calls_of_the_whole_answer(sdk: openai.OpenAI) -> None:

@@ -95,3 +95,8 @@ def with_pod_monitor(overlay: Callable[..., list[Document]]) -> list[Document]:
 @pytest.fixture(scope="session")
 def with_redis(overlay: Callable[..., list[Document]]) -> list[Document]:
     return overlay("base", "redis-sessions")
+
+
+@pytest.fixture(scope="session")
+def with_traces(overlay: Callable[..., list[Document]]) -> list[Document]:
+    return overlay("base", "otlp-traces")

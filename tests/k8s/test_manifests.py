@@ -6,6 +6,8 @@ from typing import Any
 
 import kubernetes_validate
 
+from ryzanstein.router.config import RouterSettings
+
 Document = dict[str, Any]
 
 KUBERNETES = "1.32"
@@ -100,6 +102,17 @@ def test_every_mount_has_a_volume_and_every_claim_exists_or_is_the_operators(
             volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "persistentVolumeClaim" in volume
         }
         assert wanted <= claims
+
+
+def test_a_router_stays_within_its_memory(workloads: dict[str, Document]) -> None:
+    """The sum in docs/operations.md, with the settings as they are."""
+    bounds = {name: field.default for name, field in RouterSettings.model_fields.items()}
+    sums = 2 * bounds["http_max_arriving_bytes"] + 2 * bounds["max_held_prompt_bytes"] + bounds["http_max_leaving_bytes"]
+    sums += 130 * 2**20 + 180 * bounds["max_retained_tokens"]
+    (container,) = workloads["router"]["spec"]["template"]["spec"]["containers"]
+    limit = container["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    assert sums < int(limit.removesuffix("Gi")) * 2**30
 
 
 def test_ranks_share_memory_that_is_memory(workloads: dict[str, Document]) -> None:

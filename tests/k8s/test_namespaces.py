@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ Document = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2] / "k8s"
 BASES = ("base", *(f"overlays/{each.name}" for each in sorted((ROOT / "overlays").iterdir())))
 COMPONENTS = tuple(each.name for each in sorted((ROOT / "components").iterdir()))
-CHOICES = tuple(chain.from_iterable(combinations(COMPONENTS, count) for count in range(len(COMPONENTS) + 1)))
+CHOICES = ((), *((name,) for name in COMPONENTS), COMPONENTS)
 NAMED = "app.kubernetes.io/name"
 
 

@@ -46,6 +46,22 @@ async def test_a_file_that_is_no_database_is_refused_by_name(path, telemetry, co
         await Store.open(path, telemetry)
 
 
+@pytest.mark.parametrize("damage", ["page", "schema", "row"])
+async def test_a_damaged_file_is_refused_with_what_to_do(path, telemetry, damage):
+    store = await Store.open(path, telemetry)
+    await store.put_deployment(Deployment("a-model", "/m"))
+    await store.close()
+    content = bytearray(path.read_bytes())
+    at = content.index(b"CREATE TABLE deploy" if damage == "schema" else b"a-model/m")
+    if damage == "page":
+        content[at - at % 4096 : at - at % 4096 + 64] = b"\xa5" * 64
+    else:
+        content[at : at + 4] = b"\xff" * 4
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"o\.sqlite.*it is damaged: restore it, or move it away"):
+        await Store.open(path, telemetry)
+
+
 async def test_a_file_of_version_1_keeps_its_deployments_and_drains(path, telemetry):
     path.parent.mkdir()
     connection = sqlite3.connect(path)

@@ -59,6 +59,8 @@ READ = {
     "hermes, cut in the name": ("hermes", '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
     "hermes, cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\\', "", [("f", '{"a": "x\\')]),
     "hermes, not closed": ("hermes", f"<tool_call>{call(*ADD)}", "", [ADD]),
+    "hermes, cut in the end": ("hermes", f"<tool_call>{call(*ADD)}\n</tool_ca", "", [ADD]),
+    "hermes, another end": ("hermes", f"<tool_call>{call(*ADD)}\n</table>", "</table>", [ADD]),
     "llama, bare": ("llama3", call(*ADD, "parameters"), "", [ADD]),
     "llama, tagged": ("llama3", f"<|python_tag|>{call(*ADD, 'parameters')}; {call(*W, 'parameters')}", "", [ADD, W]),
     "llama, a JSON answer": ("llama3", '{"answer": {"name": "f"}}', '{"answer": {"name": "f"}}', []),
@@ -85,6 +87,8 @@ READ = {
         "",
         [ADD, W],
     ),
+    "deepseek, cut in the end": ("deepseek", f"{DEEPSEEK}add<\uff5ctool\u2581sep\uff5c>{ADD[1]}{DEEPSEEK_END[:-3]}", "", [ADD]),
+    "deepseek, cut in the block": ("deepseek", f"{DEEPSEEK}add\n```json\n{ADD[1]}\n``", "", [ADD]),
     "deepseek, none": ("deepseek", f"{DEEPSEEK}??", f"{DEEPSEEK}??", []),
     "gemma": (
         "gemma",
@@ -101,6 +105,7 @@ READ = {
     "generic, bare": ("generic", f" \n{call(*ADD)}", "", [ADD]),
     "generic, list": ("generic", f"[{call(*ADD)}, {call(*W)}]\n", "", [ADD, W]),
     "generic, fenced": ("generic", f"```json\n{call(*ADD)}\n```", "", [ADD]),
+    "generic, cut in the fence": ("generic", f"```json\n{call(*ADD)}\n``", "", [ADD]),
     "generic, tagged": ("generic", f"Well: {tagged(call(*ADD))}", "Well:", [ADD]),
     "generic, an answer": ("generic", "[1, 2] is a list {}\n", "[1, 2] is a list {}\n", []),
 }
@@ -325,3 +330,11 @@ def test_a_reader_may_be_shown_every_kind_of_part() -> None:
 )
 def test_arguments_are_text_that_can_be_sent(family: str, text: str, arguments: str) -> None:
     assert [call.arguments for call in read(family, text).tool_calls] == [arguments]
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("family", ["", *FAMILIES])
+def test_a_null_character_ends_no_content(family: str, thinking: bool) -> None:
+    """Vocabularies with bytes have a token for it."""
+    said = read_message(ReplyFormat(calls=family, thinking=thinking, tools=TOOLS), "g", 0, "one\0two\0")
+    assert (said.content, said.tool_calls) == ("one\0two\0", ())

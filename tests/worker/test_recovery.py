@@ -169,6 +169,30 @@ async def test_ranks_that_lost_their_weights_are_started_again(start_node, conne
         assert after.rows == whole.rows
 
 
+async def test_ranks_do_not_come_back_with_other_files_than_they_had(start_node, connect, attempt, tmp_path, demo_dir) -> None:
+    """Someone has replaced the weights under the same path: what the node says of the model is of the earlier ones."""
+    model_dir = tmp_path / "demo"
+    shutil.copytree(demo_dir, model_dir, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    node = start_node("--model-name", "demo", model=model_dir)
+    pids = node.wait_event("ranks ready") and node.rank_pids()
+    async with connect(node.address) as link:
+        whole = await link.run(attempt(max_tokens=5, ignore_eos=True))
+        weights = load_file(model_dir / "model.safetensors")
+        save_file({name: each * 1.01 for name, each in weights.items()}, tmp_path / "new", {"format": "pt"})
+        os.replace(tmp_path / "new", model_dir / "model.safetensors")
+        assert (await link.run(attempt(max_tokens=5, ignore_eos=True))).rows == whole.rows
+        os.kill(pids[1], signal.SIGKILL)
+        await link.until(lambda: link.beats[-1][1].state == pb.NODE_STATE_FAILED, 60)
+    async with open_channel(node.address) as channel:
+        stub = WorkerServiceStub(channel)
+        status = await stub.GetStatus(pb.GetStatusRequest())
+        assert status.beat.reason == (
+            f"{model_dir}: the files changed after the model was loaded: deploy it with --reload, or restart the node"
+        )
+        await stub.LoadModel(pb.LoadModelRequest(model="demo", path=str(model_dir)))
+        assert (await stub.GetStatus(pb.GetStatusRequest())).beat.state == pb.NODE_STATE_READY
+
+
 @pytest.mark.long
 async def test_a_checkpoint_that_leads_to_no_numbers_at_all_is_refused(start_node, tmp_path, demo_dir) -> None:
     model_dir = tmp_path / "broken"

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -21,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ryzanstein.addresses import join_address
 from ryzanstein.cli import tether
 from ryzanstein.cli.host import LOCAL, Host
+from ryzanstein.cli.process_group import ProcessGroup
 from ryzanstein.cli.service_log import ServiceLog
 from ryzanstein.private_files import opener
 from ryzanstein.rpc.client import open_blocking_channel
@@ -58,7 +57,7 @@ class ServiceProcess:
         self.metrics_url = f"http://{join_address(host.address, str(flags['metrics_port']))}/metrics"
         listening = {"host": host.address, **flags}
         self._command = [*host.prefix, sys.executable, "-P", "-m", f"ryzanstein.{service}", *_as_flags(listening), *extra_flags]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ProcessGroup | None = None
 
     @property
     def pid(self) -> int:
@@ -69,12 +68,12 @@ class ServiceProcess:
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.code is None
 
     @property
     def ending(self) -> str:
         """Returns how the process ended, for people."""
-        code = None if self._process is None else self._process.returncode
+        code = None if self._process is None else self._process.code
         if code is None or code >= 0:
             return f"ended with exit code {code}"
         return f"was killed by signal {-code} ({signal.strsignal(-code)})"
@@ -89,7 +88,7 @@ class ServiceProcess:
         """
         tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self._command]
         with open(self.log_path, "ab", opener=opener) as log:
-            self._process = subprocess.Popen(tethered, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            self._process = ProcessGroup(tethered, log)
 
     def wait_ready(self, deadline: float) -> None:
         """Returns when the health service `readiness` is SERVING.
@@ -104,25 +103,16 @@ class ServiceProcess:
         Does nothing if it ended.
         """
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send(number)
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Waits for the service to end. Returns whether it ended within the timeout."""
-        if self._process is None:
-            return True
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._process is None or self._process.wait(timeout_s)
 
     def kill(self) -> None:
         """Sends SIGKILL to the service and its whole process group, and waits for its end."""
-        if self._process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
 
     def log_tail(self, num_lines: int = 15) -> str:
         """Returns the last lines of its log."""
@@ -131,7 +121,7 @@ class ServiceProcess:
     def check_running(self) -> None:
         """Raises ServiceFailedError if the service ended."""
         if not self.running:
-            code = None if self._process is None else self._process.returncode
+            code = None if self._process is None else self._process.code
             why = ServiceLog(self.log_path).refusal()
             shown = f"\n{self.log_tail()}" if why is None else f": {why}"
             raise ServiceFailedError(f"{self.name} ended with exit code {code}{shown}")

@@ -82,9 +82,9 @@ class Store:
         store = cls(path, telemetry)
         try:
             await asyncio.get_running_loop().run_in_executor(store._thread, store._connect)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             store._thread.shutdown()
-            remedy = "make room or choose another file with --database" if "full" in str(error) else ""
+            remedy = _remedy(error)
             raise StoreError(f"cannot open the store {path}: {error}{remedy and f'; {remedy}'}") from error
         except StoreError:
             store._thread.shutdown()
@@ -131,6 +131,9 @@ class Store:
         self._connection = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
         try:
             self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            # The file is small. What is damaged in it would be found by the first deployment.
+            if (found := self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found.splitlines()[-1])
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -140,6 +143,7 @@ class Store:
                 self._connection.executescript(_FROM_VERSION_1)
             self._connection.executescript(_SCHEMA)
             self._written = self._read_membership()
+            self._read_deployments()
         except BaseException:
             self._connection.close()
             raise
@@ -166,3 +170,18 @@ class Store:
             self._write("DELETE FROM drains WHERE node_id = ?", [(n,) for n in written.keys() - drains.keys()])
             self._write("INSERT OR REPLACE INTO drains VALUES (?, ?)", sorted(drains.items() - written.items()))
         self._written = wanted
+
+
+def _remedy(error: Exception) -> str:
+    """Returns what to do about a file that cannot be opened; empty where the error says it.
+
+    In a damaged file names may be no text, and statements may be wrong that are right otherwise.
+    """
+    if isinstance(error, OSError):
+        return ""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return "make room or choose another file with --database"
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+        return "it is damaged: restore it, or move it away to start without deployments"
+    return ""

@@ -37,6 +37,7 @@ from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.service_process import read_settings, run_service
+from ryzanstein.spare_memory import SpareMemory
 
 log = structlog.get_logger(__name__)
 
@@ -176,6 +177,7 @@ def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(RouterSettings)
     _calm_collector()
+    SpareMemory().start()
     return run_service("router", settings, serve, (OSError, RyzansteinError))
 
 

@@ -134,6 +134,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         settings.grpc_port,
         [service.full_name for service in services],
         max_request_bytes=settings.max_request_bytes,
+        max_calls=settings.grpc_max_calls,
         reading=RequestReading(settings.max_request_records, malformed_requests("router", router.telemetry.registry)),
     )
     calls = Calls(router.telemetry, router.tracing)
@@ -207,6 +208,7 @@ def _policy(settings: RouterSettings) -> CorePolicy:
             settings.max_messages,
             settings.max_prompt_chars,
             settings.max_prompt_tokens,
+            settings.max_held_prompt_bytes,
         ),
         settings.default_deadline_s,
         settings.reattach_window_s,

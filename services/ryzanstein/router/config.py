@@ -13,7 +13,7 @@ from pydantic_settings import NoDecode
 from ryzanstein.config import ServiceSettings
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
-from ryzanstein.router.storage.bounds import LOG_BYTES, OTHER_FILES_BYTES, UNBOUNDED
+from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
 from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.state_home import default_state
 
@@ -25,12 +25,13 @@ class RouterSettings(ServiceSettings):
 
     router_id: str = Field("", max_length=128, description="name sent to nodes and in logs; empty: host name and process id")
     grpc_port: int = Field(50051, ge=0, le=65535, description="public gRPC API; 0: a free port, which is logged")
+    grpc_max_calls: int = Field(8192, ge=1, description="maximum gRPC calls at once; more get RESOURCE_EXHAUSTED")
     http: bool = Field(True, description="serve the HTTP API")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP API; 0: a free port, which is logged")
     http_max_body_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20, description="maximum size of an HTTP body")
-    http_max_arriving_bytes: int = Field(256 * 2**20, ge=2**20, description="maximum total size of bodies being read")
+    http_max_arriving_bytes: int = Field(128 * 2**20, ge=2**20, description="maximum total size of bodies being read")
     http_max_leaving_bytes: int = Field(
-        256 * 2**20, ge=2**20, description="maximum total size of answers above 64 KiB whose clients have not read them yet"
+        128 * 2**20, ge=2**20, description="maximum total size of answers above 64 KiB whose clients have not read them yet"
     )
     http_header_timeout_s: float = Field(10.0, gt=0, description="time until an HTTP request's headers are complete")
     http_body_timeout_s: float = Field(30.0, gt=0, description="time from then until its body is complete")
@@ -92,6 +93,9 @@ class RouterSettings(ServiceSettings):
     max_messages: int = Field(2048, ge=1, description="maximum messages of a request, including its session's")
     max_prompt_chars: int = Field(1_000_000, ge=1, description="maximum characters of a prompt or conversation")
     max_prompt_tokens: int = Field(262_144, ge=1, description="maximum length of a prompt given as token ids")
+    max_held_prompt_bytes: int = Field(
+        128 * 2**20, ge=2**16, description="memory for the prompts of all generations that run or may go on"
+    )
     keep_prompt_head: int | None = Field(
         None,
         ge=0,
@@ -159,7 +163,13 @@ class RouterSettings(ServiceSettings):
     @property
     def disk_bytes(self) -> int:
         """What the files of a router with `session_store` sqlite take at most. Its logs are not in files of its own."""
-        return (self.max_store_bytes or STORE_BYTES["sqlite"]) + self.max_journal_bytes + 2 * LOG_BYTES + OTHER_FILES_BYTES
+        return (
+            (self.max_store_bytes or STORE_BYTES["sqlite"])
+            + self.max_journal_bytes
+            + 2 * LOG_BYTES
+            + MOST_DAMAGED_BYTES
+            + OTHER_FILES_BYTES
+        )
 
     @field_validator("redis_url")
     @classmethod

@@ -58,6 +58,7 @@ class PromptMetrics:
     """Counters of the prompts that nodes accepted, and of what was left out of those that did not fit."""
 
     def __init__(self, make: _Maker) -> None:
+        self.held_bytes = make.gauge("held_prompt_bytes", "Memory of the prompts of generations that run or may go on")
         self._tokens = make.counter("prompt_tokens", "Prompt tokens", "model")
         self._cut = make.counter("cut_prompts", "Prompts that did not fit and of which a part was left out", "model")
         self._omitted = make.counter("omitted_prompt_tokens", "Prompt tokens that were left out", "model")

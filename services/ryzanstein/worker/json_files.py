@@ -21,6 +21,12 @@ The largest known one is the index of a mixture of experts, 9 MB.
 """
 
 
+MAX_POINTER_BYTES = 64
+"""So much of a file tells whether it is a pointer."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_AGAIN = "download it again"
+
+
 class UnreadableFile(Exception):
     """What is wrong with a file, without its name."""
 
@@ -55,7 +61,16 @@ def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
             raise UnreadableFile(error.strerror) from error
     if len(content) > most:
         raise UnreadableFile(f"has more than {most} bytes")
+    if not content:
+        raise UnreadableFile(f"the file is empty: {_AGAIN}")
+    refuse_pointer(content)
     return content
+
+
+def refuse_pointer(content: bytes) -> None:
+    """Raises UnreadableFile for a file of which Git LFS has left only a pointer. `content` is its beginning."""
+    if content.startswith(_POINTER):
+        raise UnreadableFile(f"a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`, or {_AGAIN}")
 
 
 def parse_value(content: bytes | str) -> Any:

@@ -31,7 +31,8 @@ from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.sparse_layers import sparsified
 from ryzanstein.worker.model.staging import BUDGET_BYTES
-from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tensor_entry import TensorEntry
+from ryzanstein.worker.model.tensor_files import read_tensor_files
 from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.quantization import Format
 

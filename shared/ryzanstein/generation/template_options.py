@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def with_variable(text: str, name: str, value: str) -> str:
-    """Returns the variables with one more. Raises as `template_variables`."""
-    return json.dumps(template_variables(text) | {name: value}, separators=(",", ":"))
+def with_variables(text: str, added: Mapping[str, str | bool]) -> str:
+    """Returns the variables with those of the others that they lack. Raises as `template_variables`."""
+    known = template_variables(text)
+    return json.dumps(known | {name: value for name, value in added.items() if name not in known}, separators=(",", ":"))

@@ -21,8 +21,11 @@ _MAX_NAME_CHARS = 256
 
 
 def content_until(source: Source, sink: Sink, *markers: str) -> Step[str]:
-    """Takes content up to the next of these markers, which is taken, marked and returned; "" at the end."""
-    pattern = re.compile("|".join(map(re.escape, markers)))
+    """Takes content up to the next of these markers, which is taken, marked and returned; "" at the end.
+
+    Without markers all that follows is content.
+    """
+    pattern = re.compile("|".join(map(re.escape, markers)) or "(?!)")
     while True:
         text, marker, ended = source.before(markers, pattern)
         sink.content(text)
@@ -48,7 +51,7 @@ def _object(source: Source, sink: Sink, close: str = "") -> Step[Outcome]:
     outcome = yield from JsonCall(source, sink).read()
     if close and outcome is not Outcome.BROKEN:
         yield from source.space()
-        yield from source.literal(close)
+        yield from source.close(close)
     if outcome is not Outcome.CALL:
         sink.content(source.since_mark())
     return outcome
@@ -122,7 +125,7 @@ def _named(source: Source, sink: Sink, separators: Sequence[str], close: str = "
         yield from source.space()
         if (yield from source.literal("```")):
             yield from source.space()
-        yield from source.literal(close)
+        yield from source.close("```", close)
     if outcome is not Outcome.CALL:
         sink.content(source.since_mark())
 
@@ -145,7 +148,7 @@ def _deepseek(source: Source, sink: Sink) -> Step[None]:
         yield from _named(source, sink, (_SEPARATOR, "```json"), _CALL_END)
         if sink.num_calls:
             yield from source.space()
-            yield from source.literal(_CALLS_END)
+            yield from source.close(_CALLS_END)
 
 
 def _gemma(source: Source, sink: Sink) -> Step[None]:
@@ -170,7 +173,7 @@ def _generic(source: Source, sink: Sink) -> Step[None]:
             fenced = ""
     if fenced and sink.num_calls:
         yield from source.space()
-        yield from source.literal("```")
+        yield from source.close("```")
     yield from _tagged(source, sink)
 
 

@@ -18,7 +18,6 @@ _OPEN, _CLOSE = "<think>", "</think>"
 _CLOSE_PATTERN = re.compile(_CLOSE)
 LONG_CHARS = 8192
 """Reading so much takes some milliseconds."""
-_NEVER = "\x00"
 
 
 class ReplyReader:
@@ -135,7 +134,7 @@ def _reply(source: Source, sink: Sink, format: ReplyFormat) -> Step[None]:
     sink.thinking = False
     if format.calls:
         yield from FAMILIES[format.calls](source, sink)
-    yield from content_until(source, sink, _NEVER)
+    yield from content_until(source, sink)
 
 
 def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:

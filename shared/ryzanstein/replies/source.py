@@ -97,6 +97,13 @@ class Source:
                 return longest
             yield
 
+    def close(self, *texts: str) -> Step[None]:
+        """Takes the closing text that comes next, if it is one of these; of one that the end has cut, what there is."""
+        found = yield from self.literal(*texts)
+        rest = self._text[self._at :]
+        if not found and self.ended and any(text.startswith(rest) for text in texts):
+            self._at = len(self._text)
+
     def until(self, pattern: re.Pattern[str], most: int) -> Step[str | None]:
         """Takes the text before a character that matches the pattern, or before the end.
 
@@ -135,7 +142,7 @@ class Source:
 
     def _begun(self, markers: Sequence[str]) -> int:
         """Returns how many characters at the end may begin a marker."""
-        longest = min(max(map(len, markers)) - 1, len(self._text) - self._at)
+        longest = min(max(map(len, markers), default=1) - 1, len(self._text) - self._at)
         for length in range(longest, 0, -1):
             tail = self._text[len(self._text) - length :]
             if any(marker.startswith(tail) for marker in markers):

@@ -54,7 +54,8 @@ class RpcServer:
 
     Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port
     0). `clients_ping_s` is how often a client may ping. The library ends a request of more than
-    `max_request_bytes` with RESOURCE_EXHAUSTED before it is parsed.
+    `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is
+    read.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class RpcServer:
         *,
         clients_ping_s: float = CLIENTS_PING_S,
         max_request_bytes: int = MAX_MESSAGE_BYTES,
+        max_calls: int | None = None,
         reading: RequestReading | None = None,
     ) -> None:
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(reading or RequestReading())],
             options=server_options(clients_ping_s, max_request_bytes),
+            maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
 from ryzanstein.router.core.admission import Admission, Limits, Place
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
@@ -88,6 +89,72 @@ async def test_a_place_is_given_back_however_a_request_ends(start_node: Any, sta
     calls = [client.inference.Chat(chat("busy", tokens=50)) for _ in range(3)]
     assert sorted([await outcome(call) for call in calls]) == ["OK", "SESSION_BUSY", "SESSION_BUSY"]
     assert [await outcome(client.inference.Chat(chat(f"after-{i}", tokens=1))) for i in range(4)] == 4 * ["OK"]
+
+
+PROMPT = "x" * 400_000
+
+
+def long(session_id: str = "", text: str = PROMPT, **more: Any) -> inference.ChatRequest:
+    request = chat(session_id, **more)
+    request.messages[0].content = text
+    return request
+
+
+async def test_the_prompts_of_all_generations_are_bounded_in_bytes(start_node: Any, start_router: Any, until: Any) -> None:
+    node = await start_node("a", step_s=0.01, freeze_at=3)
+    client = await start_router(node, max_held_prompt_bytes=2**20, session_store="memory")
+    begun = [asyncio.ensure_future(outcome(client.inference.Chat(long()))) for _ in range(2)]
+    await until(lambda: len(node.submits) == 2)
+    assert 2 * len(PROMPT) < client.value("held_prompt_bytes") < 2**20
+    refused = await outcome(client.inference.Chat(long()))
+    assert (refused, client.value("refused_total", reason="prompt_bytes")) == ("QUEUE_FULL", 1)
+    assert await outcome(client.inference.Chat(chat(tokens=2))) == "OK", "a short one fits"
+    node.freeze_at = None
+    assert await asyncio.gather(*begun) == ["OK", "OK"]
+    await until(lambda: client.value("held_prompt_bytes") == 0)
+    assert client.value("generations_retained") == 3, "answers that can be read hold no prompt"
+
+
+async def test_the_memory_of_a_prompt_is_given_back_however_its_request_ends(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a", step_s=0.01)
+    client = await start_router(node, max_held_prompt_bytes=2**20, session_store="sqlite", reattach_window_s=0.3)
+    assert await outcome(client.inference.Chat(long("s", tokens=1))) == "OK"
+    assert await outcome(client.inference.Chat(long(model="none"))) == "MODEL_NOT_FOUND"
+    node.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
+    assert await outcome(client.inference.Chat(long())) == "CONTEXT_TOO_LONG"
+    node.refuse = None
+    seen = len(node.submits)
+    left = client.inference.Chat(long(tokens=500))
+    await until(lambda: len(node.submits) > seen)
+    left.cancel()
+    await until(lambda: client.value("held_prompt_bytes") == 0)
+    node.freeze_at = 0
+    running = asyncio.ensure_future(outcome(client.inference.Chat(long(tokens=1))))
+    await until(lambda: client.value("held_prompt_bytes") > 0)
+    assert (await outcome(client.inference.Chat(long("s", tokens=1)))) == "QUEUE_FULL", "with what its session has"
+    node.freeze_at = None
+    assert await running == "OK"
+    await until(lambda: client.value("held_prompt_bytes") == 0)
+    assert (await outcome(client.inference.Chat(long("s", tokens=1)))) == "OK"
+
+
+async def test_a_prompt_that_is_alone_is_never_too_large_and_a_tenant_leaves_room(start_node: Any, start_router: Any) -> None:
+    admission = Admission(Limits(max_held_prompt_bytes=900), RouterTelemetry())
+    alone = admission.hold("a", TextPrompt("x" * 5000))
+    with pytest.raises(RyzansteinError, match="too many long prompts"):
+        admission.hold("b", TextPrompt(""))
+    alone.release()
+    alone.release()
+    assert admission.held_bytes == 0
+    held = [admission.hold("a", TokenPrompt((1,))) for _ in range(23)]
+    with pytest.raises(RyzansteinError, match="too many long prompts"):
+        admission.hold("a", TokenPrompt((1,)))
+    held.append(admission.hold("b", TokenPrompt((1,))))
+    for each in held:
+        each.release()
+    assert admission.held_bytes == 0
 
 
 TENANTS = st.sampled_from(["a", "b", "c"])

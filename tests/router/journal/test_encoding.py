@@ -22,6 +22,7 @@ from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult
 from ryzanstein.router.journal.encoding import (
     BatchWriter,
+    check_readable,
     decode_request,
     encode_request,
     has_settled,
@@ -200,13 +201,25 @@ def test_a_request_comes_back_as_it_was() -> None:
     )
     for prompt in prompts:
         request = GenerationRequest(
-            "m", prompt, sampling, "session", "user", 1.7e9, 3, request_id="r", traceparent="00-t", tenant="t", last_node="a"
+            "m",
+            prompt,
+            sampling,
+            "session",
+            "user",
+            clock.unix_s() + 60.0,
+            3,
+            request_id="r",
+            traceparent="00-t",
+            tenant="t",
+            last_node="a",
         )
         request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, shown_as="chat", kept=True)
         request = replace(request, tenant_named=True, never_cut=True)
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
-        assert decode_request(encode_request(generation, 2)) == (request, 2)
+        read, new_messages = decode_request(encode_request(generation, 2))
+        assert read.deadline == pytest.approx(request.deadline, abs=1.0)
+        assert (replace(read, deadline=request.deadline), new_messages) == (request, 2)
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
@@ -216,8 +229,29 @@ def test_a_deadline_is_kept_at_a_router_whose_clock_differs(monkeypatch: pytest.
     record = JournalRecord(1, encode_request(generation, 0), (BatchWriter(generation).next_batch(),), age_s=5.0)
     monkeypatch.setattr(clock, "_BEGAN_S", clock._BEGAN_S + ahead_s)
     taken, _ = decode_request(record.request)
-    assert with_own_deadline(taken, record).deadline == pytest.approx(clock.unix_s() + 15.0, abs=1.0)
-    assert with_own_deadline(taken, replace(record, batches=())) == taken
+    for each in (record, replace(record, batches=())):
+        assert with_own_deadline(taken, each).deadline == pytest.approx(clock.unix_s() + 15.0, abs=1.0)
+    assert not journal_pb.JournalRequest.FromString(record.request).submit.HasField("deadline")
+
+
+def test_an_earlier_router_says_its_deadline_in_unix_time() -> None:
+    request = GenerationRequest("m", TextPrompt("hello"), SamplingParams(), deadline=clock.unix_s() + 20.0)
+    wire = journal_pb.JournalRequest.FromString(encode_request(Generation("g", request, Unobserved()), 0))
+    wire.submit.ClearField("time_left")
+    wire.submit.deadline.FromNanoseconds(1_700_000_000 * 10**9)
+    record = JournalRecord(1, wire.SerializeToString(), (), age_s=5.0)
+    assert with_own_deadline(decode_request(record.request)[0], record).deadline == 1_700_000_000
+
+
+@pytest.mark.parametrize("part", ["request", "batch"])
+def test_a_record_with_a_damaged_part_is_a_generation_that_is_lost(part: str) -> None:
+    generation = Generation("g", REQUEST, Unobserved())
+    record = JournalRecord(1, encode_request(generation, 0), (BatchWriter(generation).next_batch(),))
+    check_readable("g", record)
+    damaged = replace(record, request=b"\xff" * 9) if part == "request" else replace(record, batches=(b"\xff" * 9,))
+    with pytest.raises(RyzansteinError) as lost:
+        check_readable("g", damaged)
+    assert lost.value.reason == "GENERATION_NOT_FOUND"
 
 
 def test_a_request_of_a_later_version_is_not_read_in_part() -> None:

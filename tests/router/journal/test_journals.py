@@ -17,6 +17,7 @@ from ryzanstein.router.journal.journal import (
     Journal,
     JournalRecord,
     JournalUnavailableError,
+    KeyClaim,
     Owner,
 )
 from ryzanstein.router.journal.stores.redis import RedisJournal
@@ -151,6 +152,39 @@ async def test_an_owner_that_slept_learns_whether_another_router_had_its_generat
         assert await journal.take("a", 0, OTHER) == JournalRecord(1, b"request of a", (b"0", b"1"))
         await journal.remove([("a", 1)])
         assert await journal.write(ONE, [Append("a", 0, b"2")]) == [AppendOutcome.MISSING], "the other router has ended it"
+
+
+async def test_what_is_kept_does_not_expire_while_no_router_lives(open_journal: Opener) -> None:
+    """No client can come then. The window begins again where it was when a router is back."""
+    one = await open_journal(lease_s=0.2, retention_s=1.0)
+    await one.renew(ONE)
+    await one.write(ONE, [opening("a", b"1"), opening("b")])
+    assert await one.claim_key("key", KeyClaim("a", b"body"), 0.0) is None
+    await asyncio.sleep(1.5)
+    other = await open_journal(lease_s=0.2, retention_s=1.0)
+    assert await other.head("a") == Head(ONE, 0)
+    assert await other.claim_key("key", KeyClaim("c", b"body"), 0.0) == KeyClaim("a", b"body", begun=True)
+    await other.renew(OTHER)
+    record = await other.take("a", 0, OTHER)
+    assert record == JournalRecord(1, b"request of a", (b"1",))
+    assert record is not None
+    assert record.age_s > 1.4, "the deadline of the generation went on"
+    for _ in range(14):
+        await asyncio.sleep(0.1)
+        await other.renew(OTHER)
+    assert await other.head("a") is None
+    assert await other.head("b") is None
+
+
+async def test_a_router_that_takes_no_calls_keeps_nothing_from_waiting_for_one_that_does(open_journal: Opener) -> None:
+    journal = await open_journal(lease_s=0.2, retention_s=0.8)
+    await journal.renew(ONE)
+    await journal.write(ONE, [opening("a")])
+    for _ in range(12):
+        await asyncio.sleep(0.1)
+        await journal.renew(Owner(ONE.owner_id, ""))
+    await journal.renew(OTHER)
+    assert await journal.head("a") == Head(ONE, 0)
 
 
 async def test_a_lease_tells_where_its_owner_is_until_it_ends_with_time_or_by_resigning(open_journal: Opener) -> None:

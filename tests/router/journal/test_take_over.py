@@ -101,6 +101,20 @@ async def test_a_router_that_restarts_goes_on_with_its_own_generations(node: Any
 
 
 @pytest.mark.long
+async def test_the_window_does_not_run_while_no_router_lives(node: Any, start_routers: Any, new_client: Any) -> None:
+    (router,) = await start_routers(1, node, reattach_window_s=1.5, lease_s=0.5)
+    runs, ended = new_client(), new_client()
+    await runs.ask(router, TOKENS, until_tokens=20)
+    await ended.ask(router, 30, until_tokens=20)
+    await asyncio.sleep(0.5)
+    await router.kill()
+    await asyncio.sleep(3.0)
+    await router.start()
+    for client, tokens in ((runs, TOKENS), (ended, 30)):
+        await client.come_back(router)
+        assert client.seen.tokens == {0: whole(tokens=tokens)}
+
+
 async def test_a_router_that_is_asked_to_stop_hands_its_generations_over(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:

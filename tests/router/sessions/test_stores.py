@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores import memory, redis, sqlite
+from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.sessions.stores.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.sessions.turn import Turns
+from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 
 Opener = Callable[..., Awaitable[SessionStore]]
@@ -379,17 +382,101 @@ def damaged_in_the_middle(path: Path) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("damage", ["no database", "overwritten", "cut"])
+def damaged(path: Path, damage: str) -> bytes:
+    """What is at fault in a real database. The names in a schema and its version are the smallest parts that may be."""
+    if damage == "no database":
+        return b"not a database" * 100
+    if damage in ("overwritten", "cut"):
+        return damaged_in_the_middle(path)[: 4096 * 10 + 100 if damage == "cut" else None]
+    with sqlite3.connect(path) as db:
+        db.executescript(VERSION_1)
+    db.close()
+    content = bytearray(path.read_bytes())
+    if damage == "no text":
+        at = content.index(b"CREATE TABLE messages")
+        content[at + 7 : at + 12] = b"\xff" * 5
+    else:
+        content[60:64] = bytes(4)  # PRAGMA user_version
+    return bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["no database", "overwritten", "cut", "no text", "version"])
 async def test_a_damaged_file_is_refused_by_name_and_kept(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "s.db"
-    content = b"not a database" * 100 if damage == "no database" else damaged_in_the_middle(path)
-    content = content[: 4096 * 10 + 100] if damage == "cut" else content
+    content = damaged(path, damage)
     path.write_bytes(content)
     with pytest.raises(RyzansteinError) as failure:
         await SqliteSessions.open(path, SessionBounds(), lambda count: None)
     assert (failure.value.code, failure.value.reason) == (Code.FAILED_PRECONDITION, "STATE_CORRUPT")
     assert str(path) in failure.value.message
     assert path.read_bytes() == content
+
+
+async def test_a_message_that_cannot_be_read_refuses_its_session_alone(tmp_path: Path) -> None:
+    store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
+    for session_id in ("role", "text", "name", "whole"):
+        await store.create(session_id, "m", HELLO)
+    await store.close()
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        db.execute("UPDATE messages SET role = 'ucer' WHERE session_id = 'role' AND position = 0")
+        db.execute("UPDATE messages SET content = CAST(x'ff68' AS TEXT) WHERE session_id = 'text' AND position = 0")
+        db.execute("UPDATE sessions SET model = CAST(x'ff68' AS TEXT) WHERE session_id = 'name'")
+    db.close()
+    store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
+    for session_id in ("role", "text"):
+        with pytest.raises(RyzansteinError) as failure:
+            await store.get(session_id)
+        assert (failure.value.code, failure.value.reason) == (Code.FAILED_PRECONDITION, "SESSION_DAMAGED")
+    assert {each.session_id for each in (await store.list()).sessions} == {"role", "text", "name", "whole"}
+    assert (await store.get("whole")).messages == (await store.get("name")).messages == HELLO
+    await store.delete("role")
+    await store.close()
+
+
+async def test_a_new_session_is_not_evicted_for_its_time_by_a_clock_that_was_set_back(
+    tmp_path: Path, start_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds, client = SessionBounds(max_sessions=2), redis_client((await start_redis()).url)
+    stores: tuple[SessionStore, ...] = (
+        await SqliteSessions.open(tmp_path / "s.db", bounds, lambda count: None),
+        await RedisSessions.open(client, "test:", bounds, lambda count: None),
+    )
+    later = time.time() + 3600.0
+    with monkeypatch.context() as ahead:
+        ahead.setattr(sqlite.time, "time", lambda: later)
+        for store in stores:
+            for session_id in ("a", "b"):
+                await store.create(session_id, "m")
+    await client.zadd("test:sessions", {"a": later, "b": later + 1})
+    for store in stores:
+        await store.create("new", "m", HELLO)
+        assert (await store.get("new")).messages == HELLO
+        await store.get("b")
+        with pytest.raises(RyzansteinError):
+            await store.get("a")
+        await store.close()
+
+
+@pytest.mark.parametrize("change", ["claim", "renew", "release"])
+async def test_the_claim_of_a_dead_router_is_not_kept_for_ever(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "s.db"
+    store = await SqliteSessions.open(path, SessionBounds(), lambda count: None)
+    await store.claim("s", "g", "dead", 6.0)
+    if change != "claim":
+        await store.claim("t", "g", "r", 6.0)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE claims SET taken_at = taken_at - 3607 WHERE owner = 'dead'")
+    db.close()
+    if change == "claim":
+        await store.claim("t", "g", "r", 6.0)
+    elif change == "renew":
+        await store.renew({"t": "g"}, "r", 6.0)
+    else:
+        await store.release("t", "g", "r")
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM claims WHERE owner = 'dead'").fetchone() == (0,)
+    db.close()
+    await store.close()
 
 
 async def test_a_session_belongs_to_the_tenant_that_it_was_created_for(open_store: Opener) -> None:

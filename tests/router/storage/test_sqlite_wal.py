@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.router.journal.stores import sqlite as journal_file
+from ryzanstein.router.journal.stores.sqlite_file import JournalFile
 from ryzanstein.router.sessions.stores import sqlite_file
 from ryzanstein.router.storage import sqlite_wal as write_ahead
 
@@ -23,7 +23,7 @@ def _open_all(opened: Callable[[Path], sqlite3.Connection], directory: Path, tog
         opened(directory / f"{number}.db").close()
 
 
-@pytest.mark.parametrize("opened", [sqlite_file.connect, journal_file._opened])
+@pytest.mark.parametrize("opened", [sqlite_file.connect, lambda path: JournalFile(path).connection])
 def test_a_file_is_opened_by_several_at_once(opened: Callable[[Path], sqlite3.Connection], tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     together = context.Barrier(_PROCESSES)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from ryzanstein.constraints import Constraint
+from ryzanstein import errors
+from ryzanstein.constraints import Constraint, ConstraintKind
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.attempt import Attempt
@@ -20,6 +22,7 @@ from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.text.calling import instructions
+from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -85,6 +88,13 @@ async def test_a_constraint_says_where_the_answer_begins(
     assert intake.reply_of(read, attempt) == expected
 
 
+async def test_functions_are_told_before_the_first_text_where_there_is_no_system_message(tmp_path: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TURNS
+    read = await intake.tokenize(ChatPrompt(TALK, tools=OFFERED), model_with(refuses, tmp_path), LocalRenderer())
+    text = model_with(refuses, tmp_path).spelled(read.token_ids)
+    assert instructions(OFFERED) + "\n\nis it sunny?<|end|>" in text
+
+
 async def test_the_number_of_a_message_is_that_of_the_request(tmp_path: Path) -> None:
     """With a system message of ours before them, it would be another one's."""
     refuses = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
@@ -94,3 +104,47 @@ async def test_the_number_of_a_message_is_that_of_the_request(tmp_path: Path) ->
         with pytest.raises(RyzansteinError, match="leaves a part") as caught:
             await intake.tokenize(ChatPrompt(talk, tools=tools), model, LocalRenderer())
         assert caught.value.violations[0].field == field
+
+
+class Refusing:
+    """Judges as a node that cannot enforce grammars."""
+
+    def __init__(self) -> None:
+        self.asked: list[Constraint] = []
+
+    async def judge(self, constraint: Constraint, model: TextModel) -> str:
+        self.asked.append(constraint)
+        if constraint.kind is ConstraintKind.GRAMMAR:
+            error = errors.invalid("sampling.constraint.grammar", "is too large")
+            raise replace(error, reason="INVALID_CONSTRAINT")
+        return "verdict"
+
+    async def tokens(self, model: TextModel) -> bytes:
+        return b""
+
+
+async def test_a_form_is_alone_where_what_may_be_called_cannot_be_enforced_beside_it(tmp_path: Path) -> None:
+    model, judge = model_with(TURNS, tmp_path), Refusing()
+    for mode, refused in ((ToolMode.AUTO, False), (ToolMode.REQUIRED, True)):
+        prompt = ChatPrompt(TALK[:1], tools=replace(OFFERED, mode=mode))
+        form = None if refused else Constraint.json_object()
+        attempt = Attempt("g", 0, GenerationRequest("demo", prompt, SamplingParams(constraint=form)), ())
+        read = await intake.tokenize(prompt, model, LocalRenderer())
+        if refused:
+            with pytest.raises(RyzansteinError, match="too large"):
+                await intake.enforced(attempt, read, model, cast("ConstraintJudge", judge))
+        else:
+            assert (await intake.enforced(attempt, read, model, cast("ConstraintJudge", judge)))[0] is attempt
+    kinds = [each.kind for each in judge.asked]
+    assert kinds == [ConstraintKind.GRAMMAR, ConstraintKind.JSON_OBJECT, ConstraintKind.GRAMMAR]
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "usual", "expected"),
+    [(None, 0, None, 90), (None, 0, 40, 40), (None, 0, 200, 90), (None, 60, 40, 60), (70, 0, 40, 70), (5, 0, 40, 5)],
+)
+def test_a_models_own_bound_counts_where_a_request_has_none(
+    asked: int | None, least: int, usual: int | None, expected: int
+) -> None:
+    """And is no bound of others, as vLLM once had it."""
+    assert intake._max_tokens(SamplingParams(max_tokens=asked, min_tokens=least), 10, 100, usual) == expected

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 
+from ryzanstein.constraints import Constraint
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.constraints.schema import checked
+from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.constraints.unions import told_apart
+from ryzanstein.worker.text.grammars.tokens import token_table
+from ryzanstein.worker.text.tokenizer import TextModel
 
 TEXT = {"type": "string"}
 IDLE: list[dict[str, Any]] = [
@@ -23,6 +30,7 @@ IDLE: list[dict[str, Any]] = [
     {"type": "string", "enum": ["a"], "enumNames": ["A"], "markdownDescription": "d", "errorMessage": {}},
     {"type": "array", "items": TEXT, "additionalItems": False},
     {"type": "array", "uniqueItems": True, "maxItems": 1},
+    {"type": "object", "properties": {"a": {"$id": "b", "id": "c", "$anchor": "d", "type": "string"}}},
     {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "type": "object", "contentMediaType": "a/b"},
 ]
 
@@ -60,7 +68,9 @@ def test_other_words_for_the_same_are_taken(written: dict[str, Any], same: Any) 
 
 
 @pytest.mark.parametrize("bounds", [{}, {"minItems": 1}, {"minItems": 2, "maxItems": 2}])
-@pytest.mark.parametrize("items", [{"enum": ["a", "b", "c"], "type": "string"}, {"const": "a"}, {"type": "boolean"}])
+@pytest.mark.parametrize(
+    "items", [{"enum": ["a", "b", "c"], "type": "string"}, {"const": "a"}, {"type": "boolean"}, {"enum": [1, True, None, "1"]}]
+)
 def test_a_small_set_has_no_repetitions(items: dict[str, Any], bounds: dict[str, int]) -> None:
     schema = {"type": "array", "items": items, "uniqueItems": True, **bounds}
     if items == {"const": "a"} and bounds.get("minItems") == 2:
@@ -72,7 +82,14 @@ def test_a_small_set_has_no_repetitions(items: dict[str, Any], bounds: dict[str,
     lists = [[], *([a] for a in values), *([a, b] for a in values for b in values), [values[0]] * 3]
     for each in lists:
         wanted = jsonschema.Draft202012Validator(schema).is_valid(each)
-        assert (each in told["enum"]) == wanted, each
+        assert (json.dumps(each) in map(json.dumps, told["enum"])) == wanted, each
+
+
+def test_a_set_is_small_by_the_number_of_its_lists() -> None:
+    schema = {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True}
+    with pytest.raises(ConstraintRefused, match="in at most 1024 arrangements"):
+        checked(schema)
+    assert len(checked({**schema, "maxItems": 3})["enum"]) == 1 + 8 + 56 + 336
 
 
 def test_a_large_set_is_refused_by_path_and_without_strict_left_out() -> None:
@@ -87,6 +104,17 @@ LENIENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, {"anyOf": [{"type": "integer"}, {"type": "number"}]}),
     ({"type": "string", "pattern": "(?=a)"}, {"type": "string"}),
     ({"type": "object", "minProperties": 3}, {"type": "object"}),
+    ({"type": "string", "required": True}, {"type": "string"}),
+    ({"type": "object", "properties": [], "required": None}, {"type": "object"}),
+    ({"type": "object", "properties": {"a": None, "b": {"type": "any"}}}, {"type": "object", "properties": {"a": {}, "b": {}}}),
+    ({"type": ["file", "string", 3], "enum": [], "maxLength": "9"}, {"type": ["string"]}),
+    ({"anyOf": [], "items": None, "additionalProperties": "false"}, {}),
+    ({"$ref": "https://example.com/a.json", "type": "object"}, {"type": "object"}),
+    (
+        {"anyOf": [{"$ref": "#/$defs/none"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {}}},
+        {"anyOf": [{}, {"$ref": "#/$defs/a"}], "$defs": {"a": {}}},
+    ),
+    ({"oneOf": [TEXT, {}], "anyOf": [TEXT]}, {"anyOf": [TEXT], "allOf": [{"anyOf": [TEXT, {}]}]}),
     ({"anyOf": [{"if": {}, "type": "null"}, {"contains": {}}]}, {"anyOf": [{"type": "null"}, {}]}),
 ]
 
@@ -119,3 +147,55 @@ def test_a_union_that_a_property_tells_apart_is_any_of_it(alternatives: list[Any
     schema = {"properties": {"pet": {"oneOf": alternatives}}, "$defs": {"x/y": tagged("a")}}
     told = told_apart(schema, schema)
     assert told["properties"]["pet"] == {"anyOf" if apart else "oneOf": alternatives}
+
+
+@pytest.fixture(scope="module")
+def table() -> TokenTable:
+    return token_table(TextModel.load(MODEL_DIR))
+
+
+def compiles(table: TokenTable, constraint: Constraint) -> bool:
+    try:
+        return bool(compiled(constraint, table, table.tokenizer()))
+    except ConstraintRefused:
+        return False
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"pattern": "^(a|b)\\1$"},
+        {"pattern": "\\bfoo\\b"},
+        {"pattern": "^{[a-z]+}$"},
+        {"pattern": "^(a"},
+        {"patternProperties": {"^a": {"type": "null"}, "b$": TEXT}},
+    ],
+    ids=str,
+)
+def test_what_only_the_compiler_refuses_is_left_out_without_strict(part: dict[str, Any], table: TokenTable) -> None:
+    whole = {"type": "string"} | part if "pattern" in part else {"type": "object"} | part
+    text = json.dumps({"type": "object", "properties": {"a/b": {"anyOf": [whole, {"type": "null"}]}}, "required": ["a/b"]})
+    assert not compiles(table, Constraint.json_schema(text))
+    assert compiles(table, Constraint.json_schema(text, lenient=True))
+    call = Constraint.grammar(f'start: "call" %json {text}')
+    assert not compiles(table, call)
+    assert compiles(table, replace(call, lenient=True))
+
+
+def test_what_nothing_satisfies_stays_refused(table: TokenTable) -> None:
+    text = json.dumps({"type": "integer", "minimum": 3, "maximum": 2})
+    assert not compiles(table, Constraint.json_schema(text, lenient=True))
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"minimum": -(2**63), "maximum": 2**63 - 1}, {"minimum": -(2**63)}, {"exclusiveMinimum": -1e30}]
+)
+def test_whole_numbers_of_64_bits_are_taken(bounds: dict[str, Any], table: TokenTable) -> None:
+    """As generators of Rust and Go write their bounds."""
+    assert compiles(table, Constraint.json_schema(json.dumps({"type": "integer", **bounds})))
+
+
+def test_a_regular_expression_is_refused_in_one_sentence(table: TokenTable) -> None:
+    with pytest.raises(ConstraintRefused) as refused:
+        compiled(Constraint.json_schema('{"type": "string", "pattern": "(a)\\\\1"}'), table, table.tokenizer())
+    assert refused.value.reason == "the regular expression is not supported: backreferences are not supported"

@@ -29,7 +29,7 @@ for _ in range(70):
         ({"propertyNames": {"maxLength": 3}}, "#/propertyNames", "'propertyNames'", Cause.KEYWORD),
         ({"anyOf": [{}, {"if": {}}]}, "#/anyOf/1/if", "'if'", Cause.KEYWORD),
         ({"$defs": {"x": {"contains": {}}}}, "#/$defs/x/contains", "'contains'", Cause.KEYWORD),
-        ({"items": {"$id": "http://a"}}, "#/items/$id", "'$id'", Cause.KEYWORD),
+        ({"items": {"$id": "http://a", "not": {"$ref": "#"}}}, "#/items/$id", "'$id'", Cause.KEYWORD),
         ({"$ref": "http://example.com/schema"}, "#/$ref", "within the schema", Cause.KEYWORD),
         ({"$ref": "file:///etc/passwd"}, "#/$ref", "within the schema", Cause.KEYWORD),
         ({"minProperties": 3, "required": ["a"]}, "#/minProperties", "up to 1", Cause.KEYWORD),

@@ -106,6 +106,34 @@ def test_a_missing_file_is_named(model_dir: Path, refusal: Callable[..., str]) -
     assert refusal(model_dir) == f"{model_dir}/model.safetensors: No such file or directory"
 
 
+def test_a_pointer_of_git_lfs_is_named(model_dir: Path, refusal: Callable[..., str]) -> None:
+    path = model_dir / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    assert refusal(model_dir).startswith(f"{path}: a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`")
+
+
+def test_parts_without_their_index_are_named(checkpoint: Callable[..., Path], refusal: Callable[..., str]) -> None:
+    model_dir = checkpoint(max_shard_size="50KB")
+    index = model_dir / "model.safetensors.index.json"
+    index.unlink()
+    assert refusal(model_dir) == f"{index}: No such file or directory, but its parts are there: download it too"
+
+
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "pytorch_model-00001-of-00002.bin", "consolidated.00.pth"])
+def test_weights_of_another_format_are_named(model_dir: Path, refusal: Callable[..., str], name: str) -> None:
+    (model_dir / "model.safetensors").rename(model_dir / name)
+    assert f"{name} exists, but its format is not supported: save the model as safetensors" in refusal(model_dir)
+
+
+def test_other_weights_beside_those_of_the_index_are_not_read(checkpoint: Callable[..., Path], runner: Any) -> None:
+    """Mistral's repositories have everything twice."""
+    model_dir = checkpoint(max_shard_size="50KB")
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, model_dir / "consolidated.safetensors")
+    (model_dir / "original").mkdir()
+    (model_dir / "original/consolidated.00.pth").write_bytes(b"x")
+    assert runner(model_dir)
+
+
 def test_a_file_that_the_index_names_and_is_not_there(checkpoint: Callable[..., Path], refusal: Callable[..., str]) -> None:
     model_dir = checkpoint(max_shard_size="50KB")
     first = sorted(model_dir.glob("model-*.safetensors"))[0]

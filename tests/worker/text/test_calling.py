@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
+from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.generation.messages import Message, Role, ToolCall
 from ryzanstein.generation.prompts import ChatPrompt
@@ -17,8 +18,8 @@ from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
 from ryzanstein.replies.reader import read_message
 from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.constraints.lark import grammar
-from ryzanstein.worker.text.call_grammar import MAX_CALLS, call_constraint
-from ryzanstein.worker.text.calling import Calling, instructions, without_system
+from ryzanstein.worker.text.call_grammar import MAX_CALLS, call_constraint, form_or_calls
+from ryzanstein.worker.text.calling import Calling, instructions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Rome", "K\\u00f6ln"]}}, "required": ["city"]}'
@@ -75,8 +76,6 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     assert [(call.name, call.arguments) for call in calls.tool_calls] == [("weather", '{"city": "Rome"}'), ("now", "{}")]
     assert "weather: sunny" in told.messages[3].content
     assert "now: noon" in told.messages[3].content
-    first, *rest = without_system(told.messages)
-    assert (first.role, first.content.endswith("weather?"), len(rest)) == (Role.USER, True, 2)
 
 
 def test_functions_that_may_not_be_called_are_not_told() -> None:
@@ -143,16 +142,14 @@ def test_reasoning_is_open_where_the_prompt_ends_in_it(template: str, opened: bo
     assert Calling(thinking=True).style(ChatPrompt(TALK[:2]), template) == ReplyStyle(thinking=True, opened=opened)
 
 
-def matcher(tools: Tools, family: str) -> tuple[LLMatcher, LLTokenizer]:
-    tokenizer = LLTokenizer("byte")
-    return LLMatcher(
-        tokenizer, grammar(call_constraint(tools, ReplyStyle(family), lambda text: None), lambda text: None)
-    ), tokenizer
-
-
 def admits(tools: Tools, family: str, text: str) -> bool:
     """Whether an answer that must be a call may be this text, and end after it."""
-    tried, tokenizer = matcher(tools, family)
+    return satisfies(call_constraint(tools, ReplyStyle(family), lambda text: None), text)
+
+
+def satisfies(constraint: Constraint, text: str) -> bool:
+    tokenizer = LLTokenizer("byte")
+    tried = LLMatcher(tokenizer, grammar(constraint, lambda text: None))
     ids = tokenizer.tokenize_str(text)
     return tried.validate_tokens(ids) == len(ids) and tried.consume_tokens(ids) and tried.is_accepting()
 
@@ -193,6 +190,31 @@ def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
     assert admits(must, family, written(family, *[now] * MAX_CALLS))
     assert not admits(must, family, written(family, *[now] * (MAX_CALLS + 1)))
     assert json.loads(SCHEMA)
+
+
+FORM = Constraint.json_schema('{"type": "object", "properties": {"days": {"enum": [1]}}, "required": ["days"]}')
+
+
+@pytest.mark.parametrize("family", ["llama3", "hermes", "mistral", "deepseek", "generic"])
+@pytest.mark.parametrize("form", [FORM, Constraint.json_object()], ids=["schema", "object"])
+def test_an_answer_with_a_form_may_be_a_call_instead(family: str, form: Constraint) -> None:
+    both = form_or_calls(form, TOOLS, ReplyStyle(family), lambda text: None)
+    assert satisfies(both, '{"days": 1}')
+    assert satisfies(both, written(family, ("weather", '{"city":"Rome"}')))
+    assert satisfies(both, written(family, ("now", "{}"), ("now", "{}"))) is (family != "llama3")
+    assert satisfies(both, '{"days": 2}') is (form is not FORM)
+    assert not satisfies(both, "Hello")
+    if family != "llama3" or form is FORM:  # there a call is an object
+        assert not satisfies(both, written(family, ("nope", "{}")))
+        assert not satisfies(both, written(family, ("weather", '{"city":"Paris"}')))
+
+
+def test_a_form_is_alone_where_calls_have_no_grammar_or_both_are_too_long() -> None:
+    choice = Constraint.choice(["a", "b"])
+    many = Tools(tuple(Tool(f"{i:03}" + "x" * 60) for i in range(128)))
+    long = Constraint.json_schema(json.dumps({"enum": ["x" * (MAX_CONSTRAINT_BYTES - 1000)]}))
+    for form, tools, family in ((choice, TOOLS, "hermes"), (FORM, TOOLS, "gemma"), (long, many, "hermes")):
+        assert form_or_calls(form, tools, ReplyStyle(family), lambda text: None) is form
 
 
 def test_arguments_are_an_object_also_where_the_schema_allows_null() -> None:

@@ -187,6 +187,8 @@ def test_every_token_that_ends_an_answer_is_known(write_model) -> None:
         ("config.json", '{"vocab_size": 9}', "max_position_embeddings"),
         ("tokenizer.json", None, "No such file"),
         ("tokenizer.json", "{}", "tokenizer.json"),
+        ("tokenizer.json", "", "the file is empty: download it again"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
         ("tokenizer_config.json", "nope", "not valid JSON"),
         ("chat_template.jinja", "{% if %}", "line 1"),
     ],
@@ -264,8 +266,85 @@ def test_defaults_of_requests_are_those_of_generation_config(write_model):
     assert TextModel.load(write_model(generation_config={"top_k": -1})).sampling_defaults.said == {"top_k": 0}
 
 
+def test_the_bound_of_answers_is_that_of_generation_config(write_model):
+    directory = write_model(generation_config={"max_new_tokens": 40, "max_length": 20})
+    assert TextModel.load(directory).answer_tokens == 40
+    assert TextModel.load(directory, defaults=False).answer_tokens is None
+    assert TextModel.load(write_model()).answer_tokens is None
+    with pytest.raises(RyzansteinError, match="max_new_tokens cannot be 0: correct it, or set generation_config none"):
+        TextModel.load(write_model(generation_config={"max_new_tokens": 0}))
+
+
 @pytest.mark.parametrize("wrong", [{"temperature": 2.5}, {"top_p": 0}, {"top_k": 1.5}, {"min_p": "a"}, {"temperature": True}])
 def test_a_default_that_no_request_may_have_is_refused_with_the_way_out(wrong, write_model):
     with pytest.raises(RyzansteinError, match=r"generation_config.json: \w+ cannot be .*set generation_config none"):
         TextModel.load(write_model(generation_config=wrong))
     assert TextModel.load(write_model(generation_config=wrong), defaults=False)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])
+def test_a_tokenizer_of_another_format_is_refused_with_the_way_out(name, write_model) -> None:
+    directory = write_model()
+    (directory / "tokenizer.json").rename(directory / name)
+    with pytest.raises(RyzansteinError, match=f"{name} exists, but its format is not read: save it as tokenizer.json"):
+        TextModel.load(directory)
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused_in_a_prompt(write_model) -> None:
+    """Fine-tuned models often come with a tokenizer that has more tokens than their embedding has rows."""
+    directory = write_model(tokenizer_config={"eos_token": "two words"})
+    whole = TextModel.load(directory)
+    (added,) = whole.encode("two words")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": added}))
+    model = TextModel.load(directory)
+    assert model.encode("quick") == whole.encode("quick")
+    assert added not in model.eos_token_ids
+    for read in (lambda: model.encode("two words"), lambda: model.encode_chat([Message(Role.USER, "two words")])):
+        with pytest.raises(RyzansteinError, match=f"makes token {added} of it") as caught:
+            read()
+        assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("where", ["config", "jinja", "json", "jinja beside named ones"])
+def test_a_template_is_found_wherever_hubs_have_it(where, write_model) -> None:
+    """The processor of a multimodal model has it in chat_template.json."""
+    template, other = (
+        "{% for m in messages %}A{{ m.content }}{% endfor %}",
+        "{% for m in messages %}B{{ m.content }}{% endfor %}",
+    )
+    written = template if where == "config" else other if where == "jinja" else ""
+    directory = write_model(tokenizer_config={"chat_template": written or None})
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": template if where == "json" else other}))
+    if where.startswith("jinja"):
+        (directory / "chat_template.jinja").write_text(template)
+    if where.endswith("named ones"):
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates/tool_use.jinja").write_text(other)
+    assert TextModel.load(directory).template.source == template
+
+
+def test_named_templates_in_files_leave_the_default_of_the_configuration(write_model) -> None:
+    directory = write_model(tokenizer_config={"chat_template": "{{ messages }}"})
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}{{ messages }}")
+    model = TextModel.load(directory)
+    assert (model.template.source, model.tool_template.source) == ("{{ messages }}", "{{ tools }}{{ messages }}")
+
+
+@pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "single_word"])
+@pytest.mark.parametrize("value", [False, True])
+def test_flags_of_added_tokens_are_those_of_the_configuration(flag, value, write_model) -> None:
+    """Old tokenizer.json of Llama's family have others than their tokenizer_config.json, which transformers prefers."""
+    directory = write_model()
+    flags = dict.fromkeys(["lstrip", "rstrip", "single_word", "normalized"], False) | {"special": True}
+    state = json.loads((directory / "tokenizer.json").read_text())
+    for token in state["added_tokens"]:
+        token[flag] = not value
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    decoder = {str(token["id"]): {"content": token["content"], **flags, flag: value} for token in state["added_tokens"]}
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | {"added_tokens_decoder": decoder}))
+    model, reference = TextModel.load(directory), AutoTokenizer.from_pretrained(directory)
+    for text in ("a <s> b", "x</s> y <|user|>z", "<s>q</s>", " two words "):
+        assert model.encode(text) == reference.encode(text)

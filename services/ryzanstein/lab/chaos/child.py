@@ -78,8 +78,9 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:  # not reaped: its id is that of nobody else
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         _close(process)
 

@@ -38,6 +38,7 @@ class BrokenPromise(Enum):
     """The promise that was broken."""
 
     INDEX = "every index once"
+    TWICE = "a key has one generation"
     CHANGED = "equal to the undisturbed answer"
     GAVE_UP = "nothing is given up while a node could serve it"
     LATE = "nothing beyond its deadline"
@@ -191,6 +192,9 @@ class Checks:
         running, bound = router.core.running, self._cluster.plan.max_running
         if running > bound:
             self.violated(BrokenPromise.BOUND, f"{running} generations run, max_running is {bound}", router=name)
+        held, most = router.core.held_prompt_bytes, self._cluster.plan.max_held_prompt_bytes
+        if held > most and running > 1:
+            self.violated(BrokenPromise.BOUND, f"prompts of {held} bytes are held, the bound is {most}", router=name)
         for place in self._places:
             breaker = router.links.breaker(place.name)
             if breaker is not None and breaker.state is BreakerState.OPEN and not self.is_struck_model(place.node, place.model):

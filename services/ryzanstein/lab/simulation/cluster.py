@@ -167,6 +167,7 @@ class Cluster:
             session_store=self.plan.session_store,
             router_address=f"{name}:{_GRPC['router']}",
             max_running=self.plan.max_running,
+            max_held_prompt_bytes=self.plan.max_held_prompt_bytes,
             policy=self.plan.policy,
             unread_grace_s=self.plan.unread_grace_s,
             unread_turns=self.plan.unread_turns,

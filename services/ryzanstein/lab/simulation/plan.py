@@ -4,8 +4,9 @@ Swarm testing (Groce et al., 2012): each seed draws which kinds of faults and cl
 so that no kind hides another. A plan is a value. Leaving out a fault or a client changes nothing
 about the others, so a failing plan can be made smaller.
 
-Seeds from `MODELS_FROM` on may have nodes with several models. Smaller seeds have one model, and
-mean what they meant before there could be more.
+Seeds from `MODELS_FROM` on may have nodes with several models, those from `LOAD_FROM` on also nodes
+that become slow, long prompts, requests that are sent to two routers, and little room for prompts.
+Smaller seeds mean what they meant before.
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ class Kind(Enum):
     CRASH_MODEL = "crash_model"
     KILL_MODEL_EVERYWHERE = "kill_model_everywhere"
     OUT_OF_MEMORY = "out_of_memory"
+    # Only from `LOAD_FROM` on.
+    SLOW_NODE = "slow_node"
 
 
 FIRST_MODEL = "demo"
 FURTHER_MODELS = ("second", "third")
 MODELS_FROM = 10**9
+LOAD_FROM = 2 * 10**9
 # What strikes the ranks of one model, and may not disturb the others of its node.
 MODEL_FAULTS = (
     Kind.KILL_RANK,
@@ -137,6 +141,10 @@ class ClientPlan:
 
     It then does not check what the session has of the abandoned one.
     """
+    longest_words: int = 8
+    """Of a question outside of a session."""
+    twice: float = 0.0
+    """The share of requests that are also sent to another router, with the same key, within some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,7 @@ class SimulationPlan:
     unread_grace_s: float = 5.0
     unread_turns: str = "keep"
     more_models: tuple[ModelPlan, ...] = ()
+    max_held_prompt_bytes: int = 128 * 2**20
     calm_s: float = 90.0
 
     @property
@@ -228,7 +237,35 @@ def plan(seed: int) -> SimulationPlan:
         unread_grace_s=random.Random(f"grace {seed}").choice((5.0, 5.0, 1.0, 0.1)),
         unread_turns=random.Random(f"turns {seed}").choice(("keep", "keep", "drop")),
     )
-    return _with_models(planned, random.Random(f"models {seed}")) if seed >= MODELS_FROM else planned
+    planned = _with_models(planned, random.Random(f"models {seed}")) if seed >= MODELS_FROM else planned
+    return _with_load(planned, random.Random(f"load {seed}")) if seed >= LOAD_FROM else planned
+
+
+def _with_load(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:
+    """Returns the plan with nodes that become slow, long prompts, requests sent twice, and room for few prompts."""
+    clients = tuple(
+        replace(client, longest_words=rng.choice((8, 100, 400)), twice=rng.choice((0.0, 0.3, 1.0)))
+        for client in planned.clients
+    )
+    faults = (*planned.faults, *_slow_nodes(rng, 1 + max((fault.number for fault in planned.faults), default=-1), planned))
+    return replace(
+        planned,
+        clients=clients,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        max_held_prompt_bytes=rng.choice((2**16, 2**20, 128 * 2**20)),
+    )
+
+
+def _slow_nodes(rng: random.Random, number: int, planned: SimulationPlan) -> Iterator[PlannedFault]:
+    """Yields times in which a node, or in every third plan each of them, computes slowly. `rank` chooses how slowly."""
+    targets = range(len(planned.nodes)) if rng.random() < 0.3 else (rng.randrange(len(planned.nodes)),)
+    at = rng.uniform(5.0, 40.0)
+    while at < planned.duration_s and number < 400:
+        lasts_s, speed = round(rng.choice((10.0, 60.0, 120.0)) * rng.uniform(0.5, 1.5), 3), rng.randrange(4)
+        for target in targets:
+            yield PlannedFault(number, Kind.SLOW_NODE, round(at, 3), lasts_s, target, speed)
+            number += 1
+        at += lasts_s + rng.expovariate(1 / 60.0)
 
 
 def _with_models(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:

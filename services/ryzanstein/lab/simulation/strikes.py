@@ -26,6 +26,7 @@ JOURNAL = "journal"
 # A state of a later version of the protocol.
 NEWER_STATE = 17
 SLOW_DISK_S = 0.8
+SLOW_BY = (5.0, 20.0, 100.0, 400.0)
 
 
 class Strikes:
@@ -169,6 +170,17 @@ class Strikes:
         ranks.slow(rank, 20.0)
         await asyncio.sleep(fault.lasts_s)
         ranks.slow(rank, 1.0)
+
+    async def _slow_node(self, fault: PlannedFault) -> None:
+        """Slows all steps of a node, as a busy machine does. Whatever waits for it goes on, there or at a faster node."""
+        if SLOW_BY[fault.rank] > SLOW_BY[0]:
+            self._ranks_held_against(fault)
+        ranks = self._ranks(fault)
+        for rank in range(4):
+            ranks.slow(rank, SLOW_BY[fault.rank])
+        await asyncio.sleep(fault.lasts_s)
+        for rank in range(4):
+            ranks.slow(rank, 1.0)
 
     async def _crash_model(self, fault: PlannedFault) -> None:
         """Makes all ranks of one model on a node report a crash and end."""

@@ -2,13 +2,14 @@
 
 A request over a bound gets a typed error at once.
 
-No tenant can take all places: each may have at most `TENANT_SHARE` times the places that are left
-(dynamic thresholds, Choudhury and Hahne 1998). A tenant that is alone gets eight ninths, two
-tenants that want everything get 8/17 each, and there is always a place for one more tenant.
+No tenant can take all places, or all bytes of prompts: each may have at most `TENANT_SHARE` times
+what is left (dynamic thresholds, Choudhury and Hahne 1998). A tenant that is alone gets eight ninths,
+two tenants that want everything get 8/17 each, and there is always room for one more tenant.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenP
 from ryzanstein.router.telemetry import RouterTelemetry
 
 TENANT_SHARE = 8
+_MESSAGE_BYTES = 256
+_TOKEN_BYTES = 36  # an integer, and its place in a tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Limits:
     """The bounds of one router.
 
     `max_waiting` counts, per model, the generations that no node has accepted yet.
+    `max_held_prompt_bytes` bounds the prompts of all generations together that run, or may go on.
     """
 
     max_running: int = 4096
@@ -31,6 +35,25 @@ class Limits:
     max_messages: int = 2048
     max_prompt_chars: int = 1_000_000
     max_prompt_tokens: int = 262_144
+    max_held_prompt_bytes: int = 128 * 2**20
+
+
+class HeldPrompt:
+    """The memory of one generation's prompt, from before its first await until it is no longer needed.
+
+    Call `release` then; a second call has no effect.
+    """
+
+    def __init__(self, admission: Admission, tenant: str, num_bytes: int) -> None:
+        self._admission, self._tenant, self._num_bytes = admission, tenant, num_bytes
+
+    def grow_to(self, prompt: Prompt) -> None:
+        """Holds what came to the prompt: the messages of its session. Raises QUEUE_FULL as `Admission.hold` does."""
+        self._num_bytes += self._admission.take(self._tenant, num_bytes_of(prompt) - self._num_bytes, own=self._num_bytes)
+
+    def release(self) -> None:
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        self._admission.release(self._tenant, num_bytes)
 
 
 class Place:
@@ -83,6 +106,12 @@ class Admission:
         self._telemetry = telemetry
         self._places: Counter[str] = Counter()
         self._entering: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of prompts that are held."""
+        return self._held.total()
 
     @property
     def running(self) -> int:
@@ -105,6 +134,40 @@ class Admission:
             self._telemetry.refused.labels("tenant_share").inc()
             raise errors.queue_full(self._places[tenant], share)
         return self._taken(tenant)
+
+    def hold(self, tenant: str, prompt: Prompt) -> HeldPrompt:
+        """Holds the memory of a prompt.
+
+        Raises RESOURCE_EXHAUSTED QUEUE_FULL at the bound on all prompts, in total or of this tenant.
+        """
+        return HeldPrompt(self, tenant, self.take(tenant, num_bytes_of(prompt)))
+
+    def take(self, tenant: str, num_bytes: int, own: int = 0) -> int:
+        """Takes so many bytes more for a prompt that has `own`, and returns their number.
+
+        Raises QUEUE_FULL. A prompt that is alone is never too large.
+        """
+        left = self._limits.max_held_prompt_bytes - self.held_bytes
+        bound = min(left, TENANT_SHARE * left - self._held[tenant])
+        if num_bytes > bound and self.held_bytes > own:
+            self._telemetry.refused.labels("prompt_bytes").inc()
+            raise errors.prompts_held(num_bytes, self.held_bytes, self._limits.max_held_prompt_bytes)
+        return self._take(tenant, num_bytes)
+
+    def hold_anyway(self, tenant: str, prompt: Prompt) -> HeldPrompt:
+        """Holds the memory of a prompt that cannot be refused."""
+        return HeldPrompt(self, tenant, self._take(tenant, num_bytes_of(prompt)))
+
+    def _take(self, tenant: str, num_bytes: int) -> int:
+        self._held[tenant] += num_bytes
+        self._telemetry.prompts.held_bytes.set(self.held_bytes)
+        return num_bytes
+
+    def release(self, tenant: str, num_bytes: int) -> None:
+        self._held[tenant] -= num_bytes
+        if self._held[tenant] <= 0:
+            del self._held[tenant]
+        self._telemetry.prompts.held_bytes.set(self.held_bytes)
 
     def enter_unnamed(self) -> Place:
         """Returns a place for a generation whose tenant is not known yet.
@@ -156,6 +219,18 @@ class Admission:
         if count >= bound:
             self._telemetry.refused.labels("queue_full").inc()
             raise errors.queue_full(count, bound)
+
+
+def num_bytes_of(prompt: Prompt) -> int:
+    """Returns about how many bytes of memory a prompt takes."""
+    match prompt:
+        case ChatPrompt(messages):
+            texts = sum(sys.getsizeof(message.content) - len(message.content) for message in messages)
+            return texts + prompt.num_chars + _MESSAGE_BYTES * len(messages)
+        case TextPrompt(text, suffix):
+            return sys.getsizeof(text) + sys.getsizeof(suffix or "")
+        case TokenPrompt(token_ids):
+            return _TOKEN_BYTES * len(token_ids)
 
 
 def _take_one(counts: Counter[str], name: str) -> None:

@@ -24,6 +24,7 @@ from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.core.peers import MOVED, RESTARTED, TOO_OLD, OwnerLostError, Peers, moved
 from ryzanstein.router.core.reader import PassedReader
 from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.journal.encoding import check_readable
 from ryzanstein.router.journal.journal import Head, Journal, JournalRecord, JournalUnavailableError, Owner
 from ryzanstein.router.journal.lease import LEASE_KEEPER, keep_lease
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
@@ -249,6 +250,7 @@ class ClusteredCore(LocalCore):
             if record is None:
                 place.leave()
                 return None
+            check_readable(generation_id, record)
             generation = await self.adopt(generation_id, record, place)
         except BaseException:
             place.leave()

@@ -290,6 +290,8 @@ class Lifecycle:
             self.retained.drop(generation)
         else:
             self._recorder.ended(generation)
+            if error is None:
+                generation.drop_prompt()
         self._measure(generation, outcome)
 
     def _has_paused(self, generation: Generation, turn: Turn | None) -> None:
@@ -358,6 +360,7 @@ class Lifecycle:
     def _forgotten(self, generation: Generation) -> None:
         self._keys.free(generation.generation_id)
         self._recorder.forgotten(generation)
+        generation.on_prompt_dropped()
 
     def _stop(self, generation: Generation, why: _Stop) -> None:
         task = self._running.get(generation)

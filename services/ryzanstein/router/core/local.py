@@ -18,7 +18,7 @@ from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.router.core.admission import Admission, Place
+from ryzanstein.router.core.admission import Admission, HeldPrompt, Place
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.infill import filled, has_middle
@@ -126,6 +126,11 @@ class LocalCore:
         generation = self._generations.find(generation_id)
         return generation is not None and await self._lifecycle.interrupt(generation)
 
+    @property
+    def held_prompt_bytes(self) -> int:
+        """The memory of the prompts of generations that run or may go on."""
+        return self._admission.held_bytes
+
     def find(self, generation_id: str) -> Generation | None:
         """Returns a generation that can be read here, or None."""
         return self._generations.find(generation_id)
@@ -159,6 +164,7 @@ class LocalCore:
         generation = Generation(generation_id, request, self._generations, record.epoch)
         # Its readers at the other router were sent its end.
         generation.said, generation.was_read = said, True
+        generation.on_prompt_dropped = self._admission.hold_anyway(request.tenant, request.prompt).release
         self._generations.add(generation)
         settled = restore(generation, record.batches)
         self._recorder.added(generation, new_messages)
@@ -213,12 +219,14 @@ class LocalCore:
 
     async def _start(self, generation_id: str, request: GenerationRequest, resumable: bool) -> None:
         try:
-            place = self._admission.enter(request.tenant)
+            place, held = self._admitted(request)
             try:
-                generation = await self._begun(generation_id, request, place, resumable)
+                generation = await self._begun(generation_id, request, place, held, resumable=resumable)
             except BaseException:
                 place.leave()
+                held.release()
                 raise
+            generation.on_prompt_dropped = held.release
         except BaseException:
             self._keys.free(generation_id)
             raise
@@ -232,10 +240,21 @@ class LocalCore:
                 self._lifecycle.stop(generation)
             raise
 
-    async def _begun(self, generation_id: str, request: GenerationRequest, place: Place, resumable: bool) -> Generation:
+    def _admitted(self, request: GenerationRequest) -> tuple[Place, HeldPrompt]:
+        place = self._admission.enter(request.tenant)
+        try:
+            return place, self._admission.hold(request.tenant, request.prompt)
+        except BaseException:
+            place.leave()
+            raise
+
+    async def _begun(
+        self, generation_id: str, request: GenerationRequest, place: Place, held: HeldPrompt, *, resumable: bool
+    ) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place."""
         request, turn = await self._opened(request, generation_id)
         try:
+            held.grow_to(request.prompt)
             request = self._completed(request)
             place.wait_for(request.model, self._generations.waiting(request.model))
             request = await filled(request, self._deadline(request), self._any_node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from ryzanstein.cluster import Numerics
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.events import Finished, PromptScores, PromptToken, Started
 from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import FinishReason, Usage
@@ -65,6 +66,8 @@ class Generation:
         """How many tokens of the first choice readers were sent, here or at an earlier router."""
         self.abandoned = False
         """Its re-attach window is over: it can be read until it has ended."""
+        self.on_prompt_dropped: Callable[[], None] = lambda: None
+        """Releases the memory of the prompt, at the latest when the generation is forgotten."""
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.numerics = Numerics()
@@ -94,6 +97,11 @@ class Generation:
     @property
     def paused(self) -> bool:
         return self.error is not None and self.error.reason == PAUSED
+
+    def drop_prompt(self) -> None:
+        """Drops what only an unfinished generation needs."""
+        self.request, self.said = replace(self.request, prompt=TextPrompt("")), ()
+        self.on_prompt_dropped()
 
     def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         """Records that a node accepted the generation, with so much of its prompt. Only the first call counts."""

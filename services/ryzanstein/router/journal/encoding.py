@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from ryzanstein import clock
+from ryzanstein import clock, errors
 from ryzanstein.errors import ROUTER_TOO_OLD, Code, RyzansteinError
 from ryzanstein.generation.attempt import Attempt
 from ryzanstein.generation.events import PromptScores, Started
@@ -20,7 +21,7 @@ from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
-from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
+from ryzanstein.wire.attempts import attempt_from_wire, submit_now
 from ryzanstein.wire.events import logprobs_from_wire, reply_to_wire, scores_from_wire, scores_to_wire, token_logprobs_to_wire
 
 MAX_RUN_TOKENS = 4096
@@ -32,7 +33,9 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     `new_messages`: how many of the request's last messages make its session's turn.
     """
     request = generation.request
-    submit = attempt_to_wire(Attempt(generation.generation_id, 0, request, ()), 0)
+    submit = submit_now(Attempt(generation.generation_id, 0, request, ()), 0)
+    # Unix time by the clock of this host, which may be set before the entry is read.
+    submit.ClearField("deadline")
     journalled = pb.JournalRequest(
         submit=submit, session_id=request.session_id, user=request.user, new_messages=new_messages, last_node=request.last_node
     )
@@ -48,14 +51,25 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
 def with_own_deadline(request: GenerationRequest, record: JournalRecord) -> GenerationRequest:
     """Returns the request of a record with its deadline by this host's clock.
 
-    The clock of the router that wrote the record may differ: its last batch says how much time was
-    left, and the store how long ago that was. A batch of an earlier version does not say it; then
-    the clocks must agree.
+    The record says how much time was left when it was last written, and the store how long ago that
+    was: no clock that may be set, or differ between hosts, takes part. A record of an earlier version
+    does not say it; then the clocks must agree.
     """
     batch = pb.JournalBatch.FromString(record.batches[-1]) if record.batches else pb.JournalBatch()
-    if not batch.HasField("time_left"):
+    given = batch if batch.HasField("time_left") else pb.JournalRequest.FromString(record.request).submit
+    if not given.HasField("time_left"):
         return request
-    return replace(request, deadline=clock.unix_s() + batch.time_left.ToNanoseconds() / 1e9 - record.age_s)
+    return replace(request, deadline=clock.unix_s() + given.time_left.ToNanoseconds() / 1e9 - record.age_s)
+
+
+def check_readable(generation_id: str, record: JournalRecord) -> None:
+    """Raises NOT_FOUND for a record of which a part is damaged: what it was is lost."""
+    try:
+        pb.JournalRequest.FromString(record.request)
+        for batch in record.batches:
+            pb.JournalBatch.FromString(batch)
+    except DecodeError as error:
+        raise errors.not_found("generation", generation_id) from error
 
 
 def decode_request(data: bytes) -> tuple[GenerationRequest, int]:

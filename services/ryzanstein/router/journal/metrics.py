@@ -47,6 +47,8 @@ class JournalOutage:
         self._since: float | None = None
         self._over = asyncio.Event()
         self._broken: set[str] = set()
+        self.number = 0
+        """How many outages there have been, with one that lasts."""
 
     @property
     def lasts(self) -> bool:
@@ -60,6 +62,7 @@ class JournalOutage:
     def begin(self, error: Exception) -> None:
         if self._since is None:
             self._since = time.monotonic()
+            self.number += 1
             self._over.clear()
             self._metrics.outages.inc()
             self._metrics.up.set(0)

@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 
 import structlog
 
+from ryzanstein import clock
 from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, encode_request
-from ryzanstein.router.journal.journal import Append, AppendOutcome, Journal, JournalUnavailableError, Owner
+from ryzanstein.router.journal.journal import Append, AppendOutcome, Journal, JournalUnavailableError, KeyClaim, Owner
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 
 log = structlog.get_logger(__name__)
@@ -31,6 +32,8 @@ RECORDER = "journal_recorder"
 MAX_APPENDS = 256
 MAX_WRITE_BYTES = 2**20
 MAX_WAIT_S = 0.25
+# In an outage. What is not removed can be read until it expires.
+MOST_REMOVALS = 65_536
 _LONGEST_BACKOFF_S = 1.0
 
 
@@ -47,7 +50,11 @@ class FlushPace:
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A generation's entry in the journal. `suspect`: the store may have lost it."""
+    """A generation's entry in the journal. `suspect`: the store may have lost it.
+
+    `lost`: the store had lost it, and its key with it. `outages`: how many outages there had been
+    when it was last written.
+    """
 
     writer: BatchWriter
     new_messages: int
@@ -55,14 +62,8 @@ class _Entry:
     written_at: float
     settling: bool = False
     suspect: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Removal:
-    """An entry that is to be removed, since a time of the monotonic clock."""
-
-    epoch: int
-    since: float
+    lost: bool = False
+    outages: int = 0
 
 
 class JournalRecorder:
@@ -82,10 +83,10 @@ class JournalRecorder:
         self._closed = False
         self._entries: dict[str, _Entry] = {}
         self._settled: dict[str, _Entry] = {}
-        self._next_look = 0.0
+        self._next_look, self._looked_at = 0.0, 0
         self._epochs: dict[str, int] = {}
         self._urgent: dict[str, _Entry] = {}
-        self._removals: dict[str, _Removal] = {}
+        self._removals: dict[str, int] = {}  # epochs, by generation
         self._waiters: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         metrics.lag.set_function(lambda: sum(entry.writer.lag for entry in self._entries.values()))
@@ -102,7 +103,8 @@ class JournalRecorder:
             return
         known = generation.epoch > 0
         self._epochs[generation.generation_id] = generation.epoch
-        entry = _Entry(BatchWriter(generation, known=known), new_messages, known, time.monotonic())
+        writer = BatchWriter(generation, known=known)
+        entry = _Entry(writer, new_messages, known, time.monotonic(), outages=self._outage.number)
         if known and generation.settled:
             self._settled[generation.generation_id] = entry
             return
@@ -133,7 +135,9 @@ class JournalRecorder:
         self._urgent.pop(generation_id, None)
         epoch = self._epochs.pop(generation_id, None)
         if epoch is not None and not self._closed:
-            self._removals[generation_id] = _Removal(epoch, time.monotonic())
+            self._removals[generation_id] = epoch
+            if len(self._removals) > MOST_REMOVALS:
+                del self._removals[next(iter(self._removals))]
             self._wake.set()
 
     def forgetting(self, generation_id: str) -> bool:
@@ -203,7 +207,6 @@ class JournalRecorder:
 
         Returns False if the store does not answer.
         """
-        began = time.monotonic()
         waiters, self._waiters = self._waiters, []
         urgent, self._urgent = self._urgent, {}
         entries = list(urgent.values())
@@ -213,8 +216,6 @@ class JournalRecorder:
         try:
             if done := await self._write(owner, entries) and (not sweep or await self._remove()):
                 self._outage.mended(RECORDER)
-            elif time.monotonic() - began < self._pace.retention_s:
-                self._drop_expired_removals()
             return done
         finally:
             for waiter in waiters:
@@ -222,15 +223,23 @@ class JournalRecorder:
                     waiter.set_result(None)
 
     def _due(self, entry: _Entry) -> bool:
-        return entry.writer.news or not entry.opened or time.monotonic() - entry.written_at > self._pace.retention_s / 3
+        old = time.monotonic() - entry.written_at > self._pace.retention_s / 3
+        return entry.writer.news or not entry.opened or old or self._may_be_lost(entry)
+
+    def _may_be_lost(self, entry: _Entry) -> bool:
+        """Returns whether there was an outage since the entry was written, after which the store may have begun anew."""
+        return entry.outages != self._outage.number
 
     def _outliving(self) -> list[_Entry]:
-        """Returns the ended generations' entries to prolong. Looks seldom: they may be thousands."""
+        """Returns the ended generations' entries to prolong, or to write again if the store has lost them.
+
+        Looks seldom: they may be thousands.
+        """
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_look and self._looked_at == self._outage.number:
             return []
-        self._next_look = now + self._pace.retention_s / 6
-        return [entry for entry in self._settled.values() if self._outlives(entry)]
+        self._next_look, self._looked_at = now + self._pace.retention_s / 6, self._outage.number
+        return [entry for entry in self._settled.values() if self._may_be_lost(entry) or self._outlives(entry)]
 
     def _outlives(self, entry: _Entry) -> bool:
         """Returns whether a reader came back to an ended generation, so that its entry must live on."""
@@ -245,6 +254,7 @@ class JournalRecorder:
             try:
                 with self._metrics.flush.time():
                     outcomes = await self._journal.write(owner, appends)
+                await self._claim_again([each for each in some if each.lost])
             except JournalUnavailableError as error:
                 self._fail(error)
                 return False
@@ -252,6 +262,16 @@ class JournalRecorder:
             for entry, outcome in zip(some, outcomes, strict=True):
                 self._conclude(entry, outcome)
         return True
+
+    async def _claim_again(self, entries: Sequence[_Entry]) -> None:
+        """Claims the keys of generations that are in the store again."""
+        for entry in entries:
+            generation, key = entry.writer.generation, entry.writer.generation.request.key
+            if key is not None and (generation.error is None or generation.error.retry_after_s is not None):
+                left_s = max(0.0, (generation.request.deadline or 0.0) - clock.unix_s())
+                claim = KeyClaim(generation.generation_id, key.body)
+                await self._journal.claim_key(key.name, claim, left_s + self._pace.retention_s)
+            entry.lost = False
 
     def _next_write(self, left: list[_Entry]) -> tuple[list[_Entry], list[Append]]:
         """Takes from the end of `left` what makes one write of bounded size."""
@@ -305,7 +325,7 @@ class JournalRecorder:
             self._written(generation_id, entry)
         elif outcome is AppendOutcome.EXPIRED or (outcome is AppendOutcome.MISSING and not self._overslept(entry)):
             # It expired, or the store has lost it: write everything again.
-            entry.opened = False
+            entry.opened, entry.lost = False, True
             entry.writer.rewind()
             self._entries[generation_id] = known.pop(generation_id)
         else:
@@ -317,6 +337,7 @@ class JournalRecorder:
     def _written(self, generation_id: str, entry: _Entry) -> None:
         entry.writer.written()
         entry.opened, entry.suspect, entry.written_at = True, False, time.monotonic()
+        entry.outages = self._outage.number
         if entry.settling:
             self._settled[generation_id] = self._entries.pop(generation_id, entry)
 
@@ -327,19 +348,8 @@ class JournalRecorder:
         """
         return not entry.suspect and time.monotonic() - entry.written_at > self._pace.retention_s
 
-    def _drop_expired_removals(self) -> None:
-        """Drops the removals of entries that have expired, so that they do not pile up in an outage.
-
-        An entry expires a retention after its last append. That may be a call to the store that was
-        under way when its generation was forgotten, hence twice the time.
-        """
-        oldest = time.monotonic() - 2 * self._pace.retention_s
-        expired = list(takewhile(lambda each: self._removals[each].since < oldest, self._removals))
-        for generation_id in expired:
-            del self._removals[generation_id]
-
     async def _remove(self) -> bool:
-        removals = [(each, removal.epoch) for each, removal in islice(self._removals.items(), 4 * MAX_APPENDS)]
+        removals = list(islice(self._removals.items(), 4 * MAX_APPENDS))
         if not removals:
             return True
         try:

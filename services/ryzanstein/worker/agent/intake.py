@@ -13,17 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ryzanstein import clock, errors
-from ryzanstein.constraints import MAX_CONSTRAINT_BYTES
+from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, FieldViolation, RyzansteinError
 from ryzanstein.generation.attempt import Attempt
 from ryzanstein.generation.events import MAX_PROMPT_SCORES
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.tools import Tools
 from ryzanstein.worker.agent.tokenizing import encoded
+from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.text.call_grammar import call_constraint
-from ryzanstein.worker.text.calling import Calling, has_calls, without_system
+from ryzanstein.worker.text.call_grammar import call_constraint, form_or_calls
+from ryzanstein.worker.text.calling import Calling, has_calls
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
@@ -95,26 +97,14 @@ async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -
 
 
 async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer, calling: Calling) -> Rendered:
-    """Returns the conversation's text.
-
-    Where the functions are told in a system message of ours, and the template refuses one, they
-    come before the first user's message.
-    """
+    """Returns the conversation's text, as this way of calling tells it."""
     told = calling.told(prompt)
-    template = model.checked_chat(told)
     try:
-        return await templates.render(template, told)
+        return await templates.render(model.checked_chat(told), told)
     except RyzansteinError as error:
         if error.code is not Code.INVALID_ARGUMENT or told.messages == prompt.messages:
             raise
-        other = without_system(told.messages)
-        refusal = replace_field(error, "messages")  # its index is that of another message
-    if calling.native or not prompt.tools.offered or other == told.messages:
-        raise refusal
-    try:
-        return await templates.render(template, replace(told, messages=other))
-    except RyzansteinError as error:
-        raise (replace_field(error, "messages") if error.code is Code.INVALID_ARGUMENT else error) from None
+        raise replace_field(error, "messages") from None  # its index is that of another message
 
 
 def is_long(attempt: Attempt) -> bool:
@@ -136,21 +126,38 @@ def has_grammar(attempt: Attempt) -> bool:
 
 
 def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt:
-    """Returns the attempt with the grammar of its calls, if its answer has to be a call.
+    """Returns the attempt with the grammar of its calls, if its answer has to be a call or may be one instead of a form.
 
     Raises INVALID_ARGUMENT if the request demands another form too, or if the grammar is too long.
     """
     request = attempt.request
-    if not isinstance(request.prompt, ChatPrompt) or not request.prompt.tools.must or read.reply is None:
+    if not isinstance(request.prompt, ChatPrompt) or read.reply is None:
         return attempt
+    if not request.prompt.tools.must:
+        return _may_call(attempt, request.prompt.tools, read.reply, model)
     if request.sampling.constraint is not None:
         raise errors.invalid("tool_choice", "conflicts with a constraint on the answer, which then cannot be a call")
     constraint = call_constraint(request.prompt.tools, read.reply, model.special_id)
     if (num_bytes := len(constraint.text.encode())) > MAX_CONSTRAINT_BYTES:
         bound = f"are too long for a call that is required: as a grammar at most {MAX_CONSTRAINT_BYTES} bytes"
         raise errors.invalid("tools", bound, num_bytes)
-    sampling = replace(request.sampling, constraint=constraint)
-    return replace(attempt, request=replace(request, sampling=sampling))
+    return _with_constraint(attempt, constraint)
+
+
+def _may_call(attempt: Attempt, tools: Tools, reply: ReplyStyle, model: TextModel) -> Attempt:
+    """Returns the attempt with a grammar of its form or calls, if it may call functions and has a form."""
+    form = attempt.request.sampling.constraint
+    if form is None or not reply.calls:
+        return attempt
+    try:
+        return _with_constraint(attempt, form_or_calls(form, tools, reply, model.special_id))
+    except ConstraintRefused:
+        return attempt  # the form alone is refused again when it is judged, by its own name
+
+
+def _with_constraint(attempt: Attempt, constraint: Constraint) -> Attempt:
+    sampling = replace(attempt.request.sampling, constraint=constraint)
+    return replace(attempt, request=replace(attempt.request, sampling=sampling))
 
 
 def reply_of(read: ReadPrompt, attempt: Attempt) -> ReplyStyle | None:
@@ -186,6 +193,26 @@ class Judged:
 
     verdict: Verdict
     table: bytes
+
+
+async def enforced(
+    attempt: Attempt, read: ReadPrompt, model: TextModel, judge: ConstraintJudge
+) -> tuple[Attempt, Judged | None]:
+    """Returns the attempt with the constraint that its answer follows, and the verdict on it.
+
+    A function that is only offered refuses nothing: where it cannot be enforced, a form is alone. Raises the
+    errors of `constrained` and `judged`.
+    """
+    chosen = constrained(attempt, read, model)
+    try:
+        return chosen, await judged(chosen, model, judge)
+    except RyzansteinError as error:
+        if error.reason != "INVALID_CONSTRAINT" or attempt.request.sampling.constraint in (
+            None,
+            chosen.request.sampling.constraint,
+        ):
+            raise
+    return attempt, await judged(attempt, model, judge)
 
 
 async def judged(attempt: Attempt, model: TextModel, judge: ConstraintJudge) -> Judged | None:
@@ -240,7 +267,7 @@ def group_of(
         group=group,
         prompt_ids=prompt_ids,
         sampling=_with_seed(sampling),
-        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length),
+        max_tokens=_max_tokens(sampling, len(prompt_ids), context_length, model.answer_tokens),
         stop_token_ids=sorted(_stop_ids(sampling, model)),
         generated=[list(choice.token_ids) for choice in attempt.generated],
         finished=[choice.finished for choice in attempt.generated],
@@ -262,9 +289,11 @@ def _monotonic(unix_s: float | None) -> float | None:
     return None if unix_s is None else time.monotonic() + unix_s - clock.unix_s()
 
 
-def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int) -> int:
-    """Returns the requested number of tokens, by default what is left of the context."""
-    wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, context_length - prompt_tokens)
+def _max_tokens(sampling: SamplingParams, prompt_tokens: int, context_length: int, usual: int | None) -> int:
+    """Returns the requested number of tokens; by default what is left of the context, or `usual` if that is less."""
+    left = max(1, context_length - prompt_tokens)
+    default = left if usual is None else min(left, max(usual, sampling.min_tokens))
+    wanted = default if sampling.max_tokens is None else sampling.max_tokens
     if prompt_tokens + wanted > context_length:
         raise errors.context_too_long(prompt_tokens, wanted, context_length)
     return wanted

@@ -119,6 +119,7 @@ class ModelHost:
         self.choice: ModelChoice | None = None
         self.text: TextModel | None = None
         self.serving: Serving | None = None
+        self._content = ""
         self.losses = 0
         self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
 
@@ -178,6 +179,7 @@ class ModelHost:
         # First: ranks that are ending must not be visible, whether or not the caller waits for
         # their end.
         self.serving = self.choice = self.text = self._supervisor = self._slept = None
+        self._content = ""
         self._become(NodeState.STARTING, reason)
         try:
             await self._end_ranks()
@@ -252,6 +254,10 @@ class ModelHost:
             raise errors.failed_precondition("MODEL_REFUSED", self.reason)
 
     def on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
+        if self._content not in ("", ranks[0].content):
+            self._telemetry.background.once("changed_files", self._refuse_changed())
+            return
+        self._content = ranks[0].content
         self._telemetry.ranks_ready(ranks)
         self._on_ready(group, ranks)
         self._slept = None
@@ -273,6 +279,15 @@ class ModelHost:
         if lead.company_matters:
             self._log.warning("outputs depend on batch composition", reason=lead.company_matters)
         self._become(NodeState.READY, "")
+
+    async def _refuse_changed(self) -> None:
+        """Ends ranks that came back with other files than those that the text side and earlier answers are of."""
+        assert self.choice is not None
+        where, remedy = f"{self.choice.path}: the files changed", "deploy it with --reload, or restart the node"
+        self._supervisor = None
+        await self._end_ranks()
+        self.on_failed(f"{where} after the model was loaded: {remedy}")
+        self._on_gone(errors.unavailable("NODE_NOT_READY", self.reason), True)
 
     def revive(self) -> None:
         """Ends a quarantine, or a drain caused by the node's own losses, at once."""

@@ -141,11 +141,11 @@ class Submissions:
         cuts = sampling.keep_prompt_head is not None
         keep = None if cuts else sampling.truncate_prompt_tokens
         read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
-        attempt = intake.constrained(attempt, read, text)
+        attempt, judged = await intake.enforced(attempt, read, text, self._constraints)
         if read.reply is not None and read.reply.calls and read.calling is not None and not read.calling.native:
             self._telemetry.tool_fallbacks.inc()
         texts = await intake.texts_of(attempt, text, read.calling)
-        return _Arrived(attempt, text, read, texts, await intake.judged(attempt, text, self._constraints))
+        return _Arrived(attempt, text, read, texts, judged)
 
     async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> CutPrompt:
         """Returns the prompt, cut if the request allows that and it does not fit."""

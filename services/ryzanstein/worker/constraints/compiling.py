@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ryzanstein.constraints import Constraint, ConstraintKind
 from ryzanstein.worker.constraints import finite
+from ryzanstein.worker.constraints.easing import enforceable
 from ryzanstein.worker.constraints.lark import grammar
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.schema import checked_schema
@@ -28,6 +30,9 @@ def compiled(constraint: Constraint, table: TokenTable, tokenizer: LLTokenizer) 
 
     limits = _limits(constraint.kind)
     matcher = LLMatcher(tokenizer, grammar(constraint, table.special_id), log_level=0, limits=limits)
+    if matcher.is_error() and constraint.lenient:
+        easier = grammar(constraint, table.special_id, partial(enforceable, error_of=partial(_error_of, constraint.kind)))
+        matcher = LLMatcher(tokenizer, easier, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if error := matcher.get_error() or _too_wide(matcher, table):
@@ -51,18 +56,23 @@ def _where(constraint: Constraint, reason: str) -> str:
 
     llguidance does not say it. Only so many parts are tried, the innermost first.
     """
-    from llguidance import LLMatcher
-
     if constraint.kind is not ConstraintKind.JSON_SCHEMA:
         return ""
     found = sorted(
         finite.parts(checked_schema(constraint.text, lenient=constraint.lenient), "#"), key=lambda part: -part[0].count("/")
     )
     for path, part in found[:_MAX_PARTS]:
-        error = LLMatcher.validate_grammar(f"start: %json {json.dumps(part)}", limits=_limits(constraint.kind))
-        if error and _refused(error).reason == reason:
+        if _error_of(constraint.kind, part) == reason:
             return path
     return ""
+
+
+def _error_of(kind: ConstraintKind, schema: Any) -> str:
+    """Returns why a schema is refused by itself, or nothing."""
+    from llguidance import LLMatcher
+
+    error = LLMatcher.validate_grammar(f"start: %json {json.dumps(schema)}", limits=_limits(kind))
+    return _refused(error).reason if error else ""
 
 
 def _limits(kind: ConstraintKind) -> LLParserLimits:
@@ -85,6 +95,8 @@ def _refused(error: str) -> ConstraintRefused:
     """Returns the refusal for an error of llguidance, without the excerpt of the grammar in it."""
     text = error.partition("\n<non-verbose/>")[0].partition("\n   1 |")[0].strip()
     text = text.rpartition("failed to compile JSON schema: ")[2].partition("\n  while processing")[0]
+    if text.startswith("regex parse error"):
+        text = f"the regular expression is not supported: {text.rpartition('error: ')[2]}"
     if text.startswith("oneOf constraints"):
         return ConstraintRefused(Cause.KEYWORD, "oneOf is supported only where no value matches two alternatives")
     if "NoExtension" in text:

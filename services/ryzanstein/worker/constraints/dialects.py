@@ -6,25 +6,25 @@ same is rewritten; the rest stays, and is refused by its name.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from itertools import permutations
+from math import perm
 from typing import Any
 
 from ryzanstein.worker.constraints.keywords import (
     ANNOTATIONS,
-    ENFORCED,
     FORMATS,
-    LIST_OF_SCHEMAS,
     MAX_DEPTH,
-    NAMED_SCHEMAS,
-    ONE_SCHEMA,
 )
 
 Schema = dict[str, Any]
-MAX_UNIQUE_VALUES = 4
-"""A set of at most so many values is written as all of its arrangements: 65."""
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+MAX_ARRANGEMENTS = 1024
+"""A list without repetitions, of some known values, is written as all lists of them: at most so many."""
+_LEAST_INTEGER = -(2**63) + 1024
+"""The integer type of 64 bits, as generators write it, begins 1024 before: no bound there can be enforced."""
+LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties"})
 
 
@@ -36,32 +36,6 @@ def plain(schema: Schema) -> Schema | bool:
     for rewrite in _REWRITES:
         told = rewrite(told)
     return told
-
-
-def eased(schema: Any, depth: int) -> Any:
-    """Returns a schema without the keywords that cannot be enforced, in all of its parts."""
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        return schema
-    told = plain(schema)
-    if isinstance(told, bool):
-        return told
-    if isinstance(told.get("oneOf"), list) and "anyOf" not in told:  # what matches exactly one matches any
-        told = {**_less(told, "oneOf"), "anyOf": told["oneOf"]}
-    if isinstance(told.get("pattern"), str) and _LOOK_AROUND.search(told["pattern"]):
-        told = _less(told, "pattern")
-    if _whole(told.get("minProperties"), 0) > max(1, len(told.get("required") or ())):
-        told = _less(told, "minProperties")
-    return {name: _eased_part(name, value, depth + 1) for name, value in told.items() if name in ENFORCED}
-
-
-def _eased_part(name: str, value: Any, depth: int) -> Any:
-    if name in ONE_SCHEMA:
-        return eased(value, depth)
-    if name in LIST_OF_SCHEMAS and isinstance(value, list):
-        return [eased(each, depth) for each in value]
-    if name in NAMED_SCHEMAS and isinstance(value, dict):
-        return {key: eased(each, depth) for key, each in value.items()}
-    return value
 
 
 def is_annotation(name: str) -> bool:
@@ -92,7 +66,7 @@ def _format(told: Schema) -> Schema:
     known = isinstance(told["format"], str) and told["format"] in FORMATS and "string" in _types(told, "string")
     if not known:
         return _less(told, "format")
-    looks = isinstance(told.get("pattern"), str) and _LOOK_AROUND.search(told["pattern"]) is not None
+    looks = isinstance(told.get("pattern"), str) and LOOK_AROUND.search(told["pattern"]) is not None
     return _less(told, "pattern") if looks else told
 
 
@@ -145,16 +119,18 @@ def _unique(told: Schema) -> Schema:
     if _whole(told.get("maxItems"), 2) <= 1:
         return bare
     values = _values(told.get("items"))
-    if values is None or len(values) > MAX_UNIQUE_VALUES or told.get("type") != "array" or "prefixItems" in told:
+    if values is None or told.get("type") != "array" or "prefixItems" in told:
         return told
-    fewest, most = _whole(told.get("minItems"), 0), _whole(told.get("maxItems"), len(values))
+    fewest, most = _whole(told.get("minItems"), 0), min(_whole(told.get("maxItems"), len(values)), len(values))
+    counts = range(fewest, most + 1)
+    if not counts or sum(perm(len(values), count) for count in counts) > MAX_ARRANGEMENTS:
+        return told
     rest = _less(bare, "type", "items", "minItems", "maxItems")
-    lists = [list(each) for count in range(fewest, min(most, len(values)) + 1) for each in permutations(values, count)]
-    return {**rest, "enum": lists} if lists else told
+    return {**rest, "enum": [list(each) for count in counts for each in permutations(values, count)]}
 
 
 def _values(items: Any) -> list[Any] | None:
-    """Returns all values that a schema admits; None: not known, or many."""
+    """Returns all values that a schema admits; None: not known, or not all texts, whole numbers, booleans or null."""
     if not isinstance(items, dict):
         return None
     bare = {name: value for name, value in items.items() if not is_annotation(name)}
@@ -163,8 +139,40 @@ def _values(items: Any) -> list[Any] | None:
     listed = [bare["const"]] if "const" in bare else bare.get("enum")
     if not isinstance(listed, list) or not set(bare) <= {"enum", "const", "type"}:
         return None
-    simple = all(isinstance(each, str) for each in listed) and bare.get("type", "string") == "string"
-    return list(dict.fromkeys(listed)) if simple else None
+    types = set(_types(bare, "any"))
+    distinct = {json.dumps(each): each for each in listed if "any" in types or types & _types_of(each)}
+    return list(distinct.values()) if all(map(_types_of, listed)) else None
+
+
+def _types_of(value: Any) -> set[str]:
+    """Returns the types of a value that is simple: one that equals no value written otherwise."""
+    if value is None or isinstance(value, bool):
+        return {"null" if value is None else "boolean"}
+    return {"string"} if isinstance(value, str) else {"integer", "number"} if isinstance(value, int) else set()
+
+
+def _least(told: Schema) -> Schema:
+    """The least of 64 bits, which generators of Rust and Go write."""
+    whole = _types(told, "") == ["integer"]
+    low = [name for name in ("minimum", "exclusiveMinimum") if whole and _is_number(told.get(name))]
+    return told | {name: _LEAST_INTEGER for name in low if told[name] < _LEAST_INTEGER}
+
+
+def _inner_names(told: Schema) -> Schema:
+    """A name of a part that no reference depends on. `id` was its name in draft 4."""
+    known = {name: told[name] for name in ("$id", "id") if isinstance(told.get(name), str)}
+    return told if not known or _refers(told) else _less(told, *known)
+
+
+def _refers(value: Any) -> bool:
+    """Returns whether there is a reference in a schema, however deep; True for one that is too deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if any(isinstance(each, dict) and "$ref" in each for each in level):
+            return True
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
 
 
 def _types(told: Schema, default: str) -> list[Any]:
@@ -176,8 +184,14 @@ def _whole(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _less(told: Schema, *names: str) -> Schema:
     return {name: value for name, value in told.items() if name not in names}
 
 
-_REWRITES: tuple[Callable[[Schema], Schema], ...] = (_without_idle, _format, _names, _tuples, _exclusive, _closed, _unique)
+_REWRITES: tuple[Callable[[Schema], Schema], ...] = (
+    *(_without_idle, _inner_names, _format, _names, _tuples, _exclusive, _closed, _unique, _least),
+)

@@ -41,7 +41,7 @@ def parts(part: Part, path: str) -> Iterator[tuple[str, Part]]:
                 yield from parts(each, f"{path}/{name}/{i}")
         elif name in NAMED_SCHEMAS:
             for key, each in part[name].items():
-                yield from parts(each, f"{path}/{name}/{_escaped(key)}")
+                yield from parts(each, f"{path}/{name}/{escaped(key)}")
 
 
 def _ends(part: Part, path: str, by_path: Mapping[str, Part], ends: set[str]) -> bool:
@@ -64,7 +64,7 @@ def _value_ends(part: Mapping[str, Any], path: str, ends: set[str]) -> bool:
     for each in types if isinstance(types, list) else [types]:
         if each == "object":
             required = (name for name in part.get("required", ()) if name in part.get("properties", {}))
-            if all(f"{path}/properties/{_escaped(name)}" in ends for name in required):
+            if all(f"{path}/properties/{escaped(name)}" in ends for name in required):
                 return True
         elif each == "array":
             first = range(min(len(part.get("prefixItems", ())), int(part.get("minItems", 0))))
@@ -76,5 +76,6 @@ def _value_ends(part: Mapping[str, Any], path: str, ends: set[str]) -> bool:
     return False
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """Returns a name as a part of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

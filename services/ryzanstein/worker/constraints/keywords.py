@@ -21,7 +21,7 @@ ANNOTATIONS = frozenset(
         *("title", "description", "default", "examples", "example", "$comment", "$schema"),
         *("deprecated", "readOnly", "writeOnly", "discriminator", "nullable", "xml", "externalDocs"),
         *("enumNames", "enumDescriptions", "markdownDescription", "errorMessage", "propertyOrdering"),
-        *("contentMediaType", "contentEncoding", "contentSchema"),
+        *("contentMediaType", "contentEncoding", "contentSchema", "$anchor", "$dynamicAnchor", "$vocabulary"),
     }
 )
 FORMATS = frozenset(

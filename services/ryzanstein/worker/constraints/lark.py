@@ -20,35 +20,43 @@ _OPAQUE = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/|
 _json = json.JSONDecoder()
 
 
-def grammar(constraint: Constraint, special_id: Callable[[str], int | None]) -> str:
-    """Returns the grammar as llguidance's JSON. Raises ConstraintRefused.
+Change = Callable[[Any], Any]
+
+
+def _same(schema: Any) -> Any:
+    return schema
+
+
+def grammar(constraint: Constraint, special_id: Callable[[str], int | None], change: Change = _same) -> str:
+    """Returns the grammar as llguidance's JSON, with each schema as `change` returns it. Raises ConstraintRefused.
 
     `special_id` returns the id of the special token with this text.
     """
-    body = _HEAD + _body(constraint)
+    body = _HEAD + _body(constraint, change)
     if not constraint.after:
         return json.dumps({"grammars": [{"lark_grammar": body}]})
     head = _HEAD + _free(constraint.after, special_id(constraint.after))
     return json.dumps({"grammars": [{"lark_grammar": head}, {"name": "body", "lark_grammar": body}]})
 
 
-def embedded_json(schema: Any) -> str:
+def embedded_json(schema: Any, change: Change = _same) -> str:
     """Returns a schema as a part of a grammar. Raises ConstraintRefused."""
-    return f"{_EMBEDDED} {json.dumps(checked(schema))}"
+    return f"{_EMBEDDED} {json.dumps(change(checked(schema)))}"
 
 
-def _body(constraint: Constraint) -> str:
+def _body(constraint: Constraint, change: Change) -> str:
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
             return f"start: {embedded_json({'type': 'object'})}"
         case ConstraintKind.JSON_SCHEMA:
-            return f"start: {_EMBEDDED} {json.dumps(checked_schema(constraint.text, lenient=constraint.lenient))}"
+            schema = change(checked_schema(constraint.text, lenient=constraint.lenient))
+            return f"start: {_EMBEDDED} {json.dumps(schema)}"
         case ConstraintKind.REGEX:
             return f"start: TEXT\nTEXT: /{_regex(constraint.text)}/"
         case ConstraintKind.CHOICE:
             return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in constraint.alternatives)
         case ConstraintKind.GRAMMAR:
-            return _own(constraint.text)
+            return _own(constraint.text, change)
 
 
 def _free(after: str, special_id: int | None) -> str:
@@ -68,7 +76,7 @@ def _regex(pattern: str) -> str:
     return str(regex_to_lark(pattern, "dws")).replace("\n", "\\n").replace("\r", "\\r")
 
 
-def _own(text: str) -> str:
+def _own(text: str, change: Change) -> str:
     """Returns a client's grammar, with its embedded schemas checked like any other."""
     parts, end = [], 0
     for found in _OPAQUE.finditer(text):
@@ -79,7 +87,7 @@ def _own(text: str) -> str:
         if found.group() == _EMBEDDED:
             parts.append(text[end : found.start()])
             schema, end = _schema_at(text, found.end())
-            parts.append(embedded_json(schema))
+            parts.append(embedded_json(schema, change))
     return "".join((*parts, text[end:]))
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any, Never
 
 from ryzanstein.worker.constraints import finite
-from ryzanstein.worker.constraints.dialects import eased, plain
+from ryzanstein.worker.constraints.closing import closed
+from ryzanstein.worker.constraints.dialects import MAX_ARRANGEMENTS, plain
+from ryzanstein.worker.constraints.easing import eased
 from ryzanstein.worker.constraints.keywords import (
     COUNTS,
     ENFORCED,
@@ -34,6 +36,10 @@ Any amount would let a model write white space until its last token.
 """
 
 
+_ONLY = {"uniqueItems": f"is enforced only for known values, in at most {MAX_ARRANGEMENTS} arrangements, or maxItems 1"}
+"""What is supported of keywords that are rewritten where that is possible."""
+
+
 def checked_schema(text: str, *, lenient: bool = False) -> Schema:
     """Returns the schema. Raises ConstraintRefused."""
     return checked(parsed(text), lenient=lenient)
@@ -46,7 +52,7 @@ def checked(schema: Any, *, lenient: bool = False) -> Schema:
     """
     schema = told_apart(schema, schema)
     if lenient:
-        schema = eased(schema, 0)
+        schema = eased(schema)
     bare = _checked(schema, "#", 0)
     if bare is True:
         bare = {}
@@ -54,7 +60,7 @@ def checked(schema: Any, *, lenient: bool = False) -> Schema:
         _refuse("#", "no JSON satisfies it", Cause.UNSATISFIABLE)
     if (endless := finite.endless(bare)) is not None:
         _refuse(endless, "no finite JSON satisfies it", Cause.UNSATISFIABLE)
-    return {**bare, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return {**closed(bare), "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 def parsed(text: str) -> Any:
@@ -97,7 +103,8 @@ def _entries(schema: Schema, where: str, depth: int) -> Iterator[tuple[str, Any]
         if name == "$id" and where == "#":
             continue
         if name not in ENFORCED:
-            _refuse(path, f"the keyword {name[:64]!r} is not supported", Cause.KEYWORD)
+            only = _ONLY.get(name, "is not supported")
+            _refuse(path, f"the keyword {name[:64]!r} {only}", Cause.KEYWORD)
         if name in ONE_SCHEMA:
             yield name, _one(value, name, path, depth)
         elif name in LIST_OF_SCHEMAS:

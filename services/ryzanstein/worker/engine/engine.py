@@ -261,11 +261,11 @@ class Engine:
             self._groups.fail(group, errors.constraint_failed(failure))
         self._pool(batch, sampled[len(sampled) - sum(count for _, count in batch.pooled) :])
 
-    def _cost_of(self, sequence: Sequence) -> float:
+    def _cost_of(self, sequence: Sequence) -> int:
         """Returns how many tokens count for one: those of an expensive constraint as many as take its time in steps."""
         if sequence.row.constraint is None or not self._pace.step_s:
-            return 1.0
-        return 1.0 + sequence.row.constraint.cost_s / self._pace.step_s
+            return 1
+        return 1 + int(sequence.row.constraint.cost_s / self._pace.step_s)
 
     def _report_sealed(self, batch: Batch) -> None:
         for sequence, _ in batch.members:

@@ -62,6 +62,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     `without_compression`: why it is not as set. `page_bytes` is the size of a page with the heads
     of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks. `hot_page_bytes` is
     that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
+    `content`: what tells its files from others of the same place, a digest.
+    `weights_stamp`: which files it loaded, see `weight_files.stamp`.
     """
 
     rank: int
@@ -89,9 +91,11 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     page_bytes: int = 0
     page_format: str = ""
     numerics: str = ""
+    content: str = ""
     hot_page_bytes: int = 0
     lasting: AllLasting = ()
     sparse_attention: str = ""
+    weights_stamp: str = ""
 
 
 class PagesAnswer(msgspec.Struct, tag=True, frozen=True):

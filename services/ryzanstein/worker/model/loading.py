@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.model.cache_size import CacheRequest, CacheSize, cache_size, slot_width
 from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
+from ryzanstein.worker.model.content import DIGEST_BYTES, Content, Seen
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.inputs.batches import DecodeBatches
@@ -37,7 +38,8 @@ from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.model.staging import Staging
-from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tensor_entry import TensorEntry
+from ryzanstein.worker.model.tensor_files import read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
 from ryzanstein.worker.model.zoned_cache import ZonedCache
 from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
@@ -56,6 +58,8 @@ class LoadedModel:
     kernels: OpenedKernels
     size: CacheSize
     """The size of what is the model's own; the cache may have room for more blocks."""
+    content: str
+    """The digest of `Content`."""
     quantization: Format
     zones: Zones | None = None
     without_compression: str = ""
@@ -107,6 +111,7 @@ class _Checked:
     kernels: OpenedKernels
     weight_bytes: int
     size: CacheSize
+    content: Content
     zones: Zones | None
     without_compression: str
     borrowable_blocks: int
@@ -122,9 +127,11 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native, on_read=options.on_read)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
+    checked.content.refuse_change(model_dir)
     cache, size = _cache(checked, tp, options), checked.size
     kept = (checked.zones, checked.without_compression)
-    return LoadedModel(spec, decoder, cache, checked.kernels, size, format_of(options), *kept)
+    content = checked.content.digest.hex()
+    return LoadedModel(spec, decoder, cache, checked.kernels, size, content, format_of(options), *kept)
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
@@ -153,15 +160,31 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
         checked = _check(model_dir, tp, options)
     except ModelRefused as error:
         refusal = error
-    refusals = tp.collectives.all_reduce(torch.tensor([float(refusal is not None)], device=options.torch_device))
+    told = [float(refusal is not None), *_telling(b"" if checked is None else checked.content.digest)]
+    sums = tp.collectives.all_reduce(torch.tensor(told, device=options.torch_device)).tolist()
     if refusal is not None:
         raise refusal
-    if checked is None or refusals.item() > 0:
+    if checked is None or sums[0] > 0:
         raise ModelRefused("another rank refused the model")
+    if not _all_equal(sums[1:], tp.size):
+        raise ModelRefused(f"{model_dir}: the ranks read different files: load the model again when they are whole")
     return checked
 
 
+def _telling(digest: bytes) -> list[float]:
+    """Returns the bytes of a digest and their squares, which float32 sums exactly over all ranks."""
+    numbers = list(digest.ljust(DIGEST_BYTES, b"\0"))
+    return [float(each) for each in (*numbers, *(number * number for number in numbers))]
+
+
+def _all_equal(sums: Sequence[float], num_ranks: int) -> bool:
+    """Returns whether all ranks had the same digest, by what `_telling` adds up to. All ranks find the same."""
+    numbers, squares = sums[:DIGEST_BYTES], sums[DIGEST_BYTES:]
+    return all(num_ranks * int(square) == int(number) ** 2 for number, square in zip(numbers, squares, strict=True))
+
+
 def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Checked:
+    seen = Seen.of(model_dir)
     spec, files = open_model(model_dir)
     spec = sparsified(spec, options.sparse_attention)
     kernels = open_kernels(options)
@@ -176,7 +199,8 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     size = cache_size(spec, tp, _request(options, zones))
     _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
-    return _Checked(spec, files, weight_format, kernels, weights.nbytes, size, zones, unfit, borrowable)
+    content = Content.of(model_dir, (file for _, file in files.places()), seen)
+    return _Checked(spec, files, weight_format, kernels, weights.nbytes, size, content, zones, unfit, borrowable)
 
 
 def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:

@@ -50,6 +50,7 @@ class ModelRunner:
         self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""
         self.quantization, self.divergence = loaded.quantization, loaded.divergence
+        self.content = loaded.content
         self.extents, self.plans = loaded.size.extents, loaded.plans
         self.without_compression = loaded.without_compression
         self.kv_compression = "none" if loaded.zones is None else options.kv_compression
@@ -158,8 +159,8 @@ class ModelRunner:
 
     @property
     def numerics(self) -> str:
-        """How tokens are computed: the format of pages, and whose kernels compute."""
-        return f"{self.page_format} kernels={'torch' if self._kernels is None else REVISION}"
+        """How tokens are computed, and of what: the format of pages, whose kernels compute, the content of the files."""
+        return f"{self.page_format} kernels={'torch' if self._kernels is None else REVISION} content={self.content}"
 
     def move_pages(self, move: PageMove, slab: mmap.mmap) -> None:
         """Copies this rank's heads of pages between two steps."""

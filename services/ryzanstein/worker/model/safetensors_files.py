@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.products.blocks import Blocks
 from ryzanstein.worker.model.refusal import CheckpointError
-from ryzanstein.worker.model.tensor_files import TensorEntry
+from ryzanstein.worker.model.tensor_entry import TensorEntry
 
 STORED_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -60,8 +60,12 @@ class SafetensorsFiles:
         count = min(out.shape[dim], shape[dim] - start)
         if count <= 0:
             return
-        target, first_row = out.narrow(dim, 0, count), start if dim == 0 else 0
-        for row, rows in self._windows(self._entries[name], first_row, len(target)):
+        entry, target = self._entries[name], out.narrow(dim, 0, count)
+        if entry.columns_of is not None:
+            target.copy_(self._transposed(entry, entry.columns_of, target.shape, dim, start))
+            return
+        first_row = start if dim == 0 else 0
+        for row, rows in self._windows(entry, first_row, len(target)):
             part = rows if dim == 0 else rows.narrow(dim, start, count)
             target.narrow(0, row - first_row, len(rows)).copy_(part)
 
@@ -70,13 +74,21 @@ class SafetensorsFiles:
 
         Nothing is checked. Numbers may also be whole ones, or of 8 bits.
         """
-        entry, (first, count) = self._entries[name], rows
-        start, width = columns or (0, math.prod(entry.shape[1:]))
+        entry = self._entries[name]
+        return self._region(entry, rows, columns or (0, math.prod(entry.shape[1:])))
+
+    def _region(self, entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+        (first, count), (start, width) = rows, columns
         out = torch.empty(count, width, dtype=_DTYPES[entry.dtype])
         if count and width:
             for row, window in self._windows(entry, first, count):
                 out[row - first : row - first + len(window)] = window.view(len(window), -1)[:, start : start + width]
         return out
+
+    def _transposed(self, entry: TensorEntry, matrix: TensorEntry, shape: tuple[int, ...], dim: int, start: int) -> Tensor:
+        """Returns a slice of a tensor that is stored as the columns of a matrix."""
+        columns = (entry.first_column + (start if dim == 0 else 0), shape[0])
+        return self._region(matrix, (start if dim == 1 else 0, shape[1]), columns).T
 
     def blocks(self, name: str) -> Blocks | None:
         return None

@@ -9,41 +9,40 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.worker.json_files import UnreadableFile, open_regular, parse_object, read_object
+from ryzanstein.worker.json_files import (
+    MAX_POINTER_BYTES,
+    UnreadableFile,
+    open_regular,
+    parse_object,
+    read_object,
+    refuse_pointer,
+)
 from ryzanstein.worker.model.architectures.text_half import text_tensors
 from ryzanstein.worker.model.refusal import CheckpointError, shown
+from ryzanstein.worker.model.stacked_experts import separate_experts
+from ryzanstein.worker.model.tensor_entry import ITEM_BYTES, TensorEntry
 
 MAX_HEADER_BYTES = 16 * 2**20
 """A header of this size, 150,000 tensors, takes a second to read; known models need a hundredth."""
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "*.pth")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A stored tensor, under the name in its file. It begins `offset` bytes into the file."""
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int
-    num_bytes: int
+_OTHER_FORMATS = (
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "tf_model.h5", "flax_model.msgpack"),
+    *("*.pth", "consolidated*.safetensors", "adapter_model.safetensors"),
+)
+_PARTS = "model-*-of-*.safetensors"
 
 
 def read_tensor_files(model_dir: Path) -> Mapping[str, TensorEntry]:
-    """Returns every tensor of the checkpoint by name, of a multimodal model those of its text half.
+    """Returns every tensor of the checkpoint by name, of a multimodal model those of its text half, of experts each one's.
 
     Raises CheckpointError, which names the file and, if it is truncated, the tensor where it ends.
     """
-    return text_tensors(_read(model_dir))
+    return separate_experts(text_tensors(_read(model_dir)))
 
 
 def _read(model_dir: Path) -> Mapping[str, TensorEntry]:
@@ -68,6 +67,8 @@ def _read_whole(model_dir: Path) -> Mapping[str, TensorEntry]:
                 f"{path}: No such file or directory. {gguf.name} can be served as it is, with --model {gguf}, "
                 f"or converted to a directory by `ryzanstein convert`"
             )
+        if next(model_dir.glob(_PARTS), None) is not None:
+            raise CheckpointError(f"{model_dir / _INDEX}: No such file or directory, but its parts are there: download it too")
         other = next((found.name for pattern in _OTHER_FORMATS for found in model_dir.glob(pattern)), None)
         if other is not None:
             raise CheckpointError(
@@ -94,7 +95,10 @@ def _is_plain_name(file: object) -> bool:
 def _read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         with open_regular(path) as file:
-            length = int.from_bytes(file.read(8), "little")
+            begin = file.read(MAX_POINTER_BYTES)
+            refuse_pointer(begin)
+            file.seek(8)
+            length = int.from_bytes(begin[:8], "little")
             header = file.read(length) if length <= MAX_HEADER_BYTES else b""
             file_bytes = os.fstat(file.fileno()).st_size
     except UnreadableFile as error:
@@ -131,7 +135,7 @@ def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, fi
         )
     if min(shape, default=0) < 0 or not isinstance(dtype, str):
         raise _wrong(path, name, f"has shape {shown(list(shape))} and dtype {shown(dtype)}")
-    if dtype in _ITEM_BYTES and end - start != _ITEM_BYTES[dtype] * math.prod(shape):
+    if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * math.prod(shape):
         raise _wrong(path, name, f"has {end - start} bytes, {dtype} {shown(list(shape))} requires a different number")
     return TensorEntry(name, path, shape, dtype, data_start + start, end - start)
 

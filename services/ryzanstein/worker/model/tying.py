@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.tensor_files import TensorEntry
+from ryzanstein.worker.model.tensor_entry import TensorEntry
 
 _WINDOW_BYTES = 8 * 2**20
 

@@ -29,7 +29,7 @@ from ryzanstein.worker.ranks.fork_server import (
 from ryzanstein.worker.ranks.kernel_build import have_kernels
 from ryzanstein.worker.ranks.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text
+from ryzanstein.worker.ranks.process import RankProcess, WatchedProcess, end, exit_text, watched
 from ryzanstein.worker.ranks.wiring import Wiring
 
 log = structlog.get_logger(__name__)
@@ -78,6 +78,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            self._server = WatchedProcess(self._child.pid, watched(self._child))
         except OSError:
             self._socket.close()
             raise
@@ -88,7 +89,6 @@ class ForkServer:
         self._call: _ForkCall | None = None
         self._last_words = ""
         self._warned = False
-        self._server = WatchedProcess(self._child.pid, os.pidfd_open(self._child.pid))
         self._server.over.add_done_callback(self._on_over)
         self.lost: asyncio.Future[str] = loop.create_future()
         self._socket.setblocking(False)
@@ -148,17 +148,24 @@ class ForkServer:
             await asyncio.wait((self._call.answer, self.lost), return_when=asyncio.FIRST_COMPLETED)
 
     def _request(self, rank: int, fds: Sequence[int]) -> asyncio.Future[RankProcess]:
-        """Asks the server for a rank; returns the future of its answer."""
+        """Asks the server for a rank; returns the future of its answer. Raises ForkFailed."""
         answer: asyncio.Future[RankProcess] = asyncio.get_running_loop().create_future()
-        if not self.lost.done():
+        if self.lost.done():
+            return answer
+        try:
             life_sign = lifesign.make()
-            self._call = _ForkCall(LifeSign(life_sign), answer)
-            given = [*fds, life_sign]
-            try:
-                with contextlib.suppress(ConnectionError):  # it has ended: `lost` says why in a moment
-                    socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)
-            finally:
-                os.close(life_sign)
+        except OSError as error:
+            raise ForkFailed(str(error)) from None
+        given = [*fds, life_sign]
+        try:
+            call = _ForkCall(LifeSign(life_sign), answer)
+            with contextlib.suppress(ConnectionError):  # it has ended: `lost` says why in a moment
+                socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)
+            self._call = call
+        except OSError as error:
+            raise ForkFailed(str(error)) from None
+        finally:
+            os.close(life_sign)
         return answer
 
     def _read(self) -> bool:
@@ -174,17 +181,23 @@ class ForkServer:
             return False
         match msgspec.msgpack.decode(data, type=ServerMessage):
             case RankForked() as forked:
-                self._on_forked(forked, fds[0])
+                self._on_forked(forked, fds)
             case RankNotForked(message):
                 self._answered().answer.set_exception(ForkFailed(message))
             case RankEnded(pid, code):
-                self._ranks.pop(pid).ended(code)
+                if (process := self._ranks.pop(pid, None)) is not None:
+                    process.ended(code)
             case ServerFailed(message):
                 self._last_words = message
         return True
 
-    def _on_forked(self, forked: RankForked, pidfd: int) -> None:
+    def _on_forked(self, forked: RankForked, pidfds: Sequence[int]) -> None:
         call = self._answered()
+        if not pidfds:  # lost on the way: this process has no room for one
+            os.kill(forked.pid, signal.SIGKILL)  # the server has not reaped it
+            call.answer.set_exception(ForkFailed("too many descriptors are open to watch it"))
+            return
+        (pidfd,) = pidfds
         process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd, call.life_sign)
         process.over.add_done_callback(partial(self._on_rank_over, process))
         if forked.threads > 1 and not self._warned:

@@ -71,7 +71,7 @@ class GroupBounds:
 class RankGroup:
     """A group of ranks: the native `EngineGroup`.
 
-    The server belongs to the caller and outlives the group.
+    The server belongs to the caller and outlives the group. OSError: there are not enough descriptors.
     """
 
     def __init__(self, spec: RankSpec, bounds: GroupBounds, events: GroupEvents, server: RankServer) -> None:
@@ -81,8 +81,12 @@ class RankGroup:
         self._processes: list[ForkedRank] = []
         self._channels: list[AgentChannel[RankMessage]] = []
         self._wiring = server.wire(spec)
-        self._board = Board(self._wiring.board_fd, spec.tp)
-        self._slab_fd = self._wiring.take_slab()
+        try:
+            self._board = Board(self._wiring.board_fd, spec.tp)
+            self._slab_fd = self._wiring.take_slab()
+        except BaseException:
+            self._wiring.close()
+            raise
         self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
         self._slowness = Slowness(bounds.slow)
         self._checks = IdleChecks(bounds.idle_check_s)
@@ -161,6 +165,7 @@ class RankGroup:
         await end(self._processes, self._bounds.stop_grace_s if graceful else 0.0)
         for channel in self._channels:
             channel.close()
+        self._wiring.close()
         self._board.close()
         if self._slab_fd >= 0:
             os.close(self._slab_fd)

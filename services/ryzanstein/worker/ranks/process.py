@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +137,16 @@ class RankProcess(WatchedProcess):
         if self._life_sign.watch():
             with contextlib.suppress(RuntimeError):  # the loop ended first
                 loop.call_soon_threadsafe(self.dying.set_result, None)
+
+
+def watched(child: subprocess.Popen[bytes]) -> int:
+    """Returns a pidfd of a child. One that cannot be watched is ended. Raises OSError."""
+    try:
+        return os.pidfd_open(child.pid)
+    except OSError:
+        child.kill()
+        child.wait()
+        raise
 
 
 def zombie_code(pid: int) -> int | None:

@@ -69,6 +69,10 @@ class GroupWiring(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
+    def close(self) -> None:
+        """Closes all that nobody has taken over, also of a group that was never started. May be called again."""
+        ...
+
 
 class RankServer(Protocol):
     """A source of ranks; see `forking.ForkServer`."""
@@ -79,7 +83,9 @@ class RankServer(Protocol):
         """Makes what ranks need and may take long to make: the kernels. It has time limits of its own."""
         ...
 
-    def wire(self, spec: RankSpec) -> GroupWiring: ...
+    def wire(self, spec: RankSpec) -> GroupWiring:
+        """Returns the wiring of a group; it belongs to the caller, who closes it. Raises OSError."""
+        ...
 
     async def fork(self, rank: int, fds: Sequence[int]) -> ForkedRank: ...
 

@@ -66,6 +66,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
         tp = TensorParallel(start.rank, spec.tp, _collectives(start, device, board))
         _meet(tp, device)
     with phases.phase("load"):
+        files = _stamp(Path(spec.model))
         runner = ModelRunner.load(Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.move))
     with phases.phase("warm_up"):
         runner.warm_up()
@@ -78,7 +79,18 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
     weights = (runner.quantization, runner.divergence)
-    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, **_pages(runner, context_length))
+    more = {**_pages(runner, context_length), "weights_stamp": files}
+    return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, **more)
+
+
+def _stamp(model: Path) -> str:
+    """Returns which files are loaded; empty where there are none, which loading refuses."""
+    from ryzanstein.worker.model.weight_files import stamp
+
+    try:
+        return stamp(model)
+    except OSError:
+        return ""
 
 
 def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
@@ -97,6 +109,7 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
         "hot_page_bytes": runner.hot_page_bytes,
         "page_format": runner.page_format,
         "numerics": runner.numerics,
+        "content": runner.content,
     }
 
 

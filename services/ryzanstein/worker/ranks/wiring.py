@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,18 +19,19 @@ from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.messages import RankMessage, RankSpec, StartRank
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class RankWires:
     """The wires of one rank.
 
     They are both ends of its channel to the agent, the other inherited descriptors, and its first
-    message.
+    message. Once connected, the agent's end belongs to its channel.
     """
 
     agent_end: socket.socket
     rank_end: socket.socket
     more_fds: tuple[int, ...]
     start: StartRank
+    connected: bool = False
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -39,31 +41,46 @@ class RankWires:
     async def connect(self, channel: AgentChannel[RankMessage]) -> None:
         """Gives the agent's end to its channel."""
         await channel.open(self.agent_end)
+        self.connected = True
 
 
 class Wiring:
     """All descriptors of a group.
 
     As a context manager it closes them when the ranks have inherited them; otherwise the end of a
-    rank would not be an end of file for the others. The agent's ends of the channels stay open,
-    unless spawning failed.
+    rank would not be an end of file for the others. The agent's ends of the channels stay open until
+    `close`, unless they have been connected. OSError: there are not enough descriptors; none is left.
     """
 
     def __init__(self, spec: RankSpec) -> None:
-        self.board_fd = _memory("board", board_bytes(spec.tp))
-        self._segment_fd = _memory("collectives", segment_bytes(spec.tp))
-        self._store_fd = _memory("store", 0)
-        self._slab_fd = _memory("slab", 0)
-        plans = [socket.socketpair() for _ in range(1, spec.tp)]
-        self._theirs = [end for pair in plans for end in pair]
+        self._inherited = ExitStack()
         self.ranks: list[RankWires] = []
-        for rank in range(spec.tp):
-            ends = [lead for lead, _ in plans] if rank == 0 else [plans[rank - 1][1]]
-            self.ranks.append(self._wires(spec, rank, [end.fileno() for end in ends]))
+        try:
+            self.board_fd = self._memory("board", board_bytes(spec.tp))
+            self._segment_fd = self._memory("collectives", segment_bytes(spec.tp))
+            self._store_fd = self._memory("store", 0)
+            self._slab_fd = self._memory("slab", 0)
+            plans = [self._plan() for _ in range(1, spec.tp)]
+            for rank in range(spec.tp):
+                ends = [lead for lead, _ in plans] if rank == 0 else [plans[rank - 1][1]]
+                self.ranks.append(self._wires(spec, rank, [end.fileno() for end in ends]))
+        except BaseException:
+            self.close()
+            raise
+
+    def _plan(self) -> tuple[socket.socket, socket.socket]:
+        lead, follower = socket.socketpair()
+        return self._inherited.enter_context(lead), self._inherited.enter_context(follower)
+
+    def _memory(self, name: str, size_bytes: int) -> int:
+        fd = os.memfd_create(f"ryzanstein-{name}")
+        self._inherited.callback(os.close, fd)
+        os.ftruncate(fd, size_bytes)
+        return fd
 
     def _wires(self, spec: RankSpec, rank: int, plan_fds: list[int]) -> RankWires:
         agent_end, rank_end = socket.socketpair()
-        self._theirs.append(rank_end)
+        self._inherited.enter_context(rank_end)
         shared = (self.board_fd, self._segment_fd, self._store_fd, self._slab_fd)
         return RankWires(agent_end, rank_end, (*shared, *plan_fds), StartRank(rank, spec, *shared, plan_fds, time.monotonic()))
 
@@ -75,14 +92,11 @@ class Wiring:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        ours = [wires.agent_end for wires in self.ranks] if kind is not None else []
-        for end in self._theirs + ours:
-            end.close()
-        for fd in (self.board_fd, self._segment_fd, self._store_fd, self._slab_fd):
-            os.close(fd)
+        self._inherited.close()
 
-
-def _memory(name: str, size_bytes: int) -> int:
-    fd = os.memfd_create(f"ryzanstein-{name}")
-    os.ftruncate(fd, size_bytes)
-    return fd
+    def close(self) -> None:
+        """Closes all that nobody has taken over."""
+        self._inherited.close()
+        for wires in self.ranks:
+            if not wires.connected:
+                wires.agent_end.close()

@@ -1,4 +1,6 @@
-"""The grammar of an answer that has to be a call: with it any model calls, and its arguments match the schema.
+"""The grammar of an answer that has to be a call, or may be one instead of JSON in a form.
+
+With the first any model calls, and its arguments match the schema.
 
 It is in llguidance's variant of Lark. The number of calls is bounded in it, and it has no white
 space that could be repeated, so that no model runs on to its last token.
@@ -12,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from ryzanstein import errors
-from ryzanstein.constraints import Constraint
+from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint, ConstraintKind
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.replies.families import DEEPSEEK_TOKENS
 from ryzanstein.tools import Tool, Tools
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
-from ryzanstein.worker.constraints.schema import checked
+from ryzanstein.worker.constraints.schema import checked, checked_schema
 
 MAX_CALLS = 16
 """So many calls an answer may have where the request allows several."""
@@ -32,19 +34,63 @@ def call_constraint(tools: Tools, style: ReplyStyle, special_id: SpecialId) -> C
     `<think>` the calls come after the reasoning. Raises INVALID_ARGUMENT, which names the function, for
     parameters that cannot be enforced; what only `strict` demands is left out of those without it.
     """
-    several = tools.parallel and not tools.named
-    grammar = _grammar(style.calls, tools, several, lambda text: _literal(text, special_id))
-    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "")
+    schemas = [_checked(tool, tools.offered.index(tool)) for tool in tools.callable]
+    grammar = "start: calls\n" + _calls(style.calls, tools, schemas, lambda text: _literal(text, special_id))
+    lenient = not any(tool.strict for tool in tools.callable)
+    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "", lenient=lenient)
 
 
-def _grammar(family: str, asked: Tools, several: bool, literal: Callable[[str], str]) -> str:
-    tools, offered = asked.callable, asked.offered
+def form_or_calls(form: Constraint, tools: Tools, style: ReplyStyle, special_id: SpecialId) -> Constraint:
+    """Returns the constraint of an answer that has a form of JSON, or calls functions.
+
+    The form itself where there is no grammar of calls, or both together are too long. Raises ConstraintRefused.
+    """
+    if form.kind not in _JSON or style.calls not in _AROUND:
+        return form
+    text = form.text if form.kind is ConstraintKind.JSON_SCHEMA else '{"type": "object"}'
+    answer = f"start: answer | calls\nanswer: %json {json.dumps(checked_schema(text, lenient=form.lenient))}\n"
+    schemas = [checked(_schema(tool), lenient=True) for tool in tools.callable]
+    calls = _bare_call(tools, schemas) if style.calls == "llama3" else None
+    both = answer + (calls or _calls(style.calls, tools, schemas, lambda text: _literal(text, special_id)))
+    if len(both.encode()) > MAX_CONSTRAINT_BYTES:
+        return form
+    return replace(Constraint.grammar(both), after=form.after, lenient=form.lenient)
+
+
+def _bare_call(asked: Tools, schemas: Sequence[Any]) -> str:
+    """Returns the rules of one call that is a bare object, as schemas: beside JSON the lexer cannot tell its text apart.
+
+    References of a schema are from its top, and do not hold within another.
+    """
+    objects = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                "parameters": {"type": "object"} if "$ref" in tool.parameters else schema,
+            },
+            "required": ["name", "parameters"],
+        }
+        for tool, schema in zip(asked.callable, schemas, strict=True)
+    ]
+    return "calls: " + " | ".join(f"%json {json.dumps(each)}" for each in objects) + "\n"
+
+
+_JSON = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
+
+
+def _calls(family: str, asked: Tools, schemas: Sequence[Any], literal: Callable[[str], str]) -> str:
+    """Returns the rules of calls, whose arguments are as these schemas say."""
     begin, separator, end = _AROUND[family]
+    several = asked.parallel and not asked.named
     rest = f" ({_words(separator, literal)} call){{0,{MAX_CALLS - 1}}}" if several else ""
     lines = [
-        f"start: {_words(begin, literal)} call{rest} {_words(end, literal)}",
-        "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
-        *(f"call_{i}: {_call(family, tool, offered.index(tool), literal)}" for i, tool in enumerate(tools)),
+        f"calls: {_words(begin, literal)} call{rest} {_words(end, literal)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(schemas))),
+        *(
+            f"call_{i}: {_call(family, tool, schema, literal)}"
+            for i, (tool, schema) in enumerate(zip(asked.callable, schemas, strict=True))
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -60,8 +106,8 @@ _AROUND: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _call(family: str, tool: Tool, place: int, literal: Callable[[str], str]) -> str:
-    arguments = f"%json {json.dumps(_checked(tool, place))}"
+def _call(family: str, tool: Tool, schema: Any, literal: Callable[[str], str]) -> str:
+    arguments = f"%json {json.dumps(schema)}"
     if family == "deepseek":
         return " ".join((_words((_CALL_BEGIN, tool.name, _SEPARATOR), literal), arguments, literal(_CALL_END)))
     key = "parameters" if family == "llama3" else "arguments"

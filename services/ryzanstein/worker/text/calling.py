@@ -88,14 +88,6 @@ def has_calls(prompt: ChatPrompt) -> bool:
     return any(message.tool_calls or message.role is Role.TOOL for message in prompt.messages)
 
 
-def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the conversation with its system message at the beginning of the first user's, for templates that know none."""
-    if len(messages) < 2 or messages[0].role is not Role.SYSTEM or messages[1].role is not Role.USER:
-        return tuple(messages)
-    first = replace(messages[1], content=f"{messages[0].content}\n\n{messages[1].content}")
-    return (first, *messages[2:])
-
-
 def instructions(tools: Tools) -> str:
     """Returns what a model without tools of its own is told."""
     lines = [

@@ -29,6 +29,9 @@ MAX_TEMPLATE_BYTES = 4 * 2**20
 MAX_TOKENIZER_BYTES = 256 * 2**20
 """The size limit of tokenizer.json. Those of vocabularies of 256 k tokens have 33 MB."""
 
+_OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+"""What an added token is besides its text."""
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -36,10 +39,11 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 class ModelFiles:
     """The content of the files; `special_tokens` by name (bos_token, eos_token, ...).
 
+    `added_tokens` are those of tokenizer_config.json by id, whose flags count before tokenizer.json's.
     `tool_template` is the chat template of conversations with tools, where that is another one.
     `embedding` says how the model makes vectors; None: it generates text. `template_file` is a file
     that an operator named instead of the model's own chat template. `generation` is what
-    generation_config.json has.
+    generation_config.json has, or a GGUF file's metadata.
     """
 
     directory: Path
@@ -51,6 +55,7 @@ class ModelFiles:
     extra_special_tokens: tuple[str, ...]
     chat_template: str | None
     tool_template: str | None = None
+    added_tokens: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     embedding: EmbeddingModel | None = None
     template_file: Path | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -80,13 +85,14 @@ class ModelFiles:
         vocab_size = _count(lambda: values.count("vocab_size"), directory)
         return cls(
             directory=directory,
-            tokenizer_json=_read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES),
+            tokenizer_json=_tokenizer_json(directory),
             context_length=context_length,
             vocab_size=vocab_size,
             eos_token_ids=_ids(text_config, directory / "config.json", vocab_size)
             | _ids(generation, directory / "generation_config.json", vocab_size),
             special_tokens=_special_tokens(tokenizer),
             extra_special_tokens=_extra_special_tokens(tokenizer),
+            added_tokens=_added_tokens(tokenizer),
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
             embedding=EmbeddingModel.read(directory, config),
@@ -98,12 +104,14 @@ class ModelFiles:
         """Makes what a directory would contain from the vocabulary and metadata of a GGUF file."""
         from ryzanstein.worker.model.gguf.description import GgufDescription
         from ryzanstein.worker.model.gguf.file import GgufFile
+        from ryzanstein.worker.model.gguf.sampling import sampling_of
         from ryzanstein.worker.model.gguf.tokenizer_json import generation_config, tokenizer_config, tokenizer_json
 
         try:
             with GgufFile.open(path) as file:
                 description = GgufDescription.of(file)
                 vocabulary = description.vocabulary(file)
+                sampling = sampling_of(file.metadata)
             tokenizer = json.dumps(tokenizer_json(vocabulary, str(path)))
         except (ModelRefused, OSError) as error:
             raise errors.failed_precondition("MODEL_INVALID", bounded(str(error))) from error
@@ -120,6 +128,7 @@ class ModelFiles:
             extra_special_tokens=_extra_special_tokens(settings),
             chat_template=vocabulary.chat_template,
             tool_template=vocabulary.tool_template,
+            generation=sampling,
         )
 
 
@@ -131,9 +140,21 @@ def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
     for name, value in given.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or (isinstance(value, float) and name != "top_k")) or not in_bounds(name, value):
-            remedy = "correct it, or set generation_config none"
-            raise model_invalid(files.directory / "generation_config.json", f"{name} cannot be {shown(value)}: {remedy}")
+            raise _wrong_default(files, name, value)
     return SamplingDefaults(**given)
+
+
+def answer_tokens(files: ModelFiles) -> int | None:
+    """Returns how many tokens an answer has at most where a request does not say it, as vLLM reads it. MODEL_INVALID."""
+    value = files.generation.get("max_new_tokens")
+    if value is not None and (type(value) is not int or value < 1):
+        raise _wrong_default(files, "max_new_tokens", value)
+    return value
+
+
+def _wrong_default(files: ModelFiles, name: str, value: Any) -> RyzansteinError:
+    path = files.directory if is_gguf(files.directory) else files.directory / "generation_config.json"
+    return model_invalid(path, f"{name} cannot be {shown(value)}: correct it, or set generation_config none")
 
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:
@@ -146,6 +167,15 @@ def _read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
         return read_bytes(path, most).decode("utf-8")
     except (UnreadableFile, UnicodeDecodeError) as error:
         raise model_invalid(path, str(error)) from error
+
+
+def _tokenizer_json(directory: Path) -> str:
+    path = directory / "tokenizer.json"
+    other = next((name for name in _OTHER_TOKENIZERS if (directory / name).exists()), None)
+    if other is not None and not os.path.lexists(path):
+        remedy = "save it as tokenizer.json with save_pretrained of transformers' AutoTokenizer"
+        raise model_invalid(path, f"No such file or directory. {other} exists, but its format is not read: {remedy}")
+    return _read_text(path, MAX_TOKENIZER_BYTES)
 
 
 def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -208,12 +238,27 @@ def _extra_special_tokens(tokenizer: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(content for content in contents if content is not None)
 
 
+def _added_tokens(tokenizer: Mapping[str, Any]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
+    """Returns the tokens of `added_tokens_decoder` with their ids, as far as they are written as transformers does."""
+    table = tokenizer.get("added_tokens_decoder")
+    entries = table.items() if isinstance(table, dict) else ()
+    return tuple((int(key), entry) for key, entry in entries if key.isdecimal() and _is_added(entry))
+
+
+def _is_added(entry: Any) -> bool:
+    return _content(entry) is not None and isinstance(entry, dict) and all(type(entry.get(flag)) is bool for flag in FLAGS)
+
+
 def _chat_templates(directory: Path, tokenizer: Mapping[str, Any]) -> dict[str, str]:
     """Returns the chat templates by name, as transformers finds them.
 
-    Separate files take precedence over tokenizer_config.json, which has one or several named ones.
+    Separate files take precedence over tokenizer_config.json, which has one or several named ones. Where there is
+    neither, that of the processor of a multimodal model counts.
     """
     paths = {"default": directory / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     found = {name: _read_text(path, MAX_TEMPLATE_BYTES) for name, path in paths.items() if path.exists()}
-    return found or templates_of(tokenizer.get("chat_template"))
+    written = tokenizer.get("chat_template") or _read_json(directory / "chat_template.json", required=False).get(
+        "chat_template"
+    )
+    return templates_of(written) | found

@@ -7,12 +7,14 @@ state that changes while a choice runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateSyntaxError
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from ryzanstein import errors
 from ryzanstein.errors import FieldViolation, RyzansteinError
@@ -24,7 +26,7 @@ from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary
 from ryzanstein.worker.text.infill import Infill, arranged, format_of
-from ryzanstein.worker.text.model_files import ModelFiles, model_invalid, sampling_defaults
+from ryzanstein.worker.text.model_files import FLAGS, ModelFiles, answer_tokens, model_invalid, sampling_defaults
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
 from ryzanstein.worker.text.templates.sandbox import parse
@@ -42,7 +44,8 @@ class TextModel:
 
     `path` is where its files are, `template_file` that of a chat template other than its own.
     `context_length` is the model's own, in tokens; `vocab_size` bounds the ids that it can read;
-    `eos_token_ids` end an answer. `embedding`: how it makes vectors instead of text, if it does.
+    `eos_token_ids` end an answer, and so do `answer_tokens` where a request sets no other bound.
+    `embedding`: how it makes vectors instead of text, if it does.
     `template` is the chat template, which is not run here; None: it has none. `tool_template` is that of
     conversations with tools, and `calling` how functions are called in these.
     """
@@ -54,6 +57,7 @@ class TextModel:
         self.context_length = files.context_length
         self.embedding = files.embedding
         self.sampling_defaults = sampling_defaults(files)
+        self.answer_tokens = answer_tokens(files)
         self.vocab_size = files.vocab_size
         self._tokenizer = _tokenizer(files)
         self._vocabulary = Vocabulary(self._tokenizer, files.tokenizer_json, files.directory / "tokenizer.json")
@@ -163,12 +167,23 @@ class TextModel:
 
         No message's text becomes a control token.
         """
-        return self._control.encode(rendered)
+        return self._read("messages", self._control.encode(rendered))
 
     def encode(self, text: str) -> list[int]:
         """Returns a text's tokens, with the special tokens that tokenizer.json puts around it."""
         self._check_chars("text", len(text))
-        return token_ids(self._tokenizer, text, special=True)
+        return self._read("text", token_ids(self._tokenizer, text, special=True))
+
+    def _read(self, field: str, token_ids: list[int]) -> list[int]:
+        """Returns the tokens of a text.
+
+        INVALID_ARGUMENT: the model has no row for one of them. Fine-tuning often adds tokens, and no rows.
+        """
+        if max(token_ids, default=0) >= self.vocab_size:
+            unread = next(token_id for token_id in token_ids if token_id >= self.vocab_size)
+            what = f"the tokenizer makes token {unread} of it, and the model has only those below {self.vocab_size}"
+            raise errors.invalid(field, what, self.token_text(unread)[:64])
+        return token_ids
 
     def infill(self, prefix: str, suffix: str) -> Infill:
         """Returns a prompt that is answered with what stands between two texts.
@@ -183,7 +198,7 @@ class TextModel:
             violation = FieldViolation("suffix", "the model has no tokens to fill in the middle")
             raise replace(errors.failed_precondition("NO_INFILL", text), violations=(violation,))
         filled = arranged(found, prefix, suffix, self._tokenizer.token_to_id, self._encode_plain)
-        return replace(filled, token_ids=self._before_texts() + filled.token_ids)
+        return replace(filled, token_ids=self._read("prompt", self._before_texts() + filled.token_ids))
 
     def _before_texts(self) -> list[int]:
         """Returns the special tokens that tokenizer.json puts before a text."""
@@ -296,7 +311,7 @@ class TextModel:
     def _eos_of_tokenizer(self, files: ModelFiles) -> frozenset[int]:
         content = files.special_tokens.get("eos_token")
         token_id = None if content is None else self._tokenizer.token_to_id(content)
-        return frozenset() if token_id is None else frozenset([token_id])
+        return frozenset() if token_id is None or token_id >= self.vocab_size else frozenset([token_id])
 
 
 def _is_of_the_files(error: BaseException) -> bool:
@@ -315,12 +330,25 @@ def _tokenizer(files: ModelFiles) -> Tokenizer:
         raise model_invalid(files.directory / "tokenizer.json", str(error)) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    _set_flags(tokenizer, files.added_tokens)
     # Adds those that only tokenizer_config.json calls special. A token beyond the vocabulary would
     # be one that the model cannot read.
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special = {*files.special_tokens.values(), *files.extra_special_tokens} - added
     tokenizer.add_special_tokens(sorted(content for content in special if tokenizer.token_to_id(content) is not None))
     return tokenizer
+
+
+def _set_flags(tokenizer: Tokenizer, tokens: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+    """Gives added tokens the flags that tokenizer_config.json has for them, as transformers does."""
+    known = tokenizer.get_added_tokens_decoder()
+    for token_id, entry in sorted(tokens, key=itemgetter(0)):
+        content, flags = entry["content"], {flag: entry[flag] for flag in FLAGS}
+        before = known.get(token_id)
+        same = before is not None and all(getattr(before, flag) == value for flag, value in flags.items())
+        if content and tokenizer.token_to_id(content) == token_id and not same:
+            add = tokenizer.add_special_tokens if flags["special"] else tokenizer.add_tokens
+            add([AddedToken(content, **flags)])
 
 
 def _unknown_ids(files: ModelFiles, tokenizer: Tokenizer) -> list[int]:

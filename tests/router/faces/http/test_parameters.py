@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ async def test_sampling_parameters_of_vllm(http, face, chat):
 async def test_options_of_the_chat_template(http, face, chat):
     fields = {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "high", "add_generation_prompt": False}
     request = await asked(http, face, chat(**fields, continue_final_message=True))
-    assert request.prompt.template.variables == '{"thinking":true,"reasoning_effort":"high"}'
+    assert request.prompt.template.variables == '{"thinking":true,"enable_thinking":true,"reasoning_effort":"high"}'
     assert (request.prompt.template.add_generation_prompt, request.prompt.template.continues) == (False, True)
     assert request.features == {"extended-parameters"}
     assert not (await asked(http, face, chat())).features
@@ -222,3 +223,19 @@ async def test_too_long_is_said_in_words_that_clients_know(http, chat, face):
 async def test_what_is_no_json_says_so(http, body):
     answer = await http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("effort", "own", "variables"),
+    [
+        ("none", None, {"enable_thinking": False}),
+        ("low", None, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ("none", {"enable_thinking": True}, {"enable_thinking": True}),
+        ("high", {"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+    ],
+)
+async def test_an_effort_says_also_whether_the_model_thinks(http, face, effort, own, variables):
+    """As vLLM: most templates know only `enable_thinking`. What a client says of it itself counts."""
+    body = {"model": "echo", "messages": [{"role": "user", "content": "a"}], "reasoning_effort": effort}
+    await http.post("/v1/chat/completions", json=body | ({} if own is None else {"chat_template_kwargs": own}))
+    assert json.loads(face.core.requests[-1].prompt.template.variables) == variables

@@ -81,6 +81,33 @@ async def test_a_conversation_goes_on_from_any_response(client, face):
     assert [request.kept for request in face.core.requests] == [True, True, True, False], "their pages are a conversation's"
 
 
+async def test_an_item_may_refer_to_one_of_a_kept_response(client, face):
+    """Vercel's ai sends the messages of earlier turns so."""
+    first = await client.responses.create(model="echo", input=[{"role": "user", "content": "one"}])
+    listed = (await client.responses.input_items.list(first.id)).data
+    items = [{"id": listed[0].id}, {"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "two"}]
+    await client.responses.create(model="echo", input=items)
+    said = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
+    assert said == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, "two")]
+
+
+@pytest.mark.parametrize("item_id", ["msg_gone", "msg_g0_9", "resp_g0", "x", "msg_g0_in7", "fc_g0"])
+async def test_an_item_that_is_not_kept_is_not_found(client, item_id):
+    await client.responses.create(model="echo", input="one")
+    items = [{"role": "user", "content": "two"}, {"type": "item_reference", "id": item_id}]
+    with pytest.raises(openai.NotFoundError, match="no such item") as raised:
+        await client.responses.create(model="echo", input=items)
+    assert raised.value.param == "input[1].id"
+
+
+async def test_an_item_of_another_tenant_is_not_found(client):
+    first = await client.responses.create(model="echo", input="one", extra_headers={"X-Tenant-Id": "a"})
+    items = [{"type": "item_reference", "id": first.output[0].id}]
+    with pytest.raises(openai.NotFoundError, match="no such item"):
+        await client.responses.create(model="echo", input=items, extra_headers={"X-Tenant-Id": "b"})
+    assert (await client.responses.create(model="echo", input=items, extra_headers={"X-Tenant-Id": "a"})).output
+
+
 async def test_items_of_calls_become_messages(client, face):
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
@@ -128,6 +155,17 @@ async def test_what_is_deleted_or_not_stored_is_gone(client):
             await client.responses.retrieve(response_id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="echo", input="two", previous_response_id=response_id)
+
+
+async def test_what_is_kept_beside_a_response_is_no_response(client):
+    kept = await client.responses.create(model="echo", input="one")
+    beside = f"{kept.id}.object"
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            await call(beside)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="echo", input="two", previous_response_id=beside)
+    assert (await client.responses.retrieve(kept.id)).usage is not None
 
 
 async def test_another_tenant_sees_nothing(client):
@@ -202,7 +240,7 @@ async def test_a_client_that_leaves_cancels_its_response(client, face, eventuall
     ("fields", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call_output"}]}, "input[0].type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"background": True}, "background"),

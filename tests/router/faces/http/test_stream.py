@@ -346,6 +346,17 @@ class TestAStreamThatBeginsLate:
         answer = await http.post(path, json=body)
         assert (answer.status_code, kind in answer.text, "the script says so" in answer.text) == (200, True, True)
 
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+    async def test_names_the_clients_own_field_in_it(self, http, face, chat, path):
+        own = {"guided_regex": "a"} if "chat" in path else {"text": {"format": {"type": "json_object"}}}
+        param = "guided_regex" if "chat" in path else "text.format"
+        face.core.pause_at = face.core.fail_at = 0
+        face.core.error = errors.invalid("sampling.constraint.regex", "is not supported")
+        asyncio.get_running_loop().call_later(0.5, face.core.resume.set)
+        body = chat("one", stream=True) if "chat" in path else {"model": "echo", "input": "one", "stream": True}
+        answer = await http.post(path, json=body | own)
+        assert (answer.status_code, f"{param}: is not supported" in answer.text) == (200, True), answer.text
+
     async def test_is_cancelled_with_its_client(self, http, face, chat, eventually):
         face.core.pause_at = 0
         async with http.stream("POST", "/v1/chat/completions", json=chat("one", stream=True)) as stream:

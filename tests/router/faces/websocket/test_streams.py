@@ -158,6 +158,15 @@ async def test_an_error_with_a_time_to_retry_says_when(client, face):
     assert (failed["status"], failed["error"]["code"], failed["retry_after_ms"]) == (429, "queue_full", 1500)
 
 
+@pytest.mark.parametrize("field", ["guided_regex", "guided_json", "response_format"])
+async def test_an_error_names_the_field_in_which_the_client_wrote_the_constraint(client, face, field):
+    face.core.refusal = errors.invalid("sampling.constraint.regex", "is not supported")
+    form = {"guided_regex": "a", "guided_json": {}, "response_format": {"type": "json_object"}}
+    await client.submit("a", body={field: form[field]})
+    failed = await client.receive()
+    assert (failed["error"]["param"], failed["error"]["message"]) == (field, f"{field}: is not supported")
+
+
 async def test_an_error_in_mid_stream_ends_that_stream_alone(client, face):
     face.core.fail_at, face.core.error = 1, errors.unavailable("NODE_LOST", "gone")
     await client.submit("a")

@@ -40,6 +40,14 @@ async def test_a_folder_that_no_node_has_used_for_long_is_removed_and_that_of_a_
     assert remove_abandoned(filled / "own", DAYS_S - HOUR_S) == ["alive"]
 
 
+async def test_the_clock_of_the_file_system_says_how_long_ago_that_was(filled, monkeypatch) -> None:
+    """It may be a server's, and that of this host another one."""
+    os.close(claim(filled / "own"))
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.disk_folders.time.time", lambda: 0.0)
+    assert remove_abandoned(filled / "own", DAYS_S + HOUR_S) == []
+    assert remove_abandoned(filled / "own", DAYS_S - HOUR_S) == ["alive", "dead"]
+
+
 async def test_a_page_that_was_written_lately_keeps_its_folder(filled) -> None:
     (root,) = (path for path in (filled / "dead").iterdir() if path.is_dir())
     (root / "something").touch()

@@ -26,10 +26,11 @@ from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import FindPages, ReturnChoice, StepEvents
 from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
+from ryzanstein.worker.model.weight_files import stamp
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 
 BACKUP = NodePlace("b", "127.0.0.1:1")
-READY = RankReady(0, 4096, 160, 16, 4, {}, page_bytes=4096, page_format="format")
+READY = RankReady(0, 4096, 160, 16, 4, {}, page_bytes=4096, page_format="format", weights_stamp=stamp(MODEL_DIR))
 GROUP: Any = SimpleNamespace(progress=list, send=lambda message: None)
 
 
@@ -100,7 +101,7 @@ async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
     scope = pages.scope("m", "t")
     assert scope is not None
     assert await pages.checked("m", "t", scope.root) == (pages.mover, scope)
-    other_format = await Pages().ready(RankReady(0, 4096, 160, 16, 4, {}, page_bytes=4096, page_format="other"))
+    other_format = await Pages().ready(msgspec.structs.replace(READY, page_format="other"))
     foreign = other_format.scope("m", "t")
     assert foreign is not None
     for tenant, root in (("t", foreign.root), ("u", scope.root)):
@@ -130,7 +131,7 @@ class Digest:
         self.began, self.ends, self.ended = threading.Event(), threading.Event(), threading.Event()
         monkeypatch.setattr("ryzanstein.worker.agent.pages.weights.weights_digest", self._read)
 
-    def _read(self, model: Any, loaded_s: float, stopped: Any) -> bytes:
+    def _read(self, model: Any, loaded: str, stopped: Any) -> bytes:
         self.began.set()
         try:
             while not self.ends.is_set():
@@ -205,16 +206,15 @@ async def test_another_node_waits_a_moment_for_the_weights(monkeypatch) -> None:
 async def test_ranks_that_loaded_before_the_files_changed_move_no_pages(tmp_path) -> None:
     it, copy = Pages(), tmp_path / "copy"
     shutil.copytree(MODEL_DIR, copy)
-    await asyncio.sleep(0.1)
+    loaded = stamp(copy)
     config = copy / "config.json"
     config.write_text(config.read_text() + " ")
-    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.05, "warm_up": 0.04})], copy)
+    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, weights_stamp=loaded)], copy)
     await it.pages.known(10)
     assert it.pages.scope("m", "") is None
     assert not it.pages.follow(1, attempt(), "m")
     assert not it.pages.may_restore(attempt(previous=BACKUP))
-    await asyncio.sleep(0.1)
-    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, startup_phases={"load": 0.01})], copy)
+    it.pages.on_ready(GROUP, [msgspec.structs.replace(READY, weights_stamp=stamp(copy))], copy)
     await it.pages.known(10)
     assert it.pages.scope("m", "") is not None, "restarted ranks have loaded the new files"
 

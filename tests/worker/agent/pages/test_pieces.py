@@ -85,10 +85,12 @@ def test_roots_differ_by_weights_format_and_tenant() -> None:
     assert len(roots) == 5
 
 
-def test_keys_and_roots_of_other_lengths_are_refused() -> None:
-    for wrong in ([b"k"] * 1, [bytes(17)] * 4097):
+def test_keys_and_roots_of_other_lengths_and_keys_that_come_twice_are_refused() -> None:
+    many = [number.to_bytes(17, "big") for number in range(4097)]
+    for wrong in ([b"k"], many, [*many[:9], many[3]]):
         with pytest.raises(RyzansteinError):
             checked_keys(wrong)
+    assert checked_keys(many[:4096]) == many[:4096]
     with pytest.raises(RyzansteinError):
         checked_root(b"")
 

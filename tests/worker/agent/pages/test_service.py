@@ -15,6 +15,7 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.faces.pages import MAX_OFFERS, MAX_TRANSFERS, PageServicer, _Arriving
+from ryzanstein.worker.agent.pages import pieces
 from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, WHOLE_BYTES, frames_of, pieces_of
 from ryzanstein.worker.agent.pages.store import StoreFailed
@@ -186,6 +187,21 @@ async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain
     await node.mover.put(pages, b"")
     node.mover.batch = 256
     assert [page.key async for page in node.store.fetch(scope, [page.key for page in pages])] == [page.key for page in pages]
+
+
+async def test_an_answer_has_a_bound_in_bytes_and_what_is_left_is_asked_for(node, chain, scope, monkeypatch) -> None:
+    pages = chain(10)
+    await node.mover.put(pages, b"")
+    node.mover.batch = 1
+    monkeypatch.setattr(pieces, "ANSWER_BYTES", 4 * scope.sizes.block_bytes)
+    request = pb.FetchPagesRequest(
+        scope=pb.PageScope(root=scope.root), keys=[page.key for page in pages], whole_pages_bytes=WHOLE_BYTES
+    )
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        answers = [answer async for answer in PageServiceStub(channel).FetchPages(request)]
+    assert sum(len(answer.pages.keys) for answer in answers) == 4
+    assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages
+    assert [page async for page in node.store.fetch(scope, [*(page.key for page in pages[:8]), b"x" * 17])] == pages[:8]
 
 
 async def test_a_node_that_drains_gives_pages_and_takes_none(node, chain, scope) -> None:

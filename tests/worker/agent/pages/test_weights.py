@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
+import time
 
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.worker.agent.pages import weights
+from ryzanstein.worker.model.weight_files import stamp
 
 
 def weights_digest(model, stopped=lambda: False):
-    return weights.weights_digest(model, math.inf, stopped)
+    return weights.weights_digest(model, stamp(model), stopped)
+
+
+def test_files_that_changed_since_they_were_loaded_have_none_whatever_the_clock_of_their_server_says(tmp_path) -> None:
+    """A file server's clock may be ahead of ours, or behind it."""
+    for ahead_s in (-86_400, 0, 86_400):
+        model = tmp_path / f"{ahead_s}.gguf"
+        model.write_bytes(b"one")
+        then = time.time_ns() + ahead_s * 10**9
+        os.utime(model, ns=(then, then))
+        loaded = stamp(model)
+        assert weights.weights_digest(model, loaded)
+        model.write_bytes(b"two")
+        os.utime(model, ns=(then, then))
+        with pytest.raises(OSError, match="changed after they were loaded"):
+            weights.weights_digest(model, loaded)
 
 
 def test_copies_are_the_same_and_one_bit_is_another_model(tmp_path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,8 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.architectures.registry import read_spec
+from ryzanstein.worker.model.gguf import from_checkpoint
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
+from ryzanstein.worker.model.tensor_files import read_tensor_files
 
 TEXT = {
     "hidden_size": 64,
@@ -42,9 +46,26 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("Gemma3", {**TEXT, "sliding_window": 8}, SIGLIP),
     "mistral3": ("Mistral3", TEXT, {**SIGLIP, "model_type": "pixtral"}),
     "qwen2_5_vl": ("Qwen2_5_VL", {**{k: v for k, v in TEXT.items() if k != "head_dim"}, "rope_parameters": ROPE}, QWEN_VISION),
+    "qwen2_vl": (
+        "Qwen2VL",
+        {**{k: v for k, v in TEXT.items() if k != "head_dim"}, "rope_parameters": ROPE},
+        {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2},
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         {**TEXT, "rope_parameters": {**ROPE, "mrope_interleaved": True}},
+        {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            **TEXT,
+            "rope_parameters": {**ROPE, "mrope_interleaved": True},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "decoder_sparse_step": 1,
+        },
         {**QWEN_VISION, "deepstack_visual_indexes": [0]},
     ),
 }
@@ -52,6 +73,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 OLD_NAMES = {
     "gemma3": (("model.language_model.", "language_model.model."), ("model.", "")),
     "mistral3": (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."), ("model.", "")),
+    "qwen2_vl": (("model.language_model.", "model."), ("model.visual.", "visual.")),
     "qwen2_5_vl": (("model.language_model.", "model."), ("model.visual.", "visual.")),
 }
 
@@ -85,6 +107,15 @@ def rename(folder: Path, pairs: tuple[tuple[str, str], ...]) -> None:
     save_file(renamed, file, {"format": "pt"})
 
 
+def as_on_the_hub(folder: Path) -> None:
+    """The experts of Qwen 3 VL with inputs before outputs."""
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    turned = {name: each.transpose(1, 2).contiguous() for name, each in tensors.items() if "experts." in name}
+    assert len(turned) == 4
+    save_file(tensors | turned, file, {"format": "pt"})
+
+
 @pytest.mark.parametrize(("kind", "names"), [*((kind, "new") for kind in MODELS), *((kind, "old") for kind in OLD_NAMES)])
 def test_the_text_half_gives_transformers_logits(
     kind: str, names: str, tmp_path: Path, runner: Callable[..., ModelRunner]
@@ -98,6 +129,38 @@ def test_the_text_half_gives_transformers_logits(
         found = ours.hidden_logits(StepPlan(1, ids[:length], [length], [0], [[0, 1, 2]], [0], True))
         assert found is not None
         torch.testing.assert_close(found[0], expected[length - 1], rtol=1e-3, atol=1e-3)
+
+
+def test_stacked_experts_of_the_hub_give_transformers_logits(tmp_path: Path, runner: Callable[..., ModelRunner]) -> None:
+    model = write("qwen3_vl_moe", tmp_path)
+    as_on_the_hub(tmp_path)
+    ids = [3, 17, 90, 4, 55, 120, 7]
+    found = runner(tmp_path).hidden_logits(StepPlan(1, ids, [len(ids)], [0], [[0, 1, 2]], [0], True))
+    assert found is not None
+    torch.testing.assert_close(found[0], logits_of(model, ids)[-1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["transformers", "hub"])
+def test_any_slice_of_a_stacked_expert_is_read(layout: str, tmp_path: Path) -> None:
+    """By ranks, and whole by what writes GGUF files."""
+    write("qwen3_vl_moe", tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    experts = "model.language_model.layers.1.mlp.experts."
+    gate_up, down = (load_file(file)[experts + name][2] for name in ("gate_up_proj", "down_proj"))
+    if layout == "hub":
+        as_on_the_hub(tmp_path)
+    entries = read_tensor_files(tmp_path)
+    files = SafetensorsFiles(tmp_path, entries)
+    for name, whole in (("gate", gate_up[:48]), ("up", gate_up[48:]), ("down", down)):
+        shape = tuple(whole.shape)
+        files.check(name := f"model.layers.1.mlp.experts.2.{name}_proj.weight", shape)
+        for dim, start, count in ((0, 0, shape[0]), (0, 16, 32), (1, 0, shape[1]), (1, 8, 24), (1, shape[1] - 8, 16)):
+            kept = min(count, shape[dim] - start)
+            out = torch.zeros(*(count if each == dim else shape[each] for each in (0, 1)))
+            files.read(name, shape, out, dim, start)
+            assert torch.equal(out.narrow(dim, 0, kept), whole.narrow(dim, start, kept))
+        assert np.array_equal(from_checkpoint._mapped(entries[name], shape), whole.numpy())
+    files.close()
 
 
 def test_what_a_checkpoint_leaves_out_is_its_classs_default() -> None:
@@ -115,6 +178,29 @@ def test_what_a_checkpoint_leaves_out_is_its_classs_default() -> None:
     assert (spec.vocab_size, spec.context_length) == (reference.vocab_size, reference.max_position_embeddings)
     assert spec.tied_head
     assert half["eos_token_id"] == [1, 106]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_text_config_with_nothing_in_it_is_that_of_its_class(kind: str) -> None:
+    """transformers 4 saved only what differs from the class."""
+    from ryzanstein.worker.model.architectures.registry import values_of
+    from ryzanstein.worker.model.architectures.text_half import text_half
+
+    inner = getattr(transformers, f"{MODELS[kind][0]}Config")().text_config.model_type
+    outer = getattr(transformers, f"{MODELS[kind][0]}Config")(text_config={"model_type": inner})
+    reference = outer.text_config
+    half = text_half({"model_type": kind, "text_config": {"model_type": inner}})
+    values = values_of(half)
+    names = ["num_attention_heads", "num_key_value_heads", "max_position_embeddings", "vocab_size"]
+    if kind == "mistral3":  # as for a Mistral by itself, sizes must be there
+        names = ["num_key_value_heads"]
+    assert {name: values.count(name) for name in names} == {name: getattr(reference, name) for name in names}
+    if "rope_theta" in reference.rope_parameters:
+        assert values.number("rope_theta", 10000.0) == reference.rope_parameters["rope_theta"]
+    assert values.number("rms_norm_eps", 1e-6) == reference.rms_norm_eps
+    assert values.flag("tie_word_embeddings") is outer.tie_word_embeddings
+    if kind.startswith("qwen3") or kind == "gemma3":
+        assert values.count("head_dim") == reference.head_dim
 
 
 def test_the_first_configs_of_qwen_have_the_text_half_at_the_top(tmp_path: Path) -> None:

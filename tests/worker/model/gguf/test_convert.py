@@ -1,6 +1,7 @@
 """The command `ryzanstein convert`: what it writes, what it refuses, and that nothing is left of what fails."""
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from ryzanstein.worker.model.gguf.block_types import F32
 from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
+from ryzanstein.worker.model.gguf.to_checkpoint import to_directory
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.shapes import ModelShape
 from ryzanstein.worker.model.synthesize import Recipe, synthesize
+from ryzanstein.worker.text.tokenizer import TextModel
 
 pytestmark = pytest.mark.long
 
@@ -193,3 +197,16 @@ def _peak(source: Path, target: Path) -> int:
     command = [sys.executable, "-c", script, str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=True, env=dict(os.environ))
     return int(done.stdout)
+
+
+def test_sampling_defaults_go_both_ways(model_dir: Path, tmp_path: Path) -> None:
+    """As llama.cpp has them in its metadata, in float32: 0.95 stays 0.95."""
+    path, said = model_dir / "generation_config.json", {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    whole = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**whole, **said, "repetition_penalty": 1.1, "do_sample": True}))
+    file, back = tmp_path / "model.gguf", tmp_path / "back"
+    to_file(model_dir, file, WRITTEN["f32"], io.StringIO())
+    assert TextModel.load(file).sampling_defaults.said == {**said, "repetition_penalty": 1.1}
+    to_directory(file, back, F32, io.StringIO())
+    found = json.loads((back / "generation_config.json").read_text())
+    assert {name: found[name] for name in (*said, "repetition_penalty")} == {**said, "repetition_penalty": 1.1}

@@ -214,3 +214,10 @@ def test_a_part_of_a_split_file_is_refused_with_what_joins_the_parts(tmp_path: P
     writer.close()
     with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf is part 2 of 3 .*llama-gguf-split --merge"):
         GgufFile.open(path)
+
+
+def test_a_pointer_of_git_lfs_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(CheckpointError, match="a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`"):
+        GgufFile.open(path)

@@ -200,6 +200,14 @@ def test_nothing_compiles_on_when_the_process_ends(
     assert (running(str(tmp_path)), list(folder.iterdir())) == ([], [])
 
 
+def test_a_group_of_compilers_that_is_over_kills_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guard is reaped: the group with its id may be another's."""
+    with compilers.compilers(tmp_path) as group:
+        pass
+    monkeypatch.setattr(os, "killpg", None)
+    group.kill()
+
+
 def test_what_killed_compilers_left_is_removed(compiler: Callable[[str], Path], tmp_path: Path) -> None:
     compiler(NO_OUTPUT)
     left = tmp_path / "cache" / "tmpabc"

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.messages import Message, Role, ToolCall
@@ -47,6 +48,8 @@ CONTENTS = {
     "appends": "{% for m in messages %}{{ m.role + ':' + m.content }}" + _CALLS + "<|end|>{% endfor %}",
     "looks into it": "{% for m in messages %}{{ m.role }}:{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}"
     "{% else %}{{ m.content }}{% endif %}" + _CALLS + "<|end|>{% endfor %}",
+    "wants none": "{% for m in messages %}{{ m.role }}:{% if m.content is defined %}{% if m.content is string %}{{ m.content }}"
+    "{% else %}{{ m.content | map(attribute='text') | join }}{% endif %}{% endif %}" + _CALLS + "<|end|>{% endfor %}",
     "wants null": "{% for m in messages %}{{ m.role }}:{% if m.content is none %}"
     + _CALLS
     + "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}",
@@ -115,6 +118,26 @@ def test_an_answer_is_continued_in_parts() -> None:
     assert rendered(PARTS, *begun, add_generation_prompt=False, continues=True).text.endswith("assistant:It is ")
 
 
+@pytest.mark.parametrize("content", ["It is", "It is ", "  It is\n", "user", "\n\nlines\n"])
+@pytest.mark.parametrize(
+    "body", ["{{ m.content }}", "{{ m.content | trim }}", "{{ m.content | trim }}\n", " {{ m.content }}<|end|>\n"]
+)
+def test_an_answer_is_continued_where_transformers_continues_it(body: str, content: str) -> None:
+    template = "{% for m in messages %}{{ m.role }}:" + body + "{% endfor %}"
+    begun = (Message(USER, "hello"), Message(ASSISTANT, content))
+    sent = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": content}]
+    expected, _ = render_jinja_template(conversations=[sent], chat_template=template, continue_final_message=True)
+    assert rendered(template, *begun, add_generation_prompt=False, continues=True).text == expected[0]
+
+
+def test_a_text_that_is_spelled_letter_by_letter_is_not_shown() -> None:
+    """Command A's template takes a result for a list of documents."""
+    template = """{% for m in messages %}{% if m.role == 'tool' %}{% for part in m.content %}"{{ loop.index0 }}": "
+{{- part.text if part is mapping else part }}"{% endfor %}{% elif m.content is string %}{{ m.content }}{% else %}
+{{- m.content[0].text }}{% endif %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|end|>{% endfor %}"""
+    assert '"0": "sunny"' in text(template, *called())
+
+
 def test_what_a_template_leaves_out_is_refused_with_the_messages_number() -> None:
     template = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
     assert text(template, Message(USER, "hi"))
@@ -175,6 +198,43 @@ _SILENT = """{% if messages[0].role == 'system' %}{{ messages[0].content }}|{% e
 def test_a_second_system_message_is_merged(template: str, roles: tuple[Role, ...], merged: list[str]) -> None:
     found = text(template, *(Message(role, f"text {i}") for i, role in enumerate(roles)))
     assert re.findall(r"text \d(?:\n\ntext \d)*", found) == merged
+
+
+_NO_SYSTEM = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}
+{%- endif %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}
+{%- endif %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("roles", "merged"),
+    [
+        ((SYSTEM, USER), ["text 0\n\ntext 1"]),
+        ((SYSTEM, USER, ASSISTANT, USER), ["text 0\n\ntext 1", "text 2", "text 3"]),
+        ((SYSTEM, SYSTEM, USER, USER), ["text 0\n\ntext 1\n\ntext 2\n\ntext 3"]),
+        ((USER, USER), ["text 0\n\ntext 1"]),
+        ((USER, ASSISTANT, ASSISTANT, USER), ["text 0", "text 1\n\ntext 2", "text 3"]),
+        ((SYSTEM, USER, ASSISTANT, SYSTEM), ["text 0\n\ntext 1", "text 2", "text 3"]),
+    ],
+)
+def test_a_template_of_two_sides_that_alternate_gets_every_text(roles: tuple[Role, ...], merged: list[str]) -> None:
+    found = text(_NO_SYSTEM, *(Message(role, f"text {i}") for i, role in enumerate(roles)))
+    assert re.findall(r"text \d(?:\n\ntext \d)*", found) == merged
+
+
+def test_templates_that_look_into_tools_get_what_they_look_for() -> None:
+    looks = "{% for t in tools %}{{ t.function.name }}{{ t.function.parameters.properties.items() | length }}{% endfor %}"
+    template = looks + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert text(template, Message(USER, "hello")) == "hello", "no tools are an empty list where null is refused"
+    assert rendered(template, Message(USER, "hello"), tools=WEATHER).text == "weather0now0hello"
+
+
+def test_reasoning_that_a_template_refuses_beside_a_text_is_dropped() -> None:
+    """As a template may drop any; of gpt-oss' calls only one of both is taken."""
+    template = """{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('not both') }}
+{%- endif %}{{ m.thinking }}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"""
+    call = (ToolCall("1", "weather", "{}"),)
+    assert text(template, Message(USER, "a"), Message(ASSISTANT, "b", call, reasoning="so")) == "abweather"
+    assert text(template, Message(USER, "a"), Message(ASSISTANT, "", call, reasoning="so")) == "asoweather"
 
 
 def test_a_template_that_takes_system_messages_anywhere_gets_them_where_they_are() -> None:

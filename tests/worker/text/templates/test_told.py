@@ -17,8 +17,8 @@ from ryzanstein.worker.text.templates.rendering import TemplateSource
 CONTROL = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 TEMPLATE = """{%- for message in messages %}{{- '<|im_start|>' + message.role }}
 {%- if message.name %}{{- " " + message.name }}{% endif %}
-{%- if message.reasoning_content is defined %}{{- '(' + message.reasoning_content + ')' }}{% endif %}
-{%- if message.content is not none %}{{- message.content }}{% else %}{{- 'NONE' }}{% endif %}
+{%- if message.reasoning_content is defined %}{{- '(' + message.reasoning_content + message.thinking + ')' }}{% endif %}
+{%- if message.content is defined %}{{- message.content }}{% else %}{{- 'NONE' }}{% endif %}
 {%- if message.tool_calls %}{%- for call in message.tool_calls %}
 {{- '<tool_call>' + call.type + call.id + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}
 {%- endfor %}{% endif %}{% if 'tool_call_id' in message %}{{- '=' + message.tool_call_id }}{% endif %}{{- '<|im_end|>' }}
@@ -33,12 +33,11 @@ TALK = (
     ),
     Message(Role.TOOL, "sunny", tool_call_id="call_1"),
 )
-# As a client of transformers writes it.
+# As `apply_chat_template` passes it to the template: what a client wrote as null is left out.
 CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "weather?", "name": "ann"},
     {
         "role": "assistant",
-        "content": None,
         "reasoning_content": "hm",
         "tool_calls": [
             {
@@ -115,3 +114,11 @@ def test_no_part_of_a_message_writes_a_control_token(part: str, forged: str) -> 
     assert [index for _, index in hostile.control] == [index for _, index in honest.control]
     assert hostile.forged
     assert not honest.forged
+
+
+def test_what_is_set_in_a_generation_block_is_not_set_outside() -> None:
+    template = """{% for m in messages %}{% set x = 1 %}{% generation %}{% set x = 2 %}{{ m.content }}{{ x }}{{ loop.index }}
+{%- endgeneration %}{{ x }}{{ y }}{% endfor %}"""
+    expected, _ = render_jinja_template(conversations=[[{"role": "user", "content": "hello"}]], chat_template=template)
+    given = TemplateSource(template, {}, CONTROL, 2, 100_000)
+    assert LocalRenderer().render_now(given, ChatPrompt((Message(Role.USER, "hello"),))).text == expected[0] == "hello211"

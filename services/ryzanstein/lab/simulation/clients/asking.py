@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -58,9 +59,10 @@ class Asking:
         tally: ClientTally,
         rng: random.Random,
     ) -> None:
-        self.question, self._plan, self._rng = question, plan, rng
+        self.question, self.plan, self._rng = question, plan, rng
         self._cluster, self._checks, self._tally = cluster, checks, tally
         self.answer = SeenAnswer(question.sampling.n)
+        self.began_at = self.ended_at = math.inf
         self._router = rng.randrange(len(self._cluster.routers))
         self._loop = asyncio.get_running_loop()
         self._connected_at = self._loop.time()
@@ -73,11 +75,22 @@ class Asking:
         self._loses = rng.random() < plan.loses_stream
         self._loses_at = rng.choice((0, 0, rng.randint(1, 100))) if self._loses else None
 
+    def again(self, chance: float) -> Asking | None:
+        """Returns the same request, to be sent to another router too; None for one whose client may abandon it."""
+        if self._leaves_at is not None or self._cancels_at is not None or len(self._cluster.routers) < 2:
+            return None
+        rng = random.Random(chance)
+        plan = replace(self.plan, loses_stream=0.0, leaves=0.0, cancels=0.0)
+        other = Asking(self.question, plan, self._cluster, checks=self._checks, tally=self._tally, rng=rng)
+        other._router = (self._router + 1) % len(self._cluster.routers)
+        return other
+
     async def run(self) -> str:
         """Runs the request and returns how it ended."""
         outcome = ""
         while not outcome:
             outcome = await self._once()
+        self.ended_at = self._loop.time()
         for problem in self.answer.problems:
             self._checks.violated(BrokenPromise.INDEX, problem, key=self.question.key)
         return outcome
@@ -103,6 +116,7 @@ class Asking:
                 self._connected_at = self._loop.time()
                 self._retry_reason, self._retries, self._pause_s = "", 0, _FIRST_PAUSE_S
                 self.answer.event(event, self._connected_at)
+                self.began_at = min(self.began_at, self._connected_at)
                 if (outcome := await self._had_enough(stub)) is not None:
                     call.cancel()
                     return outcome
@@ -220,6 +234,6 @@ class Asking:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if move:
             self._router = (self._router + 1) % len(self._cluster.routers)
-        if not self.answer.generation_id and not self._plan.resubmits and move:
+        if not self.answer.generation_id and not self.plan.resubmits and move:
             return "left"
         return ""

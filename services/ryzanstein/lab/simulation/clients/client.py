@@ -8,6 +8,7 @@ from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.clients.asking import Asking, ClientTally
 from ryzanstein.lab.simulation.clients.conversations import ConversationChecks
 from ryzanstein.lab.simulation.clients.questions import Questions
+from ryzanstein.lab.simulation.clients.twice import Twice
 from ryzanstein.lab.simulation.cluster import Cluster
 from ryzanstein.lab.simulation.plan import ClientPlan
 
@@ -62,7 +63,7 @@ class SimulatedClient:
             conversation = self.questions.conversation()
         question = self.questions.draw(rng, conversation)
         asking = Asking(question, self.plan, self._cluster, checks=self._checks, tally=self._tally, rng=rng)
-        outcome = await asking.run()
+        outcome = await Twice(asking, self._cluster, self._checks).run()
         if outcome == "complete":
             await self.sessions.compare(asking, conversation)
         self._tally.count(outcome)

@@ -105,7 +105,8 @@ class Questions:
         max_tokens = min(round(least * (most / least) ** rng.random()), self._room(model))
         short = rng.random() < client.short_deadline
         lasts_s = rng.uniform(0.05, 5.0) if short else client.deadline_s
-        said = (Message(Role.USER, " ".join(rng.choices(_WORDS, k=rng.randint(1, 8)))),)
+        longest = client.longest_words if conversation is None else 8
+        said = (Message(Role.USER, " ".join(rng.choices(_WORDS, k=rng.randint(1, longest)))),)
         return ClientQuestion(
             f"q-{client.number}-{self._asked}",
             said,

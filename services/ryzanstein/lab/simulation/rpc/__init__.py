@@ -29,8 +29,10 @@ def install(network: SimulatedNetwork) -> None:
     def insecure_channel(target: str, options: Options | None = None) -> Channel:
         return Channel(network, target, options or ())
 
-    def server(*, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Server:
-        # The options are bounds on messages and pings, which have no effect here.
+    def server(
+        *, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options, maximum_concurrent_rpcs: int | None = None
+    ) -> Server:
+        # The options and the bound on calls have no effect here.
         return Server(network, interceptors)
 
     aio: Any = grpc.aio

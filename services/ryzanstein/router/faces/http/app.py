@@ -45,7 +45,7 @@ from ryzanstein.router.faces.http.failures import (
 )
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
-from ryzanstein.router.faces.http.late import begun
+from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.methods import HeadAnswers
 from ryzanstein.router.faces.http.metrics import add_metrics
 from ryzanstein.router.faces.http.openapi import described
@@ -124,7 +124,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         with naming_the_constraint(body):
             if body.stream:
                 opening = generations.stream(http, request, shown_by(body, ChatDialect()))
-                return await begun(opening, limits, error_event)
+                return await begun(within(naming_the_constraint(body), opening), limits, error_event)
             return await generations.answer(http, request, ChatDialect())
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest, TextCompletion))
@@ -136,7 +136,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         with naming_the_constraint(body):
             if body.stream:
                 opening = generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
-                return await begun(opening, limits, error_event)
+                return await begun(within(naming_the_constraint(body), opening), limits, error_event)
             return await generations.complete(http, asked)
 
     @app.get("/v1/generations/{response_id}/events")

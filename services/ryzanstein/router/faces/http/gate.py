@@ -46,11 +46,11 @@ class HttpLimits:
     """
 
     max_body_bytes: int = 4 * 2**20
-    max_arriving_bytes: int = 256 * 2**20
+    max_arriving_bytes: int = 128 * 2**20
     max_messages: int = 2048
     body_timeout_s: float = 30.0
     max_requests: int = 8192
-    max_leaving_bytes: int = 256 * 2**20
+    max_leaving_bytes: int = 128 * 2**20
     write_timeout_s: float = 60.0
     max_silence_s: float = 15.0
     max_opening_s: float = 25.0

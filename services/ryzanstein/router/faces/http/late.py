@@ -6,8 +6,9 @@ Until then an error has its own status, and a client may send the request again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from ryzanstein.router.faces.http.presence import ClientLeft, write_may_wait
 from ryzanstein.router.faces.http.stream import COMMENT, STREAM_HEADERS
 
 log = structlog.get_logger(__name__)
+_Opened = TypeVar("_Opened")
 
 
 async def begun(opening: Coroutine[Any, Any, Response], limits: HttpLimits, failed: Callable[[HttpFailure], bytes]) -> Response:
@@ -31,6 +33,12 @@ async def begun(opening: Coroutine[Any, Any, Response], limits: HttpLimits, fail
         await _end(task)
         raise
     return task.result() if task.done() else LateResponse(task, limits.max_silence_s, failed)
+
+
+async def within(context: AbstractContextManager[None], opening: Awaitable[_Opened]) -> _Opened:
+    """Waits for it in a context, which names the client's fields in its errors however late they come."""
+    with context:
+        return await opening
 
 
 class LateResponse(Response):

@@ -14,7 +14,7 @@ from ryzanstein.generation.names import MAX_NAME_CHARS, TENANT_ID, user_key, val
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest, valid_priority
 from ryzanstein.generation.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
-from ryzanstein.generation.template_options import TemplateOptions, with_variable
+from ryzanstein.generation.template_options import TemplateOptions, with_variables
 from ryzanstein.router.faces.http.messages import conversation
 from ryzanstein.router.faces.http.sampling import sampling_params, token_ids_of, whole
 from ryzanstein.router.faces.http.schemas import (
@@ -257,8 +257,15 @@ def template_options(body: TemplateFields) -> TemplateOptions:
 
 
 def with_effort(variables: str, effort: str | None) -> str:
-    """Returns the variables of a template with the effort that it is to make the model take."""
-    return with_variable(variables, "reasoning_effort", effort) if effort and effort != "none" else variables
+    """Returns the variables of a template with the effort that it is to make the model take.
+
+    Few templates know efforts, many whether the model thinks: that is said too, as vLLM does. What the client says
+    of either by itself counts.
+    """
+    if not effort:
+        return variables
+    thinks = effort != "none"
+    return with_variables(variables, {"enable_thinking": thinks} | ({"reasoning_effort": effort} if thinks else {}))
 
 
 def name_of(value: str, field: str) -> str:

@@ -41,7 +41,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "length_penalty": (1,),
         "modalities": (["text"], []),
         "moderation": (),
-        "prediction": (),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),
@@ -118,7 +117,6 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     functions: Raw = _ABSENT
     modalities: Raw = _ABSENT
     moderation: Raw = _ABSENT
-    prediction: Raw = _ABSENT
     web_search_options: Raw = _ABSENT
     include_reasoning: Raw = _ABSENT
     length_penalty: Raw = _ABSENT
@@ -129,6 +127,7 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     # Labels and hints: these never change an answer. docs/http-api.md lists them.
     store: bool | None = None
     metadata: Raw = _ABSENT
+    prediction: Raw = _ABSENT
     prompt_cache_key: Raw = _ABSENT
     prompt_cache_options: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT

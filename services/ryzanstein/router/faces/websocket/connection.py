@@ -1,7 +1,8 @@
 """One WebSocket (RFC 6455) on a connection: messages within bounds, pings, and the ways to close.
 
 The parser is that of `websockets`, which does no input and output of its own. It gets what arrived
-in pieces, so that a client's smallest frames hold the event loop no longer than its largest.
+in pieces, in turns with other sockets, so that the smallest frames of many clients hold the event
+loop no longer than the largest of one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from websockets.server import ServerProtocol
 from ryzanstein.router.faces.http.room import Room
 from ryzanstein.router.faces.websocket.closes import CloseCode
 from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.faces.websocket.turns import Turns
 
-_PIECE_BYTES = 4096
-_FRAMES_AT_A_STRETCH = 256
+_PIECE_BYTES = 1024  # 20 frames that give credit
 _MAX_QUEUED = 16  # messages that wait to be read
 _MAX_UNSENT_BYTES = 2**20  # beyond it, nothing is read: pongs would pile up
 _LINGER_S = 1.0  # for the client to read why it was closed, and to close
@@ -34,10 +35,11 @@ _TICK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParts:
-    """What the connections of a router share: their bounds, and the memory for messages."""
+    """What the connections of a router share: their bounds, the memory for messages, and the time to parse them."""
 
     limits: SocketLimits
     room: Room
+    turns: Turns
 
 
 class WebSocketConnection(asyncio.Protocol):
@@ -52,6 +54,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._parser = parser
         self._limits = parts.limits
         self._room = parts.room
+        self._turns = parts.turns
         self._server = server
         self._on_lost = on_lost
         self.on_drain: Callable[[], None] = lambda: None
@@ -73,7 +76,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._writable.set()
         self._reading = True
         self._closing = self._lost = False
-        self._parse_timer: asyncio.Handle | None = None
+        self._in_line = False
+        self._parse_timer: asyncio.TimerHandle | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._allowance = float(parts.limits.frame_burst)
@@ -99,7 +103,8 @@ class WebSocketConnection(asyncio.Protocol):
         message = self._messages.popleft()
         self._message_bytes -= len(message)
         self._account()
-        self._parse_soon()
+        if self._unparsed or not self._reading:
+            self._parse_soon()
         return None if self._closing else message
 
     def write(self, text: bytes) -> None:
@@ -168,27 +173,35 @@ class WebSocketConnection(asyncio.Protocol):
         if self._parser.parser_exc is not None:
             return  # lingering: the rest is not looked at
         self._unparsed += data
-        self._parse()
+        self._account()
+        if len(self._unparsed) > _PIECE_BYTES:
+            self._read(False)
+        self._parse_soon()
 
     # Reading.
 
     def _parse_soon(self) -> None:
-        if self._parse_timer is None and (self._unparsed or not self._reading):
-            self._parse_timer = self._loop.call_soon(self._parse)
+        if not self._in_line and self._parse_timer is None:
+            self._in_line = True
+            self._turns.wait(self._parse)
+
+    def _parse_later(self, delay_s: float) -> None:
+        def parse() -> None:
+            self._parse_timer = None
+            self._parse_soon()
+
+        self._parse_timer = self._loop.call_later(delay_s, parse)
 
     def _parse(self) -> None:
-        """Parses as much as fits into a turn of the loop, the rate, and the queue of messages."""
-        if self._parse_timer is not None:
-            self._parse_timer.cancel()
-            self._parse_timer = None
+        """Parses a piece, if it fits into the rate and the queue of messages."""
+        self._in_line = False
         if self._lost:
             return
         self._refill()
-        num_frames = 0
-        while self._unparsed and num_frames < _FRAMES_AT_A_STRETCH and not self._must_wait():
+        if self._unparsed and not self._must_wait():
             piece = bytes(self._unparsed[:_PIECE_BYTES])
             del self._unparsed[:_PIECE_BYTES]
-            num_frames += self._fed(piece)
+            self._feed(piece)
             if self._parser.parser_exc is not None:
                 self._failed()
                 return
@@ -196,14 +209,13 @@ class WebSocketConnection(asyncio.Protocol):
         self._flush()
         self._go_on()
 
-    def _fed(self, piece: bytes) -> int:
+    def _feed(self, piece: bytes) -> None:
         self._parser.receive_data(piece)
         frames = self._parser.events_received()
         for frame in frames:
             if isinstance(frame, Frame):
                 self._take(frame)
         self._allowance -= len(frames)
-        return len(frames)
 
     def _must_wait(self) -> bool:
         return (
@@ -225,11 +237,11 @@ class WebSocketConnection(asyncio.Protocol):
             if now - self._flooded_since > self._limits.flood_s:
                 self.close(CloseCode.POLICY_VIOLATION, f"more than {self._limits.frames_per_s:g} frames per second")
                 return
-            self._parse_timer = self._loop.call_later(-self._allowance / self._limits.frames_per_s, self._parse)
+            self._parse_later(-self._allowance / self._limits.frames_per_s)
         elif self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            self._parse_timer = self._loop.call_later(0.1, self._parse)
+            self._parse_later(0.1)
         elif len(self._messages) < _MAX_QUEUED:
-            self._parse_timer = self._loop.call_soon(self._parse)
+            self._parse_soon()
 
     def _read(self, on: bool) -> None:
         if on is not self._reading and not self.transport.is_closing():

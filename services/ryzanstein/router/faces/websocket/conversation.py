@@ -151,7 +151,7 @@ class Conversation:
     async def _submitted(self, submit: Submit, stream: SocketStream) -> None:
         submission = await self._requests.submission(submit, self._headers)
         stream.request_id = submission.request.request_id
-        with bound_contextvars(request_id=submission.request.request_id):
+        with bound_contextvars(request_id=submission.request.request_id), submission.naming():
             await stream.submit(submission)
 
     async def _attached(self, attach: Attach, stream: SocketStream) -> None:

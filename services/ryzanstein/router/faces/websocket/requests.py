@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect,
 from ryzanstein.router.faces.http.failures import HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.gate import REQUEST_ID
 from ryzanstein.router.faces.http.prompts import Completions, chat_request, completion_requests
+from ryzanstein.router.faces.http.response_format import naming_the_constraint
 from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from ryzanstein.router.faces.http.shown import shown_by
 from ryzanstein.router.faces.request_key import HEADER as IDEMPOTENCY_KEY
@@ -106,7 +108,7 @@ class SocketRequests:
 
 
 def _submission(body: GenerationOptions, request: GenerationRequest, dialect: Dialect, headers: Headers) -> Submission:
-    return Submission(request, shown_by(body, dialect), on_disconnect(headers))
+    return Submission(request, shown_by(body, dialect), on_disconnect(headers), partial(naming_the_constraint, body))
 
 
 def _only(asked: Completions) -> GenerationRequest:

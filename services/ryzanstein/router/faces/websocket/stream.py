@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -26,11 +27,12 @@ from ryzanstein.router.faces.websocket.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request that has passed the checks of its form."""
+    """A request that has passed the checks of its form. Within `naming()` errors name the fields of its body."""
 
     request: GenerationRequest
     shown: Shown
     on_disconnect: OnDisconnect
+    naming: Callable[[], AbstractContextManager[None]]
 
 
 class StreamEnd(Enum):

@@ -1,8 +1,9 @@
 """A journal in one SQLite file, for the routers on one host.
 
 It outlives processes, but not the host, because all its routers end with the host. So nothing waits
-for the disk (synchronous OFF), and a file that is damaged or from an earlier boot starts empty.
-Times are those of CLOCK_MONOTONIC, which all processes of a host share and no clock jump affects.
+for the disk (synchronous OFF), and a file that is damaged or from an earlier boot starts empty, also
+while routers use it: what they have they write again. Times are
+those of CLOCK_MONOTONIC, which all processes of a host share and no clock jump affects.
 All statements run in the journal's own thread. There are few of them, and they are long: at each
 statement, and at each row that it returns, the interpreter lock changes hands between that thread
 and the event loop.
@@ -18,11 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import structlog
-
-from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router.journal.journal import (
     EXPIRED_KEEP_S,
     KEY_HOLD_S,
@@ -35,50 +33,22 @@ from ryzanstein.router.journal.journal import (
     KeyClaim,
     Owner,
 )
+from ryzanstein.router.journal.stores.sqlite_file import JournalFile
 from ryzanstein.router.storage import sqlite_room as disk
-from ryzanstein.router.storage import sqlite_wal as write_ahead
 from ryzanstein.router.storage.bounds import UNBOUNDED
+from ryzanstein.router.storage.sqlite_damage import is_damage
 
-log = structlog.get_logger(__name__)
-
-SCHEMA_VERSION = 3
-_SCHEMA = """
-CREATE TABLE generations (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, generation_id TEXT NOT NULL UNIQUE,
-    owner_id TEXT NOT NULL, address TEXT NOT NULL, epoch INTEGER NOT NULL, expires REAL NOT NULL
-);
-CREATE TABLE requests (number INTEGER PRIMARY KEY, request BLOB NOT NULL);
-CREATE TABLE batches (number INTEGER NOT NULL, batch BLOB NOT NULL);
-CREATE INDEX batches_by_number ON batches (number);
-CREATE TABLE leases (owner_id TEXT PRIMARY KEY, address TEXT NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE boot (boot_id TEXT NOT NULL);
-"""
-# Not part of the schema: an earlier version of the router that shares the file ignores this table.
-_KEYS = """
-CREATE TABLE IF NOT EXISTS keys (
-    key TEXT PRIMARY KEY, generation_id TEXT NOT NULL, body BLOB NOT NULL, held REAL NOT NULL, expires REAL NOT NULL
-) WITHOUT ROWID
-"""
-# Neither is this one. Generations that have expired, with their epochs.
-_EXPIRED = """
-CREATE TABLE IF NOT EXISTS expired (
-    generation_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, until REAL NOT NULL
-) WITHOUT ROWID
-"""
-# Added to the table of an earlier version, whose routers do not set it.
-_WRITTEN = "ALTER TABLE generations ADD COLUMN written REAL"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BUSY_S = 1.0
-_OPEN_S = 5.0
 _Result = TypeVar("_Result")
+_Row = tuple[Any, ...]
 
 
 class SqliteJournal:
     """A `Journal` in a file. Create it with `open`; `close` waits for running statements."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, lease_s: float, retention_s: float) -> None:
-        self._connection = connection
+    def __init__(self, file: JournalFile, thread: ThreadPoolExecutor, lease_s: float, retention_s: float) -> None:
+        self._file = file
         self._thread = thread
+        self._lost = False
         self._lease_s = lease_s
         self._retention_s = retention_s
 
@@ -90,11 +60,11 @@ class SqliteJournal:
         """
         thread = ThreadPoolExecutor(1, "journal")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _opened, path, max_bytes)
+            file = await asyncio.get_running_loop().run_in_executor(thread, JournalFile, path, max_bytes)
         except BaseException:
             thread.shutdown()
             raise
-        return cls(connection, thread, lease_s, retention_s)
+        return cls(file, thread, lease_s, retention_s)
 
     async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
         return await self._run(lambda: self._write(owner, appends))
@@ -127,19 +97,41 @@ class SqliteJournal:
         await self._run(lambda: self._resign(owner))
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._file.close)
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except sqlite3.Error as error:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise JournalUnavailableError(str(error)) from error
+
+    def _done(self, work: Callable[[], _Result]) -> _Result:
+        """Does the work, on the file that has the name now. A damaged one is replaced for the next call."""
+        self._lost = self._file.follow() or self._lost
+        try:
+            return work()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if is_damage(error):
+                self._lost = self._file.begin_anew(error) or self._lost
+            raise
+
+    def _tell_of_loss(self) -> None:
+        """Raises once after the file was begun anew: this router then writes all that it has again."""
+        if self._lost:
+            self._lost = False
+            raise JournalUnavailableError("the journal was begun anew")
+
+    def _found(self, row: _Row | None) -> _Row | None:
+        """Returns the row. Raises while other routers may not have written what they have into a new file."""
+        if row is None and time.monotonic() - self._file.anew_at < self._lease_s:
+            raise JournalUnavailableError("the journal was begun anew a moment ago")
+        return row
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Takes the write lock at once, so that what is read is still true when it is written."""
-        db = self._connection
+        db = self._file.connection
         db.execute("BEGIN IMMEDIATE")
         try:
             yield db
@@ -150,6 +142,7 @@ class SqliteJournal:
             raise
 
     def _write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
+        self._tell_of_loss()
         with self._transaction() as db:
             known = _known(db, [append.generation_id for append in appends])
             outcomes = [self._checked(db, owner, append, known) for append in appends]
@@ -202,8 +195,10 @@ class SqliteJournal:
                 _forget(db, db.execute(query, generation).fetchall())
 
     def _head(self, generation_id: str) -> Head | None:
+        now = time.monotonic()
+        self._count_absence(now)
         query = "SELECT owner_id, address, epoch FROM generations WHERE generation_id = ? AND expires > ?"
-        row = self._connection.execute(query, (generation_id, time.monotonic())).fetchone()
+        row = self._found(self._file.connection.execute(query, (generation_id, now)).fetchone())
         return None if row is None else Head(Owner(row[0], row[1]), row[2])
 
     def _take(self, generation_id: str, epoch: int, owner: Owner) -> JournalRecord | None:
@@ -211,6 +206,7 @@ class SqliteJournal:
             "UPDATE generations SET owner_id = ?, address = ?, epoch = epoch + 1, expires = ?"
             " WHERE generation_id = ? AND epoch = ? AND expires > ? RETURNING number, written"
         )
+        self._count_absence(time.monotonic())
         with self._transaction() as db:
             now = time.monotonic()
             values = (owner.owner_id, owner.address, self._expires, generation_id, epoch, now)
@@ -221,10 +217,11 @@ class SqliteJournal:
             (request,) = db.execute("SELECT request FROM requests WHERE number = ?", (number,)).fetchone()
             query = "SELECT batch FROM batches WHERE number = ? ORDER BY rowid"
             batches = tuple(batch for (batch,) in db.execute(query, (number,)))
-        return JournalRecord(epoch + 1, request, batches, 0.0 if written is None else now - written)
+        return JournalRecord(epoch + 1, request, batches, 0.0 if written is None else max(0.0, now - written))
 
     def _claim_key(self, key: str, claim: KeyClaim, keep_s: float) -> KeyClaim | None:
         now = time.monotonic()
+        self._count_absence(now)
         query = (
             "SELECT keys.generation_id, body, generations.expires > :now AS begun FROM keys LEFT JOIN generations"
             " USING (generation_id) WHERE key = :key AND generation_id != :own AND (begun OR held > :now)"
@@ -233,6 +230,8 @@ class SqliteJournal:
             row = db.execute(query, {"key": key, "own": claim.generation_id, "now": now}).fetchone()
             if row is not None:
                 return KeyClaim(row[0], row[1], bool(row[2]))
+            # A generation that another router has not yet written again may have the key.
+            self._found(db.execute("SELECT 1 FROM generations WHERE generation_id = ?", (claim.generation_id,)).fetchone())
             values = (key, claim.generation_id, claim.body, now + KEY_HOLD_S, now + max(keep_s, KEY_HOLD_S))
             db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", values)
         return None
@@ -242,8 +241,12 @@ class SqliteJournal:
             db.execute("DELETE FROM keys WHERE key = ? AND generation_id = ?", (key, generation_id))
 
     def _renew(self, owner: Owner) -> None:
+        self._tell_of_loss()
         now = time.monotonic()
+        self._count_absence(now)
         with self._transaction() as db:
+            if owner.address:
+                db.execute("INSERT OR REPLACE INTO attended VALUES (1, ?)", (now,))
             db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
             db.execute("DELETE FROM leases WHERE expires <= ?", (now - LAST_KNOWN_KEEP_S,))
             expired = "DELETE FROM generations WHERE expires <= ? RETURNING number, generation_id, epoch"
@@ -253,13 +256,25 @@ class SqliteJournal:
             db.executemany("INSERT OR REPLACE INTO expired VALUES (?, ?, ?)", [(*which, until) for _, *which in gone])
             db.execute("DELETE FROM expired WHERE until <= ?", (now,))
             db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
-        if disk.can_shrink(self._connection):
-            disk.shrink(self._connection)
+        if disk.can_shrink(self._file.connection):
+            disk.shrink(self._file.connection)
+
+    def _count_absence(self, now: float) -> None:
+        """Prolongs all that is kept by the time in which no client could come, because no router was there."""
+        query = "SELECT at FROM attended WHERE at < ?"
+        if self._file.connection.execute(query, (now - self._lease_s,)).fetchone() is None:
+            return
+        with self._transaction() as db:
+            if (row := db.execute(query, (now - self._lease_s,)).fetchone()) is not None:
+                absent_s = now - row[0]
+                db.execute("UPDATE generations SET expires = expires + ?", (absent_s,))
+                db.execute("UPDATE keys SET expires = expires + ?", (absent_s,))
+                db.execute("UPDATE attended SET at = ?", (now,))
 
     def _find(self, owner_id: str, since: float) -> Owner | None:
         """Returns an owner whose lease is valid, or expired after `since`."""
         query = "SELECT address FROM leases WHERE owner_id = ? AND expires > ?"
-        row = self._connection.execute(query, (owner_id, since)).fetchone()
+        row = self._found(self._file.connection.execute(query, (owner_id, since)).fetchone())
         return None if row is None else Owner(owner_id, row[0])
 
     def _resign(self, owner: Owner) -> None:
@@ -279,51 +294,3 @@ def _known(db: sqlite3.Connection, generation_ids: Sequence[str]) -> dict[str, t
 def _forget(db: sqlite3.Connection, numbers: Sequence[tuple[int]]) -> None:
     db.executemany("DELETE FROM requests WHERE number = ?", numbers)
     db.executemany("DELETE FROM batches WHERE number = ?", numbers)
-
-
-def _opened(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
-    private_folder(path.parent)
-    try:
-        return _connected(path, max_bytes)
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
-        log.warning("journal corrupt, starting with an empty one", path=str(path), error=str(error))
-        for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-            name.unlink(missing_ok=True)
-        return _connected(path, max_bytes)
-
-
-def _connected(path: Path, max_bytes: int) -> sqlite3.Connection:
-    private_file(path)
-    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-    try:
-        disk.let_shrink(db)
-        write_ahead.turn_on(db, _OPEN_S)
-        disk.bound(db, max_bytes)
-        db.execute("PRAGMA synchronous = OFF")
-        db.execute("BEGIN IMMEDIATE")
-        _prepare(db)
-        db.execute(_KEYS)
-        db.execute(_EXPIRED)
-        if "written" not in {name for _, name, *_ in db.execute("PRAGMA table_info(generations)")}:
-            db.execute(_WRITTEN)
-        db.execute("COMMIT")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _prepare(db: sqlite3.Connection) -> None:
-    """Replaces all tables by empty ones, unless they are of this version and this boot."""
-    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == SCHEMA_VERSION and db.execute("SELECT boot_id FROM boot").fetchone() == (boot_id,):
-        return
-    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'").fetchall():
-        db.execute(f'DROP TABLE "{name}"')
-    for statement in _SCHEMA.split(";\n"):
-        db.execute(statement)
-    db.execute("INSERT INTO boot VALUES (?)", (boot_id,))
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -9,10 +9,12 @@ kind `continues`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from ryzanstein import errors
 from ryzanstein.generation.messages import Message, Role
 
 CONTINUES = "continues"
@@ -42,3 +44,13 @@ def read_rows(rows: Sequence[tuple[str, str]]) -> tuple[str, tuple[Message, ...]
     continues = bool(rows) and rows[0][0] == CONTINUES
     parent = rows[0][1] if continues else ""
     return parent, tuple(message_of(*row) for row in rows[continues:])
+
+
+@contextlib.contextmanager
+def readable(session_id: str) -> Iterator[None]:
+    """Raises FAILED_PRECONDITION SESSION_DAMAGED for a message that cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        what = f"session {session_id[:128]!r} has a message that is damaged or of a later version: delete the session"
+        raise errors.failed_precondition("SESSION_DAMAGED", what) from error

@@ -37,7 +37,7 @@ from ryzanstein.router.sessions.store import (
     store_unavailable,
 )
 from ryzanstein.router.sessions.stores import redis_scripts as scripts
-from ryzanstein.router.sessions.stores.message_rows import read_rows, rows_of
+from ryzanstein.router.sessions.stores.message_rows import read_rows, readable, rows_of
 from ryzanstein.router.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
@@ -120,7 +120,8 @@ class RedisSessions:
         if len(packed) != int(fields["num_messages"]):
             what = f"session {session_id[:128]!r} is damaged: Redis has {len(packed)} of {fields['num_messages']} messages"
             raise errors.failed_precondition("SESSION_DAMAGED", what)
-        parent, messages = read_rows([(kind, content) for kind, content in map(json.loads, packed)])
+        with readable(session_id):
+            parent, messages = read_rows([(kind, content) for kind, content in map(json.loads, packed)])
         return Session(
             session_id,
             fields["model"],

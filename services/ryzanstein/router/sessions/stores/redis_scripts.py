@@ -87,7 +87,8 @@ else
     for _, each in ipairs({'responses', 'linked', 'objects'}) do surplus = surplus + redis.call('ZCARD', prefix .. each) end
 end
 if surplus > 0 then
-    for _, id in ipairs(redis.call('ZRANGE', by_use, 0, math.min(surplus, tonumber(ARGV[11])) - 1)) do
+    -- By a clock that was set back the new one may be the oldest.
+    for _, id in ipairs(redis.call('ZRANGE', by_use, 0, math.min(surplus, tonumber(ARGV[11])))) do
         local written = id == ARGV[1] or id == needed
         if surplus > 0 and not written and redis.call('EXISTS', prefix .. 'claim:' .. id) == 0 then
             surplus = surplus - remove(prefix, id, mark)

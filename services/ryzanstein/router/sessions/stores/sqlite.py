@@ -30,7 +30,7 @@ from ryzanstein.router.sessions.store import (
     page_of,
     read_page_token,
 )
-from ryzanstein.router.sessions.stores.message_rows import read_rows, rows_of
+from ryzanstein.router.sessions.stores.message_rows import read_rows, readable, rows_of
 from ryzanstein.router.sessions.stores.sqlite_chains import SqliteChains
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
@@ -175,9 +175,12 @@ class SqliteSessions:
             row = db.execute(f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE session_id = ?", (session_id,)).fetchone()
             if row is None:
                 raise errors.not_found("session", session_id)
-            query = "SELECT role, content FROM messages WHERE session_id = ? ORDER BY position"
-            parent, messages = read_rows(db.execute(query, (session_id,)).fetchall())
+            columns = "CAST(role AS BLOB), CAST(content AS BLOB)"
+            query = f"SELECT {columns} FROM messages WHERE session_id = ? ORDER BY position"
+            rows = db.execute(query, (session_id,)).fetchall()
             deleted = self._chains.is_deleted(session_id)
+        with readable(session_id):
+            parent, messages = read_rows([(role.decode(), content.decode()) for role, content in rows])
         return replace(_session(row, messages), parent=parent, deleted=deleted)
 
     def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:

@@ -22,17 +22,19 @@ class SqliteClaims:
 
     def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str, expired_of: str) -> None:
         with transaction(self._connection):
-            mine, held = Claim(generation_id, owner, time.monotonic(), ttl_s), self._held(session_id)
+            mine = Claim(generation_id, owner, time.monotonic(), ttl_s)
+            self._sweep(mine.taken_at)
+            held = self._held(session_id)
             if held is not None and held.forbids(mine, gone, expired_of):
                 expired = not held.holds(mine.taken_at)
                 raise SessionBusyError(session_id, held.generation_id, held.owner, expired=expired)
-            self._sweep(mine.taken_at)
             self._take(session_id, mine)
 
     def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         lost = set()
         with transaction(self._connection):
             now = time.monotonic()
+            self._sweep(now)
             for session_id, generation_id in held.items():
                 mine = Claim(generation_id, owner, now, ttl_s)
                 if mine.yields_to(self._held(session_id)):
@@ -45,6 +47,7 @@ class SqliteClaims:
         statement = "DELETE FROM claims WHERE session_id = ? AND generation_id = ? AND owner = ?"
         with transaction(self._connection):
             self._connection.execute(statement, (session_id, generation_id, owner))
+            self._sweep(time.monotonic())
 
     def turn_stored(self, session_id: str, generation_id: str) -> None:
         """Ends the generation's claim, within a transaction.
@@ -64,6 +67,9 @@ class SqliteClaims:
         self._connection.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)", values)
 
     def _sweep(self, now: float) -> None:
-        """Deletes the claims of dead routers, which nothing releases."""
+        """Deletes the claims of dead routers, which nothing releases.
+
+        At each change: the last claim of a dead router may be the last claim of all.
+        """
         statement = "DELETE FROM claims WHERE taken_at + ttl_s <= ? OR taken_at > ?"
         self._connection.execute(statement, (now - EXPIRED_CLAIM_KEEP_S, now))

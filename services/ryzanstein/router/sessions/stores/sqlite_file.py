@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from ryzanstein import errors
@@ -17,6 +17,7 @@ from ryzanstein.router.sessions.store import OBJECT_MARK, RESPONSE_GLOB, store_u
 from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
 from ryzanstein.router.storage.bounds import UNBOUNDED
+from ryzanstein.router.storage.sqlite_damage import check, is_damage
 
 SCHEMA_VERSION = 4
 # Several routers on one host take turns within a millisecond. A lock that is held for longer than
@@ -24,7 +25,6 @@ SCHEMA_VERSION = 4
 BUSY_TIMEOUT_S = 0.15
 _OPEN_TIMEOUT_S = 5.0
 _CHECK_TIMEOUT_S = 1.0
-_INSTRUCTIONS_BETWEEN_LOOKS = 10_000
 
 # The two kinds of sessions are listed and evicted apart, each by an index of its own.
 CONVERSATIONS = f"session_id NOT GLOB '{RESPONSE_GLOB}'"
@@ -87,15 +87,18 @@ def connect(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
     """
     private_file(path)
     db = sqlite3.connect(path, timeout=_OPEN_TIMEOUT_S, isolation_level=None)
+    # A damaged name must not keep the other sessions from being listed. Messages are read as bytes.
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         with _readable(path):
             # Before anything that writes.
-            _check(db)
+            check(db, _CHECK_TIMEOUT_S)
+            db.execute("PRAGMA foreign_keys = ON")
             disk.let_shrink(db)
+            # Where the schema is not what its version says, this fails and leaves the file as it is.
+            _migrate(db, path)
             write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
             db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA foreign_keys = ON")
-            _migrate(db, path)
             disk.convert(db)
             disk.bound(db, max_bytes)
         db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
@@ -137,9 +140,9 @@ def as_unavailable() -> Iterator[None]:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not is_damage(error):
+            raise
         raise _corrupt(path, str(error)) from error
 
 
@@ -147,22 +150,6 @@ def _corrupt(path: Path, what: str) -> errors.RyzansteinError:
     return errors.failed_precondition(
         "STATE_CORRUPT", f"{path}: {what}; the file was not changed: restore it, or move it away to start without sessions"
     )
-
-
-def _check(db: sqlite3.Connection) -> None:
-    """Looks for damage, for a bounded time: a large file is not read to its end."""
-    until = time.monotonic() + _CHECK_TIMEOUT_S
-    db.set_progress_handler(lambda: time.monotonic() > until, _INSTRUCTIONS_BETWEEN_LOOKS)
-    try:
-        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
-            raise
-        return
-    finally:
-        db.set_progress_handler(None, 0)
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:

@@ -15,6 +15,7 @@ from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
 from ryzanstein.wire.requests import name_from_wire
 from ryzanstein.worker.agent.models import NodeModels
+from ryzanstein.worker.agent.pages import pieces
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
@@ -76,9 +77,10 @@ class PageServicer(PageServiceServicer):
 
     async def FetchPages(self, request: pb.FetchPagesRequest, context: Context) -> AsyncIterator[pb.FetchPagesResponse]:
         left, whole_bytes = checked_keys(list(request.keys)), min(request.whole_pages_bytes, WHOLE_BYTES)
+        num_bytes = 0
         with self._transfers:
             _, mover, scope = await self._scope(request.scope)
-            while left:
+            while left and num_bytes < pieces.ANSWER_BYTES:
                 size = mover.fits(left)
                 try:
                     pages = await mover.take(left[:size])
@@ -89,6 +91,7 @@ class PageServicer(PageServiceServicer):
                     yield frame
                 if len(asked) < size:
                     return
+                num_bytes += sum(len(page.content) for page in asked)
                 left = left[size:]
 
     async def _scope(self, scope: pb.PageScope) -> tuple[ModelPages, PageMover, Scope]:

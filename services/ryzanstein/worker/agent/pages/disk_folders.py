@@ -63,11 +63,11 @@ def mark_used(owner: int) -> None:
 
 def remove_abandoned(own: Path, keep_s: float) -> list[str]:
     """Removes folders beside `own` that no living node has and none has used for `keep_s`; returns their names."""
-    removed = []
+    removed, now_s = [], _now_of(own)
     for folder in sorted(own.parent.iterdir()):
         if folder == own or folder.is_symlink():
             continue
-        with suppress(OSError), _abandoned(folder, keep_s) as abandoned:
+        with suppress(OSError), _abandoned(folder, now_s - keep_s) as abandoned:
             if abandoned:
                 _remove(folder)
                 removed.append(folder.name)
@@ -75,15 +75,25 @@ def remove_abandoned(own: Path, keep_s: float) -> list[str]:
 
 
 @contextmanager
-def _abandoned(folder: Path, keep_s: float) -> Iterator[bool]:
+def _abandoned(folder: Path, before_s: float) -> Iterator[bool]:
     """Yields whether a folder was left behind, and keeps it from being claimed meanwhile. Raises OSError."""
     owner = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its node lives
         used_s = max([os.fstat(owner).st_mtime, *(root.stat().st_mtime for root in _roots(folder))])
-        yield time.time() - used_s > keep_s
+        yield used_s < before_s
     finally:
         os.close(owner)
+
+
+def _now_of(folder: Path) -> float:
+    """Returns the time by the clock of the file system, which may be that of a server."""
+    owner = folder / _OWNER
+    try:
+        os.utime(owner)
+        return owner.stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _remove(folder: Path) -> None:

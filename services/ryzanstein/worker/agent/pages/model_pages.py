@@ -105,8 +105,7 @@ class ModelPages:
         hot_tokens = lead.hot_tokens if lead.hot_page_bytes else None
         self._format = lead.page_format
         self._extents = Extents(lead.windows, lead.block_size, hot_tokens=hot_tokens, lasting=lead.lasting)
-        loaded_s = time.time() - max(sum(rank.startup_phases.values()) for rank in ranks)
-        self._weights = LoadedWeights(model, loaded_s, self._telemetry.background, self._release)
+        self._weights = LoadedWeights(model, lead.weights_stamp, self._telemetry.background, self._release)
         if self._tiers:
             self._weights.identify()
 

@@ -12,6 +12,7 @@ from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
+from ryzanstein.worker.agent.pages import pieces
 from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, WHOLE_BYTES, Assembly, CorruptPage, frames_of, whole_pages
 from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
@@ -52,14 +53,18 @@ class NodeStore:
             return int(response.stored)
 
     async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
-        """See `PageStore.fetch`. One call asks for at most `MAX_KEYS` pages."""
-        for start in range(0, len(keys), MAX_KEYS):
-            some, num = keys[start : start + MAX_KEYS], 0
+        """See `PageStore.fetch`.
+
+        One call asks for at most `MAX_KEYS` pages. An answer of `ANSWER_BYTES` is not all of it.
+        """
+        while keys:
+            some, num, num_bytes = keys[:MAX_KEYS], 0, 0
             async for page in self._fetch(scope, some):
                 yield page
-                num += 1
-            if num < len(some):
+                num, num_bytes = num + 1, num_bytes + len(page.content)
+            if num < len(some) and num_bytes < pieces.ANSWER_BYTES:
                 return
+            keys = keys[num:]
 
     async def _fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         assembly = Assembly(scope.root, scope.sizes)

@@ -18,6 +18,7 @@ from ryzanstein.worker.engine.travel import NAME_BYTES
 PIECE_BYTES = 2**20
 WHOLE_BYTES = 2**20  # of content in one message of whole pages
 MAX_KEYS = 4096
+ANSWER_BYTES = 64 * 2**20  # of content in one answer; the caller asks again for the others
 
 
 def pieces_of(page: Page, root: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[pb.PagePiece]:
@@ -125,6 +126,8 @@ def checked_keys(keys: list[bytes]) -> list[bytes]:
         raise errors.invalid("keys", f"must have at most {MAX_KEYS} entries", len(keys))
     if any(len(key) != NAME_BYTES for key in keys):
         raise errors.invalid("keys", f"each must have {NAME_BYTES} bytes")
+    if len(set(keys)) < len(keys):
+        raise errors.invalid("keys", "must be different from one another", len(keys) - len(set(keys)))
     return keys
 
 

@@ -15,27 +15,24 @@ from threading import Event
 import structlog
 
 from ryzanstein.background import Background
+from ryzanstein.worker.model.weight_files import stamp, weight_files
 
 log = structlog.get_logger(__name__)
 
 _READ_BYTES = 4 * 2**20
-_SUFFIXES = (".safetensors", ".gguf")
-
-
-_Files = tuple[tuple[Path, int, int, int], ...]
 _MAX_KNOWN = 64
-_known: dict[_Files, bytes] = {}
+_known: dict[tuple[Path, str], bytes] = {}
 
 
 class LoadedWeights:
     """The digest of the weights of one group of ranks, computed in the background when it is first needed.
 
-    `loaded_s` is the Unix time at which they were loaded. `on_known` is called once, when `digest` is there.
+    `loaded` is the stamp of the files as they were loaded. `on_known` is called once, when `digest` is there.
     """
 
-    def __init__(self, model: Path, loaded_s: float, background: Background, on_known: Callable[[], None]) -> None:
+    def __init__(self, model: Path, loaded: str, background: Background, on_known: Callable[[], None]) -> None:
         self.digest: bytes | None = None
-        self._model, self._loaded_s, self._background, self._on_known = model, loaded_s, background, on_known
+        self._model, self._loaded, self._background, self._on_known = model, loaded, background, on_known
         self._identifying: asyncio.Task[None] | None = None
 
     def identify(self) -> None:
@@ -63,7 +60,7 @@ class LoadedWeights:
     async def _identify(self) -> None:
         stop = Event()
         try:
-            self.digest = await asyncio.to_thread(weights_digest, self._model, self._loaded_s, stop.is_set)
+            self.digest = await asyncio.to_thread(weights_digest, self._model, self._loaded, stop.is_set)
         except OSError as error:
             log.warning("no pages are moved, the weights cannot be read", model=str(self._model), error=str(error))
             return
@@ -72,43 +69,31 @@ class LoadedWeights:
         self._on_known()
 
 
-def weights_digest(model: Path, loaded_s: float, stopped: Callable[[], bool] = lambda: False) -> bytes:
-    """Returns the digest of a directory or GGUF file, as it was loaded at a Unix time.
+def weights_digest(model: Path, loaded: str, stopped: Callable[[], bool] = lambda: False) -> bytes:
+    """Returns the digest of a directory or GGUF file, of which `loaded` is the stamp as it was loaded.
 
     Computed once for files that have not changed; that reads everything, about a gigabyte a second:
     call it in a thread. Raises OSError, also when files changed after they were loaded, or `stopped`
     returns True.
     """
-    files = _stats(model)
-    if max(path.stat().st_ctime for path in _files(model)) > loaded_s:
+    if stamp(model) != loaded:
         raise OSError("the files changed after they were loaded")
-    if (digest := _known.get(files)) is None:
-        digest = _digest(files, stopped)
-        if _stats(model) != files:
+    if (digest := _known.get((model, loaded))) is None:
+        digest = _digest(model, stopped)
+        if stamp(model) != loaded:
             raise OSError("the files changed while they were read")
         while len(_known) >= _MAX_KNOWN:
             _known.pop(next(iter(_known)), None)
-        _known[files] = digest
+        _known[model, loaded] = digest
     return digest
 
 
-def _stats(model: Path) -> _Files:
-    stats = [(path, path.stat()) for path in _files(model)]
-    return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats)
-
-
-def _digest(files: _Files, stopped: Callable[[], bool]) -> bytes:
+def _digest(model: Path, stopped: Callable[[], bool]) -> bytes:
     digest = hashlib.sha256()
-    for path, size, *_ in files:
-        digest.update(size.to_bytes(8, "big"))
+    for path in weight_files(model):
+        digest.update(path.stat().st_size.to_bytes(8, "big"))
         _add(path, digest, stopped)
     return digest.digest()
-
-
-def _files(model: Path) -> list[Path]:
-    if not model.is_dir():
-        return [model]
-    return [*sorted(path for path in model.iterdir() if path.suffix in _SUFFIXES), model / "config.json"]
 
 
 def _add(path: Path, digest: hashlib._Hash, stopped: Callable[[], bool]) -> None:

@@ -19,12 +19,13 @@ class _Half:
     """The `model_type` of the text half by that of its `text_config`, and transformers' values for absent keys.
 
     `tied`: whether embedding and head are one where the outer config.json does not say, which decides
-    whatever the inner one says.
+    whatever the inner one says. `fixed`: what its class does whatever the file says.
     """
 
     types: Mapping[str, str]
     tied: bool
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Checkpoints leave out what their classes have as a default: Gemma 3 4B has neither heads nor a vocabulary.
@@ -39,13 +40,47 @@ _GEMMA3 = {
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-6,
 }
+_QWEN2_VL = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
+_QWEN3_VL = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128_000,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5e5,
+}
+_QWEN3_VL_MOE = {
+    **_QWEN3_VL,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4,
+}
 _HALVES: Mapping[str, _Half] = {
     "gemma3": _Half({"gemma3_text": "gemma3_text"}, True, _GEMMA3),
     "mistral3": _Half({"mistral": "mistral"}, True),
-    "qwen2_5_vl": _Half({"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, False),
-    "qwen2_vl": _Half({"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, False),
-    "qwen3_vl": _Half({"qwen3_vl_text": "qwen3"}, False),
-    "qwen3_vl_moe": _Half({"qwen3_vl_moe_text": "qwen3_moe"}, False),
+    "qwen2_5_vl": _Half({"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, False, _QWEN2_VL),
+    "qwen2_vl": _Half({"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, False, _QWEN2_VL),
+    "qwen3_vl": _Half({"qwen3_vl_text": "qwen3"}, False, _QWEN3_VL),
+    "qwen3_vl_moe": _Half({"qwen3_vl_moe_text": "qwen3_moe"}, False, _QWEN3_VL_MOE, {"norm_topk_prob": True}),
 }
 MULTIMODAL = tuple(_HALVES)
 """The model types whose text half is served."""
@@ -74,7 +109,7 @@ def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
     shared = {key: config[key] for key in _SHARED if key in config}
     tied = config.get("tie_word_embeddings", half.tied)
     own = {"model_type": inner or next(iter(half.types.values())), "tie_word_embeddings": tied}
-    whole = {**half.defaults, **shared, **nested, **own}
+    whole = {**half.defaults, **shared, **nested, **half.fixed, **own}
     return _plainly_rotated(whole)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ryzanstein.worker.json_files import UnreadableFile, open_regular
+from ryzanstein.worker.json_files import MAX_POINTER_BYTES, UnreadableFile, open_regular, refuse_pointer
 from ryzanstein.worker.model.gguf import header
 from ryzanstein.worker.model.gguf.block_types import BlockType
 from ryzanstein.worker.model.gguf.header import Value
@@ -75,6 +75,7 @@ class GgufFile:
             with open_regular(path) as file:
                 # mmap refuses an empty file with a ValueError.
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                refuse_pointer(mapping[:MAX_POINTER_BYTES])
         except (UnreadableFile, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from error
         except OSError as error:

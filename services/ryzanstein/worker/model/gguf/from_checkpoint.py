@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from ryzanstein.worker.json_files import UnreadableFile, read_object
 from ryzanstein.worker.model.architectures.foreign import refuse_quantized
 from ryzanstein.worker.model.architectures.registry import read_config, spec_of
 from ryzanstein.worker.model.architectures.spec import DecoderSpec, Llama3Scaling
@@ -28,6 +29,7 @@ from ryzanstein.worker.model.gguf.progress import ConversionProgress
 from ryzanstein.worker.model.gguf.quantize import quantize, stored_as
 from ryzanstein.worker.model.gguf.rope_factors import rope_factors
 from ryzanstein.worker.model.gguf.rows import WINDOW_NUMBERS
+from ryzanstein.worker.model.gguf.sampling import sampling_metadata
 from ryzanstein.worker.model.gguf.small_blocks import Bytes, Numbers
 from ryzanstein.worker.model.gguf.tokenizer_vocabulary import read_vocabulary
 from ryzanstein.worker.model.gguf.vocabulary import vocabulary_metadata
@@ -35,7 +37,8 @@ from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, wri
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
 from ryzanstein.worker.model.refusal import CheckpointError
-from ryzanstein.worker.model.tensor_files import TensorEntry, read_tensor_files
+from ryzanstein.worker.model.tensor_entry import TensorEntry
+from ryzanstein.worker.model.tensor_files import read_tensor_files
 from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
 
 WRITTEN: Mapping[str, BlockType] = {
@@ -86,8 +89,7 @@ class _Stored:
 
 
 def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
-    shape = (math.prod(part.shape) // part.width, part.width)
-    whole = np.memmap(entry.file, _STORED[entry.dtype], "r", offset=entry.offset, shape=shape)
+    whole = _mapped(entry, (math.prod(part.shape) // part.width, part.width))
     own = whole[part.start : part.start + part.count]
     own, order = own.T if part.transposed else own, part.rows_of_source()
     step = max(1, WINDOW_NUMBERS // part.stored_width)
@@ -95,6 +97,15 @@ def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
         rows = own[first : first + step] if order is None else own[order[first : first + step]]
         numbers = _floats(np.ascontiguousarray(rows), entry.dtype)
         yield numbers + np.float32(1) if part.plus_one else numbers
+
+
+def _mapped(entry: TensorEntry, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Returns a tensor's numbers as they are stored, mapped from the file."""
+    matrix = entry.columns_of
+    if matrix is None:
+        return np.memmap(entry.file, _STORED[entry.dtype], "r", offset=entry.offset, shape=shape)
+    whole = np.memmap(matrix.file, _STORED[matrix.dtype], "r", offset=matrix.offset, shape=matrix.shape)
+    return whole[:, entry.first_column : entry.first_column + shape[0]].T
 
 
 def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force: bool = False) -> None:
@@ -193,7 +204,15 @@ def _metadata(
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
     vocabulary = read_vocabulary(source, shapes["token_embd.weight"][0])
+    general |= sampling_metadata(_generation(source / "generation_config.json"))
     return {**general, **metadata_of(config, facts, dialect), **vocabulary_metadata(vocabulary)}
+
+
+def _generation(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_object(path) if path.exists() else {}
+    except UnreadableFile as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _counted(source: _Stored, progress: ConversionProgress) -> Iterator[Bytes]:

@@ -24,6 +24,7 @@ from ryzanstein.worker.model.gguf.file import GgufFile
 from ryzanstein.worker.model.gguf.progress import ConversionProgress
 from ryzanstein.worker.model.gguf.quantize import quantize
 from ryzanstein.worker.model.gguf.rows import checked_tensor, read_rows
+from ryzanstein.worker.model.gguf.sampling import sampling_of
 from ryzanstein.worker.model.gguf.small_blocks import Numbers
 from ryzanstein.worker.model.gguf.tokenizer_json import generation_config, tokenizer_config, tokenizer_json
 from ryzanstein.worker.model.gguf.vocabulary import GgufVocabulary
@@ -68,6 +69,7 @@ class GgufModel:
     config: Mapping[str, Any]
     vocabulary: GgufVocabulary
     tensors: tuple[PlacedTensor, ...]
+    sampling: Mapping[str, Any]
 
 
 def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
@@ -86,7 +88,8 @@ def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
     vocabulary = description.vocabulary(file)
     main = _main_dtype(places, stored, dtype)
     placed = tuple(_placed(file, place, kinds, dtype, main) for place, kinds in zip(places, stored, strict=True))
-    return GgufModel({**config, **_token_ids(vocabulary), "torch_dtype": _TORCH_NAMES[main]}, vocabulary, placed)
+    described = {**config, **_token_ids(vocabulary), "torch_dtype": _TORCH_NAMES[main]}
+    return GgufModel(described, vocabulary, placed, sampling_of(file.metadata))
 
 
 def to_directory(source: Path, target: Path, dtype: BlockType, out: TextIO, *, force: bool = False) -> None:
@@ -111,7 +114,7 @@ def write_description(model: GgufModel, directory: Path, where: str) -> None:
     _write_json(directory / "tokenizer.json", tokenizer_json(model.vocabulary, where), indent=None)
     context_length = model.config["max_position_embeddings"]
     _write_json(directory / "tokenizer_config.json", tokenizer_config(model.vocabulary, context_length))
-    _write_json(directory / "generation_config.json", generation_config(model.vocabulary))
+    _write_json(directory / "generation_config.json", {**generation_config(model.vocabulary), **model.sampling})
 
 
 def _main_dtype(places: list[SourcePlace], stored: list[frozenset[BlockType]], dtype: BlockType) -> BlockType:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from ryzanstein.allotment import whole_cores
 
@@ -40,6 +40,8 @@ class Compilers:
     group: int
     folder: Path
     _killed: Event = field(default_factory=Event)
+    _reaped: Event = field(default_factory=Event)
+    _lock: Lock = field(default_factory=Lock)
 
     def run_all(self, commands: Sequence[Sequence[str]]) -> None:
         """Runs compilers on all cores of this process, the first commands first. The first failure ends the others.
@@ -57,10 +59,21 @@ class Compilers:
                 raise
 
     def kill(self) -> None:
-        """Ends all that runs, and the guard. The group is of no use after that."""
+        """Ends all that runs, and the guard. The group is of no use after that.
+
+        Does nothing once the guard has been reaped: the group may be another's then.
+        """
         self._killed.set()
-        with suppress(ProcessLookupError):
-            os.killpg(self.group, signal.SIGKILL)
+        with self._lock, suppress(ProcessLookupError):
+            if not self._reaped.is_set():
+                os.killpg(self.group, signal.SIGKILL)
+
+    def end(self, guard: subprocess.Popen[bytes]) -> None:
+        """Ends all that runs, and reaps the guard."""
+        self.kill()
+        with self._lock:
+            self._reaped.set()
+        guard.communicate()
 
     def run(self, command: Sequence[str]) -> None:
         """Runs one compiler or linker. Raises NotBuilt with its first complaint."""
@@ -78,6 +91,7 @@ class Compilers:
         ) as process:
             if self._killed.is_set():  # it was being started when the others were ended
                 self.kill()
+                process.kill()
             try:
                 _, stderr = process.communicate(timeout=_WALL_S)
             except subprocess.TimeoutExpired as error:
@@ -99,8 +113,7 @@ def compilers(place: Path) -> Iterator[Compilers]:
         try:
             yield group
         finally:
-            group.kill()
-            guard.communicate()
+            group.end(guard)
 
 
 def _complaint(stderr: str) -> str:

@@ -16,7 +16,7 @@ from ryzanstein.worker.model.quantized_files.found import FoundMatrix
 from ryzanstein.worker.model.quantized_files.stored_tensors import StoredTensors
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
-from ryzanstein.worker.model.tensor_files import TensorEntry
+from ryzanstein.worker.model.tensor_entry import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ryzanstein.worker.model.tensor_files import TensorEntry
+from ryzanstein.worker.model.tensor_entry import TensorEntry
 
 KEPT = "groups"
 """The dtype of an entry that stays in blocks, of which `num_bytes` has the size."""

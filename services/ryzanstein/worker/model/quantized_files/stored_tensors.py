@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
-from ryzanstein.worker.model.tensor_files import TensorEntry
+from ryzanstein.worker.model.tensor_entry import TensorEntry
 
 SCALE_DTYPES = ("F32", "F16", "BF16")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text
+from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text, watched
 from ryzanstein.worker.text.programs.bounds import ProgramBounds
 
 
@@ -58,12 +58,12 @@ class AgentProgram:
         env = {**os.environ, **self.environment}
         try:
             popen = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True, env=env)
+            process = WatchedProcess(popen.pid, watched(popen))
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        process = WatchedProcess(popen.pid, os.pidfd_open(popen.pid))
         process.over.add_done_callback(lambda _: process.ended(popen.wait()))
         return RunningProgram(process, ours)
 

@@ -18,7 +18,8 @@ Messages = tuple[Message, ...]
 def arrangements(messages: Messages) -> Iterator[Messages]:
     """Yields the messages as they are, then those other orders of them that differ. No text is left out."""
     systems = _distinct([messages, _in_turns(messages), _system_first(messages)])
-    yield from _distinct([*systems, *map(_one_by_one, systems)])
+    alternating = _alternating(_in_turns(messages))
+    yield from _distinct([*systems, *map(_one_by_one, systems), alternating, _alternating(_without_system(alternating))])
 
 
 def later_system(messages: Sequence[Message]) -> int | None:
@@ -71,6 +72,29 @@ def _system_first(messages: Messages) -> Messages:
         return messages
     first = replace(systems[0], content="\n\n".join(message.content for message in systems))
     return (first, *(message for message in messages if message.role is not Role.SYSTEM))
+
+
+def _without_system(messages: Messages) -> Messages:
+    """Returns the system message at the beginning as a user's, for templates that know no such role."""
+    if not messages or messages[0].role is not Role.SYSTEM:
+        return messages
+    return (replace(messages[0], role=Role.USER), *messages[1:])
+
+
+def _alternating(messages: Messages) -> Messages:
+    """Returns neighbours that one side said, without calls, as one message."""
+    found: list[Message] = []
+    for message in messages:
+        if found and _is_more(found[-1], message):
+            found[-1] = _after(found[-1], message.content)
+        else:
+            found.append(message)
+    return tuple(found)
+
+
+def _is_more(before: Message, message: Message) -> bool:
+    said = before.role is message.role and message.role in (Role.USER, Role.ASSISTANT)
+    return said and before.name == message.name and not (before.tool_calls or message.tool_calls or message.reasoning)
 
 
 def _after(message: Message, text: str) -> Message:

@@ -18,9 +18,10 @@ from jinja2 import TemplateError
 
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.tools import Tool
 from ryzanstein.worker.text.templates.arrangements import arrangements, later_system, without_later_system
 from ryzanstein.worker.text.templates.sandbox import OutputTooLong
-from ryzanstein.worker.text.templates.told import Arguments, Form, Told, content_text
+from ryzanstein.worker.text.templates.told import Arguments, Empty, Form, Told, Tooling, content_text
 
 Render = Callable[[Told], str]
 
@@ -41,9 +42,10 @@ class Unshown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A conversation as the template is told it. `shows_tools`: all of them, if there are any, are in its text."""
+    """A conversation as the template is told it, and its text. `shows_tools`: all of them, if there are any, are in it."""
 
     told: Told
+    text: str
     shows_tools: bool = True
 
 
@@ -84,32 +86,42 @@ def _accepted(render: Render, prompt: ChatPrompt) -> bool:
 def _ways(prompt: ChatPrompt) -> Iterator[Told]:
     seen: list[Told] = []
     for messages in arrangements(prompt.messages):
-        for form in _forms(messages):
+        for form in _forms(messages, prompt.tools.offered):
             told = Told.of(replace(prompt, messages=messages), form)
             if told not in seen:
                 seen.append(told)
                 yield told
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[Form]:
+def _forms(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Form]:
     called = any(message.tool_calls for message in messages)
     arguments = list(Arguments) if called else [Arguments.OBJECTS]
-    empties: tuple[str | None, ...] = (None, "") if called else (None,)
-    for parts, each, empty in product((False, True), arguments, empties):
-        yield Form(empty, each, parts)
+    empties = list(Empty) if called else [Empty.ABSENT]
+    for each, empty in product(arguments, empties):
+        yield Form(empty, each)
+    for each, empty in product(arguments, empties):
+        if empty is not Empty.NULL:
+            yield Form(empty, each, parts=True)
+    for empty in empties:
+        if not tools:
+            yield Form(empty, tooling=Tooling.LISTED)
+        elif not all(tool.parameters for tool in tools):
+            yield Form(empty, tooling=Tooling.SPELLED)
+        if any(message.reasoning for message in messages):
+            yield Form(empty, thoughts=False)
 
 
 def _checked(render: Render, told: Told) -> Chosen:
     text = render(told)
     if _prints_none(render, told, text):
         raise Unshown(_first_none(told), "the model's chat template prints a content that is not there")
-    if any(isinstance(message["content"], list) for message in told.messages) and _prints_parts(told, text):
+    if any(isinstance(message.get("content"), list) for message in told.messages) and _prints_parts(told, text):
         raise Unshown(0, "the model's chat template prints the parts of a content instead of their text")
     for index, arguments in _raw_arguments(told):
         if not _is_in(arguments, text):
             raise Unshown(index, "the model's chat template leaves arguments of a call out that are no object")
     if not told.tools and not _calls(told) and _surely_shown(told, text):
-        return Chosen(told)
+        return Chosen(told, text)
     return _Marks(told, text).checked(render)
 
 
@@ -130,14 +142,18 @@ def _raw_arguments(told: Told) -> Iterator[tuple[int, str]]:
 
 
 def _first_none(told: Told) -> int:
-    return next(i for i, message in enumerate(told.messages) if message["content"] is None)
+    return next(i for i, message in enumerate(told.messages) if _has_null(message))
+
+
+def _has_null(message: dict[str, Any]) -> bool:
+    return message.get("content", "") is None
 
 
 def _prints_none(render: Render, told: Told, text: str) -> bool:
     """Returns whether the template writes `None` for a content that is null."""
-    if "None" not in text or not any(message["content"] is None for message in told.messages):
+    if "None" not in text or not any(map(_has_null, told.messages)):
         return False
-    filled = [message | {"content": message["content"] or ""} for message in told.messages]
+    filled = [message | {"content": ""} if _has_null(message) else message for message in told.messages]
     try:
         return text.count("None") > render(replace(told, messages=filled)).count("None")
     except Exception:  # the template wants null
@@ -150,15 +166,15 @@ def _surely_shown(told: Told, text: str) -> bool:
 
 
 class _Marks:
-    """Puts a character that occurs nowhere else into each content and each name of a function.
+    """Puts a mark, of a character that occurs nowhere else, into each content and each name of a function.
 
-    A text is shown if its character is in what the template writes.
+    A text is shown if its mark is in what the template writes.
     """
 
     def __init__(self, told: Told, text: str) -> None:
         used = set(text) | set().union(*told.texts())
         self._unused = (chr(code) for code in _MARKS if chr(code) not in used)
-        self._told = told
+        self._told, self._text = told, text
         self._messages: list[list[str]] = [[] for _ in told.messages]
         self._tools: list[str] = []
 
@@ -170,12 +186,12 @@ class _Marks:
         except (OutputTooLong, RecursionError, MemoryError):
             raise
         except Exception:  # the template looks into the texts, so it cannot be known
-            return Chosen(self._told)
+            return Chosen(self._told, self._text)
         for index, marks in enumerate(self._messages):
             if not all(_is_in(mark, text) for mark in marks):
                 role = self._told.messages[index]["role"]
                 raise Unshown(index, f"the model's chat template leaves a part of this message out (role {role})")
-        return Chosen(self._told, all(_is_in(mark, text) for mark in self._tools))
+        return Chosen(self._told, self._text, all(_is_in(mark, text) for mark in self._tools))
 
     def _marked(self) -> Told:
         messages = [self._message(index, message) for index, message in enumerate(self._told.messages)]
@@ -200,8 +216,11 @@ class _Marks:
         return {**tool, "function": {**function, "name": self._put(function["name"], self._tools)}}
 
     def _put(self, text: str, marks: list[str]) -> str:
-        """Returns the text with a mark in its middle and behind its last word; without, when none is left."""
-        mark = next(self._unused, "")
+        """Returns the text with a mark in its middle and behind its last word; without, when none is left.
+
+        The mark is twice the character: a template that loops over a text, taken for a list, writes each by itself.
+        """
+        mark = 2 * next(self._unused, "")
         if mark:
             marks.append(mark)
         words = text.rstrip()

@@ -59,12 +59,18 @@ class Renderer:
             self._control = ControlTexts(source.control, source.num_special)
             self._source = source
 
+    def _way(self, template: ChatTemplate, prompt: ChatPrompt) -> Chosen:
+        if template.reads_messages:
+            return chosen(template.text, prompt)
+        told = Told.of(prompt)
+        return Chosen(told, template.text(told))
+
     def _render(self, prompt: ChatPrompt) -> Outcome:
         assert self._template is not None
         self._template.tick()
         try:
-            way = chosen(self._template.text, prompt) if self._template.reads_messages else Chosen(Told.of(prompt))
-            rendered = self._control.rendered(self._template.text, way.told)
+            way = self._way(self._template, prompt)
+            rendered = self._control.rendered(self._template.text, way.told, way.text)
             return msgspec.structs.replace(rendered, shows_tools=way.shows_tools)
         except OutputTooLong:
             return Limited(RenderLimit.OUTPUT)

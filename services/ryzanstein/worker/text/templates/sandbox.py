@@ -20,6 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ryzanstein.worker.text.templates.told import Told, content_text
 
+_END = "\U0010fffe "
+"""Stands where a message that is continued ends: a character that Unicode keeps out of texts, and a space."""
+
 
 class OutputTooLong(Exception):
     """The template wrote more than its bound."""
@@ -28,14 +31,14 @@ class OutputTooLong(Exception):
 class _GenerationBlock(Extension):
     """`{% generation %} ... {% endgeneration %}` marks an assistant's text, for training.
 
-    Here it is replaced by its contents.
+    Here it is replaced by its contents. What is set inside is not set outside, as in transformers.
     """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class ChatTemplate:
@@ -68,7 +71,7 @@ class ChatTemplate:
         parts: list[str] = []
         num_chars = 0
         own = {
-            "messages": told.messages,
+            "messages": _marked(told.messages) if told.continues else told.messages,
             "tools": told.tools,
             "documents": None,
             "add_generation_prompt": told.add_generation_prompt,
@@ -79,23 +82,34 @@ class ChatTemplate:
                 raise OutputTooLong
             parts.append(part)
         text = "".join(parts)
-        return _up_to(text, content_text(told.messages[-1])) if told.continues else text
+        return _continued(text) if told.continues else text
 
     def _strftime_now(self, pattern: str) -> str:
         return self._moment.strftime(pattern)
 
 
-def _up_to(text: str, content: str) -> str:
-    """Returns the text up to the end of its last message, of which the answer is to be the rest.
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the messages with a mark behind the last one's text."""
+    last = messages[-1]
+    if not content_text(last).strip():
+        raise TemplateError("continue_final_message: the last message is empty")
+    content = last["content"]
+    if isinstance(content, list):
+        content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _END}]
+    else:
+        content += _END
+    return [*messages[:-1], last | {"content": content}]
 
-    Many templates strip messages: white space at the end stays where the template leaves it.
+
+def _continued(text: str) -> str:
+    """Returns the text up to the mark, of which the answer is to be the rest.
+
+    As in transformers, a template that strips messages, and so the mark's space, loses the white space before it too.
     """
-    begin = text.rfind(content.strip())
-    if begin < 0 or not content.strip():
-        raise TemplateError("continue_final_message: the last message is empty, or the template changes it")
-    stripped = content.lstrip()
-    end = begin + len(stripped if text.startswith(stripped, begin) else stripped.rstrip())
-    return text[:end]
+    begin = text.rfind(_END[0])
+    if begin < 0:
+        raise TemplateError("continue_final_message: the template leaves the end of the last message out")
+    return text[:begin] if text.startswith(_END, begin) else text[:begin].rstrip()
 
 
 def parse(source: str) -> None:

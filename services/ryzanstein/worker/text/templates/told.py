@@ -7,7 +7,7 @@ what a value is (roles, the type `function`) are ours, and so are the keys of me
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -32,16 +32,38 @@ class Arguments(Enum):
     TEXTS = "texts"
 
 
+class Empty(Enum):
+    """What a message that has calls and no text has as its content: none (what transformers makes of null), null, or ''."""
+
+    ABSENT = "absent"
+    NULL = "null"
+    TEXT = "text"
+
+
+class Tooling(Enum):
+    """How tools are told.
+
+    `AS_SENT`: as they are, and `None` without any. `SPELLED`: a function without parameters has an empty object of
+    them. `LISTED`: without any, an empty list, for templates that loop over it.
+    """
+
+    AS_SENT = "as sent"
+    SPELLED = "spelled"
+    LISTED = "listed"
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """What differs between templates: the content of a message that has calls and no text, and how texts are told.
 
-    `parts`: a content is a list with a part of type `text`.
+    `parts`: a content is a list with a part of type `text`. `thoughts`: earlier reasoning is told.
     """
 
-    empty: str | None = None
+    empty: Empty = Empty.ABSENT
     arguments: Arguments = Arguments.OBJECTS
     parts: bool = False
+    tooling: Tooling = Tooling.AS_SENT
+    thoughts: bool = True
 
 
 AS_SENT = Form()
@@ -65,7 +87,7 @@ class Told:
         template = prompt.template
         return cls(
             [_message(message, form) for message in prompt.messages],
-            [_tool(tool) for tool in prompt.tools.offered] or None,
+            _tools(prompt.tools.offered, form.tooling),
             variables=template_variables(template.variables),
             add_generation_prompt=template.add_generation_prompt,
             continues=template.continues,
@@ -94,7 +116,7 @@ class Told:
 
 def content_text(told: dict[str, Any]) -> str:
     """Returns the text of a message's content in any form."""
-    content = told["content"]
+    content = told.get("content")
     return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
@@ -104,19 +126,26 @@ def _message(message: Message, form: Form) -> dict[str, Any]:
     if message.is_plain:
         return told
     if message.tool_calls:
-        # As clients send it: templates distinguish an empty answer from none.
-        told["content"] = content if message.content else form.empty
+        # Templates distinguish an empty answer from none.
+        told = told if message.content else _without_text(told, form.empty)
         told["tool_calls"] = [_call(call, form.arguments) for call in message.tool_calls]
-    return told | dict(_others(message))
+    return told | dict(_others(message, form))
 
 
-def _others(message: Message) -> Iterator[tuple[str, str]]:
+def _without_text(told: dict[str, Any], empty: Empty) -> dict[str, Any]:
+    if empty is Empty.ABSENT:
+        return {key: value for key, value in told.items() if key != "content"}
+    return told | {"content": None if empty is Empty.NULL else ""}
+
+
+def _others(message: Message, form: Form) -> Iterator[tuple[str, str]]:
     if message.role is Role.TOOL:
         yield "tool_call_id", message.tool_call_id
     if message.name:
         yield "name", message.name
-    if message.reasoning:
-        yield "reasoning_content", message.reasoning
+    if message.reasoning and form.thoughts:
+        # Under all names that templates read: those of transformers, and what vLLM calls it.
+        yield from ((name, message.reasoning) for name in ("thinking", "reasoning", "reasoning_content"))
 
 
 def _call(call: ToolCall, arguments: Arguments) -> dict[str, Any]:
@@ -139,10 +168,18 @@ def _arguments(text: str, form: Arguments) -> Any:
     return {"arguments": text} if form is Arguments.WRAPPED else text
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tools(offered: Sequence[Tool], tooling: Tooling) -> list[dict[str, Any]] | None:
+    if not offered:
+        return [] if tooling is Tooling.LISTED else None
+    return [_tool(tool, spelled=tooling is Tooling.SPELLED) for tool in offered]
+
+
+def _tool(tool: Tool, *, spelled: bool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
     if tool.parameters:
         function["parameters"] = json.loads(tool.parameters)
+    elif spelled:
+        function["parameters"] = {"type": "object", "properties": {}}
     if tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}

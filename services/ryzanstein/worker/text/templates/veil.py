@@ -40,12 +40,8 @@ class ControlTexts:
         self._special = _any_of(texts[:num_special])
         self._chars = sorted(set(chain.from_iterable(texts)))
 
-    def rendered(self, render: Render, told: Told) -> Rendered:
-        """Returns the conversation as the template writes it.
-
-        Raises what `render` raises for these messages, and Ambiguous.
-        """
-        text = render(told)
+    def rendered(self, render: Render, told: Told, text: str) -> Rendered:
+        """Returns the conversation as the template writes it, which is `text`. Raises Ambiguous."""
         for veiled, lifted in self._ways(render, told, text):
             if lifted == text:
                 own = self._found(veiled)

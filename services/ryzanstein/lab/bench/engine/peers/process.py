@@ -57,6 +57,7 @@ class PeerProcess:
             start_new_session=True,
         )
         self._reading = asyncio.create_task(self._read_errors())
+        self._began = _start_of(self._process.pid)
         try:
             self.facts = (await self._answer())["facts"]
         except BaseException:
@@ -131,10 +132,23 @@ class PeerProcess:
                 async with asyncio.timeout(grace_s):
                     await self._process.stdout.read()
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_session()
             await self._process.wait()
             await self._reading
+
+    def _kill_session(self) -> None:
+        """Kills the process and what it left. asyncio may have reaped it: its id is another's if that began at another time."""
+        if _start_of(self._process.pid) in ("", self._began):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _start_of(pid: int) -> str:
+    """Returns when a process began, in clock ticks since the boot (proc_pid_stat(5)); empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def runner_command(python: Path, runner: str, settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -167,6 +167,11 @@ class Asked:
         return ChatPrompt((*instructions, *history, *self.said), self.template, self.tools)
 
 
+def refers(body: ResponsesRequest) -> bool:
+    """Returns whether its input refers to items of responses that are kept."""
+    return isinstance(body.input, list) and any(item.refers for item in body.input)
+
+
 def asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, max_items: int) -> Asked:
     """Returns what a body asks for. Raises INVALID_ARGUMENT that names the field."""
     with naming_fields(body):

@@ -25,6 +25,7 @@ class InputItem(msgspec.Struct, frozen=True):
     """
 
     type: str = "message"
+    id: str | None = None
     role: str | None = None
     content: str | list[ContentPart] | None = None
     call_id: str | None = None
@@ -32,6 +33,12 @@ class InputItem(msgspec.Struct, frozen=True):
     arguments: str | None = None
     input: str | None = None
     output: str | list[ContentPart] | None = None
+
+    @property
+    def refers(self) -> bool:
+        """Whether it stands for an item of a kept response. OpenAI lets its type be left out."""
+        bare = self.type == "message" and self.role is None and self.content is None
+        return bool(self.id) and (bare or self.type == "item_reference")
 
 
 def said_in(given: str | Sequence[InputItem], most: int) -> tuple[Message, ...]:

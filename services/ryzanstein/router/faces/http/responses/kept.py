@@ -12,11 +12,13 @@ response, it is rebuilt from its turn, without its usage.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain
 
+import msgspec
 import structlog
 from prometheus_client import Counter
 
@@ -26,7 +28,7 @@ from ryzanstein.generation.events import Started
 from ryzanstein.generation.messages import Message, Role
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
-from ryzanstein.router.faces.http.responses.input_items import items_said
+from ryzanstein.router.faces.http.responses.input_items import InputItem, items_said
 from ryzanstein.router.faces.http.responses.items import items_of
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.sessions.store import OBJECT_MARK, Session, SessionStore
@@ -35,6 +37,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 log = structlog.get_logger(__name__)
 
 _MAX_ID_CHARS = 80
+_ITEM = re.compile(r"(?:msg|rs|fc|fco)_([0-9A-Za-z-]+)(?:_(in)?[0-9]+)?")
 MOST_TURNS = 4_096
 """Responses in a chain. The bounds on messages end a conversation long before, unless they are raised."""
 
@@ -126,6 +129,30 @@ class KeptResponses:
         messages = await self.conversation(tenant, response_id, "response_id")
         return items_said(response_id.removeprefix(PREFIX), messages[:-1])
 
+    async def with_items(self, tenant: str, given: Sequence[InputItem]) -> list[InputItem]:
+        """Returns an input with the kept items that it refers to. Raises NOT_FOUND naming the field."""
+        known: dict[str, InputItem] = {}
+        for i, item in enumerate(given):
+            if item.refers and (item.id or "") not in known:
+                known |= await self._items_beside(tenant, item.id or "", f"input[{i}].id")
+        return [known[item.id or ""] if item.refers else item for item in given]
+
+    async def _items_beside(self, tenant: str, item_id: str, field: str) -> dict[str, InputItem]:
+        """Returns by their ids the items of the response that has this one, or that it answered."""
+        found = _ITEM.fullmatch(item_id)
+        shapes: list[Shape] = []
+        with suppress(RyzansteinError):
+            if found is not None and found[2]:
+                shapes = await self.input_items(tenant, PREFIX + found[1])
+            elif found is not None:
+                shapes = (await self.retrieve(tenant, PREFIX + found[1]))["output"]
+        items = {shape["id"]: msgspec.convert(shape, InputItem) for shape in shapes}
+        if item_id in items:
+            return items
+        message = f"{field}: no such item: {item_id[:64]!r}; send the item itself, or store its response"
+        violation = errors.FieldViolation(field, "names no item of a stored response")
+        raise RyzansteinError(message, Code.NOT_FOUND, "ITEM_NOT_FOUND", violations=(violation,))
+
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said, until the last one goes."""
         await self._found(tenant, response_id)
@@ -167,6 +194,6 @@ def _not_found(error: RyzansteinError, field: str, response_id: str, why: str) -
 
 
 def _key(tenant: str, response_id: str) -> str:
-    if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS:
+    if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS or response_id.endswith(OBJECT_MARK):
         raise errors.not_found("response", response_id)
     return f"{blake2b(tenant.encode(), digest_size=8).hexdigest()}-{response_id}"

@@ -25,11 +25,11 @@ from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse,
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
-from ryzanstein.router.faces.http.late import begun
+from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.openapi import described
 from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.prompts import tenant_of
-from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields
+from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields, refers
 from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter, error_of_stream
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
@@ -101,6 +101,13 @@ class ResponseRoutes:
         await keep()
         return _json(told.response, headers)
 
+    async def with_items(self, http: Request, body: ResponsesRequest) -> ResponsesRequest:
+        """Returns the body with the kept items that its input refers to. Raises NOT_FOUND naming one."""
+        items = body.input if isinstance(body.input, list) else []
+        if len(items) > self._limits.max_messages:
+            return body  # which is refused for that
+        return msgspec.structs.replace(body, input=await self._kept.with_items(tenant_of(http.headers), items))
+
     def _defaults_of(self, model: str) -> SamplingDefaults:
         return next((each.sampling_defaults for each in self._core.models() if each.name == model), NO_DEFAULTS)
 
@@ -147,10 +154,16 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
     @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponseAnswer))
     async def create(http: Request) -> Response:
         request_id = call_of(http.scope).request_id
-        _, asked_for = await reader.read(http, decoder, lambda body: asked(body, http.headers, request_id, limits.max_messages))
+
+        def convert(body: ResponsesRequest) -> Asked:
+            return asked(body, http.headers, request_id, limits.max_messages)
+
+        body, converted = await reader.read(http, decoder, lambda body: None if refers(body) else convert(body))
+        asked_for = converted or convert(await routes.with_items(http, body))
         with naming_fields(asked_for.body):
             if asked_for.body.stream:
-                return await begun(routes.create(http, asked_for), limits, error_of_stream)
+                opening = within(naming_fields(asked_for.body), routes.create(http, asked_for))
+                return await begun(opening, limits, error_of_stream)
             return await routes.create(http, asked_for)
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))

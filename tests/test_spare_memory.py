@@ -1,0 +1,35 @@
+"""Memory that a peak has left behind goes back to the system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from ryzanstein.spare_memory import LEAST_BYTES, SpareMemory
+
+PEAK = """
+from ryzanstein.spare_memory import resident_bytes, trim
+kept, freed = [], []
+for _ in range(2000):
+    freed.append(bytearray(60_000))
+    kept.append(bytearray(600))
+peak = resident_bytes()
+del freed
+left = resident_bytes()
+trim()
+print(peak, left, resident_bytes())
+"""
+
+
+def test_what_was_freed_between_what_is_in_use_is_given_back() -> None:
+    said = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True, timeout=60).stdout
+    peak, left, after = map(int, said.split())
+    assert after < left - 50_000_000, (peak, left, after)
+
+
+def test_it_is_given_back_when_it_has_grown_and_grows_no_more() -> None:
+    sizes = iter([100, 100, 100 + LEAST_BYTES, 200 + LEAST_BYTES, 200 + LEAST_BYTES, 50 + LEAST_BYTES, 50 + LEAST_BYTES])
+    spare = SpareMemory(lambda: next(sizes))
+    assert [spare.look() for _ in range(4)] == [False, False, False, True]
+    spare.trimmed()
+    assert not spare.look(), "what is left is in use"
