@@ -13,7 +13,7 @@ from pydantic_settings import NoDecode
 from ryzanstein.config import ServiceSettings
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
-from ryzanstein.router.storage.bounds import DAMAGED_BYTES, LOG_BYTES, OTHER_FILES_BYTES, UNBOUNDED
+from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
 from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.state_home import default_state
 
@@ -163,7 +163,7 @@ class RouterSettings(ServiceSettings):
     @property
     def disk_bytes(self) -> int:
         """What the files of a router with `session_store` sqlite take at most. Its logs are not in files of its own."""
-        other = 2 * LOG_BYTES + DAMAGED_BYTES + OTHER_FILES_BYTES
+        other = 2 * LOG_BYTES + MOST_DAMAGED_BYTES + OTHER_FILES_BYTES
         return (self.max_store_bytes or STORE_BYTES["sqlite"]) + self.max_journal_bytes + other
 
     @field_validator("redis_url")

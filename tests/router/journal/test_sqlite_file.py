@@ -129,7 +129,7 @@ async def test_a_file_that_is_begun_anew_has_the_same_bound_and_can_shrink(tmp_p
 
 
 async def test_of_a_large_damaged_file_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "MOST_KEPT_BYTES", 4096)
+    monkeypatch.setattr(sqlite_file, "MOST_DAMAGED_BYTES", 4096)
     (tmp_path / "journal.db").write_bytes(b"no database at all" * 1000)
     journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
     assert "journal.db.damaged" not in os.listdir(tmp_path)

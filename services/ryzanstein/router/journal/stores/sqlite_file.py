@@ -23,7 +23,7 @@ import structlog
 from ryzanstein.private_files import opener, private_file, private_folder
 from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
-from ryzanstein.router.storage.bounds import DAMAGED_BYTES, UNBOUNDED
+from ryzanstein.router.storage.bounds import MOST_DAMAGED_BYTES, UNBOUNDED
 from ryzanstein.router.storage.sqlite_damage import check, is_damage
 
 log = structlog.get_logger(__name__)
@@ -64,8 +64,6 @@ _OPEN_S = 5.0
 _CHECK_S = 1.0
 _LOOK_S = 0.01
 _SUFFIXES = ("-wal", "-shm", "")
-MOST_KEPT_BYTES = DAMAGED_BYTES
-"""A damaged file that is larger is removed: its disk space is needed."""
 # On a disk that damages whatever is written, a new file would not help.
 _LEAST_PAUSE_S = 10.0
 
@@ -133,7 +131,7 @@ class JournalFile:
     def _set_aside(self, error: Exception) -> None:
         self._set_aside_at = self.anew_at = time.monotonic()
         aside = self._path.with_name(self._path.name + ".damaged")
-        kept = sum(_size(self._path.with_name(self._path.name + suffix)) for suffix in _SUFFIXES) <= MOST_KEPT_BYTES
+        kept = sum(_size(self._path.with_name(self._path.name + suffix)) for suffix in _SUFFIXES) <= MOST_DAMAGED_BYTES
         kept_as = str(aside) if kept else ""
         log.warning("journal corrupt, starting with an empty one", path=str(self._path), kept_as=kept_as, error=str(error))
         for suffix in _SUFFIXES:

@@ -86,15 +86,15 @@ class MemorySessions:
         if evicted:
             self._on_evicted(evicted)
         evicted = 0
-        while self._bytes > self._room.max_bytes and (gone := self._oldest()) and gone.session_id != written:
+        while self._bytes > self._room.max_bytes and (gone := self._oldest(written)):
             self._remove(gone.session_id)
             evicted += 1
         if evicted:
             self._room.on_evicted(evicted)
 
-    def _oldest(self) -> Session | None:
-        found = (each for each in (self._oldest_conversation(), self._responses.oldest()) if each is not None)
-        return min(found, key=_order, default=None)
+    def _oldest(self, written: str) -> Session | None:
+        both = (self._oldest_conversation(), self._responses.oldest())
+        return min((each for each in both if each is not None and each.session_id != written), key=_order, default=None)
 
     def _oldest_conversation(self) -> Session | None:
         return next((each for each in self._conversations.values() if not self._claims.holds(each.session_id)), None)

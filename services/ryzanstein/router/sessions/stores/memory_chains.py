@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +20,11 @@ class ResponseChains:
     def __init__(self) -> None:
         self.kept: dict[str, Session] = {}
         self._num_children: Counter[str] = Counter()
-        # By time of use. Entries of responses that are gone, or are no leaves any more, are skipped.
-        self._leaves: list[tuple[float, str]] = []
+        # In the order of use, whatever the clock says. Entries of responses that are gone, or are no leaves any
+        # more, are skipped.
+        self._leaves: list[tuple[int, str]] = []
+        self._used: dict[str, int] = {}
+        self._uses = itertools.count()
 
     def add(self, session: Session) -> None:
         """Adds a response or an object. A response's parent, which must be there, is used by that."""
@@ -30,7 +34,9 @@ class ResponseChains:
         if session.parent:
             self._num_children[session.parent] += 1
             self.kept[session.parent] = replace(self.kept[session.parent], update_time=time.time())
-        self._is_leaf(session)
+            self._used[session.parent] = next(self._uses)
+        self._used[session.session_id] = next(self._uses)
+        self._is_leaf(session.session_id)
 
     def continuable(self, session_id: str) -> bool:
         return session_id in self.kept and not self.kept[session_id].deleted
@@ -39,9 +45,8 @@ class ResponseChains:
         """Returns the leaf that was used least recently."""
         while self._leaves:
             used, session_id = self._leaves[0]
-            session = self.kept.get(session_id)
-            if session is not None and session.update_time == used and not self._num_children[session_id]:
-                return session
+            if self._used.get(session_id) == used and not self._num_children[session_id]:
+                return self.kept[session_id]
             heapq.heappop(self._leaves)
         return None
 
@@ -56,6 +61,7 @@ class ResponseChains:
         """Removes a leaf with its object, and the deleted responses that only it continued. Yields them."""
         while session_id:
             session = self.kept.pop(session_id)
+            self._used.pop(session_id, None)
             yield session
             if (beside := self.kept.pop(session_id + OBJECT_MARK, None)) is not None:
                 yield beside
@@ -71,14 +77,11 @@ class ResponseChains:
         del self._num_children[parent]
         if self.kept[parent].deleted:
             return parent
-        self._is_leaf(self.kept[parent])
+        self._is_leaf(parent)
         return ""
 
-    def _is_leaf(self, session: Session) -> None:
-        heapq.heappush(self._leaves, (session.update_time, session.session_id))
+    def _is_leaf(self, session_id: str) -> None:
+        heapq.heappush(self._leaves, (self._used[session_id], session_id))
         if len(self._leaves) > 2 * len(self.kept) + _STALE_ENTRIES:
-            self._leaves = [(each.update_time, each.session_id) for each in self.kept.values() if self._can_go(each)]
+            self._leaves = [(used, each) for each, used in self._used.items() if not self._num_children[each]]
             heapq.heapify(self._leaves)
-
-    def _can_go(self, session: Session) -> bool:
-        return not self._num_children[session.session_id] and not is_object(session.session_id)

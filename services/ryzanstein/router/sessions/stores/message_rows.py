@@ -33,16 +33,6 @@ def message_of(kind: str, content: str) -> Message:
     return _decoder.decode(content) if kind == _WHOLE else Message(Role(kind), content)
 
 
-@contextlib.contextmanager
-def readable(session_id: str) -> Iterator[None]:
-    """Raises FAILED_PRECONDITION SESSION_DAMAGED for a message that cannot be read."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        what = f"session {session_id[:128]!r} has a message that is damaged or of a later version: delete the session"
-        raise errors.failed_precondition("SESSION_DAMAGED", what) from error
-
-
 def rows_of(parent: str, messages: Iterable[Message]) -> list[tuple[str, str]]:
     """Returns the rows of a session that continues `parent`, if that is not empty."""
     rows = [row_of(message) for message in messages]
@@ -54,3 +44,13 @@ def read_rows(rows: Sequence[tuple[str, str]]) -> tuple[str, tuple[Message, ...]
     continues = bool(rows) and rows[0][0] == CONTINUES
     parent = rows[0][1] if continues else ""
     return parent, tuple(message_of(*row) for row in rows[continues:])
+
+
+@contextlib.contextmanager
+def readable(session_id: str) -> Iterator[None]:
+    """Raises FAILED_PRECONDITION SESSION_DAMAGED for a message that cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        what = f"session {session_id[:128]!r} has a message that is damaged or of a later version: delete the session"
+        raise errors.failed_precondition("SESSION_DAMAGED", what) from error

@@ -95,6 +95,7 @@ def connect(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
             check(db, _CHECK_TIMEOUT_S)
             disk.let_shrink(db)
             db.execute("PRAGMA foreign_keys = ON")
+            disk.let_shrink(db)
             # Where the schema is not what its version says, this fails and leaves the file as it is.
             _migrate(db, path)
             write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
