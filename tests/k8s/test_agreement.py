@@ -125,6 +125,24 @@ def test_arguments_name_a_subcommand(workloads: dict[str, Document], name: str) 
     assert f" {name} " in CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "200"}).output
 
 
+def test_kubelet_evicts_no_router_for_what_it_writes(
+    workloads: dict[str, Document], settings: dict[str, ServiceSettings]
+) -> None:
+    router = settings["router"]
+    assert isinstance(router, RouterSettings)
+    (volume,) = [each for each in workloads["router"]["spec"]["template"]["spec"]["volumes"] if each["name"] == "state"]
+    assert router.disk_bytes < quantity(volume["emptyDir"]["sizeLimit"])
+    requested = quantity(container(workloads, "router")["resources"]["requests"]["ephemeral-storage"])
+    logs, temporary = 50 * 2**20, 64 * 2**20
+    assert router.disk_bytes + logs + temporary < requested
+
+
+def quantity(text: str) -> int:
+    """Returns the bytes of a Kubernetes quantity such as 2Gi."""
+    number, unit = text[:-2], text[-2:]
+    return int(number) * {"Mi": 2**20, "Gi": 2**30}[unit]
+
+
 def test_state_is_on_volumes_because_the_root_is_read_only(
     workloads: dict[str, Document], settings: dict[str, ServiceSettings]
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -11,8 +13,11 @@ from pydantic_settings import NoDecode
 from ryzanstein.config import ServiceSettings
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
+from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
 from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.state_home import default_state
+
+STORE_BYTES: Mapping[str, int] = MappingProxyType({"sqlite": 2**30, "memory": 128 * 2**20, "redis": UNBOUNDED})
 
 
 class RouterSettings(ServiceSettings):
@@ -63,6 +68,13 @@ class RouterSettings(ServiceSettings):
     redis_prefix: str = Field("ryzanstein:", max_length=64, description="prefix of every key; lets clusters share a server")
     max_sessions: int = Field(100_000, ge=1, description="maximum sessions; beyond it the least recently used is evicted")
     max_responses: int = Field(100_000, ge=1, description="maximum kept responses; beyond it the oldest is forgotten")
+    max_store_bytes: int | None = Field(
+        None,
+        ge=16 * 2**20,
+        description="maximum bytes of sessions and kept responses together; beyond it the least recently used are evicted; "
+        "unset: 1 GiB in files, 128 MiB in memory; Redis has its own maxmemory",
+    )
+    max_journal_bytes: int = Field(512 * 2**20, ge=16 * 2**20, description="maximum size of journal.db")
     max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
     max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
     store_wait_s: float = Field(
@@ -142,6 +154,17 @@ class RouterSettings(ServiceSettings):
     beat_jitter_s: float = Field(0.05, gt=0, description="minimum standard deviation of beats; of answers: twice this")
     stall_s: float = Field(2.0, gt=0, description="minimum time without a step, with work pending, that counts as a stall")
     stall_steps: float = Field(10.0, gt=0, description="minimum multiple of a usual step that counts as a stall")
+
+    @property
+    def store_bytes(self) -> int:
+        """`max_store_bytes`, or its default for this store."""
+        return self.max_store_bytes or STORE_BYTES[self.session_store]
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the files of a router with `session_store` sqlite take at most. Its logs are not in files of its own."""
+        other = 2 * LOG_BYTES + MOST_DAMAGED_BYTES + OTHER_FILES_BYTES
+        return (self.max_store_bytes or STORE_BYTES["sqlite"]) + self.max_journal_bytes + other
 
     @field_validator("redis_url")
     @classmethod

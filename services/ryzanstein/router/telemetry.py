@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -32,6 +32,7 @@ FAILOVER_CAUSES = (
     "other_prompt",
 )
 
+EVICTION_CAUSES = ("number", "bytes")
 HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections", "memory", "origin")
 
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
@@ -122,6 +123,18 @@ class EmbeddingMetrics:
         )
 
 
+class StoreRoomMetrics:
+    """What the session store holds, and what it evicts to hold no more."""
+
+    def __init__(self, make: _Maker) -> None:
+        self.used = make.gauge("store_bytes", "Bytes that sessions and kept responses use")
+        evicted = make.counter("sessions_evicted", "Sessions and kept responses evicted, by the bound on them", "cause")
+        self._evicted = _known(evicted, EVICTION_CAUSES)
+
+    def evicted(self, cause: str) -> Callable[[int], None]:
+        return self._evicted.labels(cause).inc
+
+
 class RouterTelemetry:
     """The router's metrics and background tasks, built once and passed on.
 
@@ -176,7 +189,7 @@ class RouterTelemetry:
         )
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Session turns, by outcome", "outcome")
-        self.sessions_evicted = counter("sessions_evicted", "Sessions evicted to stay within max_sessions")
+        self.store_room = StoreRoomMetrics(make)
         self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
         self.store_outages = counter("store_outages", "Outages of the session store")
         self.store_backlog = gauge("store_backlog", "Session writes queued for the store")

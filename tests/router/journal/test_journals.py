@@ -281,3 +281,23 @@ async def test_a_generation_of_an_earlier_version_can_be_taken_from_redis(start_
     assert record == JournalRecord(1, b"request of a", (b"1",))
     assert record.age_s == 0.0
     await journal.close()
+
+
+async def test_the_file_has_a_bound_and_goes_on_when_entries_have_expired(tmp_path: Path) -> None:
+    """At the bound a write is an outage, in which generations go on in memory; leases are renewed all the same."""
+    path, most = tmp_path / "journal.db", 16 * 2**20
+    journal = await SqliteJournal.open(path, 60.0, 0.5, most)
+    requests = [Append(str(number), 0, b"", b"x" * 2**20) for number in range(17)]
+    for request in requests[:14]:
+        await journal.write(ONE, [request])
+    with pytest.raises(JournalUnavailableError, match="full"):
+        await journal.write(ONE, requests[14:])
+    assert 10 * 2**20 < path.stat().st_size <= most
+    await journal.renew(ONE)
+    assert await journal.find(ONE.owner_id) == ONE
+    await asyncio.sleep(0.6)
+    for _ in range(20):
+        await journal.renew(ONE)
+    assert path.stat().st_size < 6 * 2**20, "it shrinks"
+    assert await journal.write(ONE, requests[-1:]) == [AppendOutcome.WRITTEN]
+    await journal.close()

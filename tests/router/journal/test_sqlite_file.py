@@ -119,8 +119,17 @@ async def test_a_file_that_is_damaged_behind_its_header_is_set_aside_at_the_star
     assert path.with_name("journal.db.damaged").read_bytes() == content
 
 
+async def test_a_file_that_is_begun_anew_has_the_same_bound_and_can_shrink(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"no database at all" * 1000)
+    file = sqlite_file.JournalFile(path, 2**24)
+    assert file.connection.execute("PRAGMA max_page_count").fetchone() == (2**24 // PAGE,)
+    assert file.connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    file.close()
+
+
 async def test_of_a_large_damaged_file_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "MOST_KEPT_BYTES", 4096)
+    monkeypatch.setattr(sqlite_file, "MOST_DAMAGED_BYTES", 4096)
     (tmp_path / "journal.db").write_bytes(b"no database at all" * 1000)
     journal = await SqliteJournal.open(tmp_path / "journal.db", 60.0, 60.0)
     assert "journal.db.damaged" not in os.listdir(tmp_path)

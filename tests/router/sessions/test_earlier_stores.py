@@ -1,6 +1,7 @@
 """What an earlier version stored is read, and goes on; what it cannot read, it is never answered without.
 
-`stored` has what the version before messages had parts wrote: a SQLite file, and the keys of a Redis server.
+`stored` has what earlier versions wrote, a SQLite file and the keys of a Redis server of each: `sessions` the one before
+messages had parts, `responses` the one that kept each response with its whole conversation.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.router.faces.http.responses.kept import KeptResponses, _key
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.router.telemetry import RouterTelemetry
 
 STORED = Path(__file__).parent / "stored"
 EARLIER = (
@@ -34,22 +38,23 @@ PARTS = (
     Message(Role.TOOL, "sunny", tool_call_id="call_1"),
 )
 
-Opener = Callable[[], Awaitable[SessionStore]]
+Opener = Callable[..., Awaitable[SessionStore]]
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 async def reopen(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Path) -> Any:
     """Opens the store that an earlier version wrote, as often as it is called."""
     opened: list[SessionStore] = []
-    url = await _filled(await start_redis()) if request.param == "redis" else ""
-    shutil.copy(STORED / "sessions.db", tmp_path / "sessions.db")
+    written = "responses" if "responses" in request.node.name else "sessions"
+    url = await _filled(await start_redis(), written) if request.param == "redis" else ""
+    shutil.copy(STORED / f"{written}.db", tmp_path / "sessions.db")
 
-    async def reopen() -> SessionStore:
+    async def reopen(**most: int) -> SessionStore:
         store: SessionStore
         if url:
-            store = await RedisSessions.open(redis_client(url), "test:", SessionBounds(), lambda count: None)
+            store = await RedisSessions.open(redis_client(url), "test:", SessionBounds(**most), lambda count: None)
         else:
-            store = await SqliteSessions.open(tmp_path / "sessions.db", SessionBounds(), lambda count: None)
+            store = await SqliteSessions.open(tmp_path / "sessions.db", SessionBounds(**most), lambda count: None)
         opened.append(store)
         return store
 
@@ -58,9 +63,9 @@ async def reopen(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Pat
         await store.close()
 
 
-async def _filled(redis: Any) -> str:
+async def _filled(redis: Any, written: str) -> str:
     client = redis_client(redis.url)
-    for key, value in json.loads((STORED / "redis.json").read_text()).items():
+    for key, value in json.loads((STORED / f"{written}.json").read_text()).items():
         if isinstance(value, list):
             await client.rpush(key, *value)
         elif "set" in value:
@@ -86,6 +91,40 @@ async def test_an_earlier_session_goes_on_with_messages_of_more_parts(reopen: Op
     await store.append("earlier", PARTS, model="m", node_id="b", generation_id="g2")
     assert (await store.get("earlier")).messages == (*EARLIER, *PARTS)
     assert (await (await reopen()).get("earlier")).messages == (*EARLIER, *PARTS)
+
+
+async def test_earlier_responses_go_on_and_are_deleted(reopen: Opener) -> None:
+    store, second = await reopen(), (Message(Role.USER, "q2"), Message(Role.ASSISTANT, "a2"))
+    kept = KeptResponses(store, RouterTelemetry())
+    asked = ((Role.USER, "q"), (Role.ASSISTANT, "a"))
+    whole = tuple(Message(role, f"{text}{number}") for number in (0, 1) for role, text in asked)
+    assert await kept.conversation("t", "resp_1", "previous_response_id") == whole
+    assert (await kept.retrieve("t", "resp_1"))["usage"] == 7
+    await kept.keep("t", {"id": "resp_2", "model": "m", "previous_response_id": "resp_1"}, second, whole)
+    assert await kept.conversation("t", "resp_2", "previous_response_id") == (*whole, *second)
+    for response_id in ("resp_0", "resp_1"):
+        await kept.delete("t", response_id)
+        with pytest.raises(RyzansteinError):
+            await kept.retrieve("t", response_id)
+    assert await kept.conversation("t", "resp_2", "previous_response_id") == (*whole, *second)
+    await kept.delete("t", "resp_2")
+    digest = _key("t", "resp_0").partition("-")[0]
+    for number in range(3):
+        with pytest.raises(RyzansteinError):
+            await store.get(f"{digest}-resp_{number}")
+
+
+async def test_earlier_responses_are_evicted_first_and_with_what_is_left_of_others(reopen: Opener) -> None:
+    store = await reopen(max_responses=3)
+    kept = KeptResponses(store, RouterTelemetry())
+    digest = _key("t", "resp_0").partition("-")[0]
+    for number in range(10, 13):
+        said = (Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))
+        await kept.keep("t", {"id": f"resp_{number}", "model": "m"}, said)
+    for gone in ("resp_0", "resp_0.object", "resp_1", "resp_1.object", "resp_lost.object"):
+        with pytest.raises(RyzansteinError):
+            await store.get(f"{digest}-{gone}")
+    assert (await kept.retrieve("t", "resp_12"))["id"] == "resp_12"
 
 
 async def test_a_plain_message_is_stored_as_an_earlier_version_stores_it(tmp_path: Path, start_redis: Any) -> None:

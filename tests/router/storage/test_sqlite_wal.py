@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -45,3 +46,11 @@ def test_a_file_that_stays_locked_is_reported(tmp_path: Path) -> None:
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     for each in (holder, db):
         each.close()
+
+
+def test_sessions_are_opened_while_another_process_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with closing(sqlite_file.connect(path)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        with closing(sqlite_file.connect(path)) as other:
+            assert other.execute("SELECT count(*) FROM sessions").fetchone() == (0,)

@@ -62,7 +62,7 @@ def journalled_core(opened: OpenJournal, settings: RouterSettings, owner_id: str
 async def _opened(settings: RouterSettings) -> Journal:
     if settings.session_store == "sqlite":
         path = (settings.session_dir or settings.state_dir) / "journal.db"
-        return await SqliteJournal.open(path, settings.lease_s, _retention_s(settings))
+        return await SqliteJournal.open(path, settings.lease_s, _retention_s(settings), settings.max_journal_bytes)
     # An optional dependency: it is installed only where it is used.
     from ryzanstein.router.journal.stores.redis import RedisJournal
     from ryzanstein.router.storage.redis_client import redis_client

@@ -99,6 +99,11 @@ class LocalClaims:
             raise SessionBusyError(session_id, held.generation_id, held.owner, expired=expired)
         self._claims[session_id] = mine
 
+    def holds(self, session_id: str) -> bool:
+        """Returns whether a generation has the session now."""
+        held = self._claims.get(session_id)
+        return held is not None and held.holds(time.monotonic())
+
     def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         """See `SessionStore.renew`."""
         now = time.monotonic()

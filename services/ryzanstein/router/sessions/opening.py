@@ -12,6 +12,7 @@ from ryzanstein import errors
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.resilient.recent import Changes
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
+from ryzanstein.router.sessions.room import LARGEST_SHARE, StoreRoom
 from ryzanstein.router.sessions.store import ServingStore, SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 def session_bounds(settings: RouterSettings) -> SessionBounds:
     # A kept response is its conversation and itself.
     most = (settings.max_sessions, settings.max_session_messages, settings.max_session_chars, 2 * settings.max_responses)
-    return SessionBounds(*most)
+    return SessionBounds(*most, max_bytes=settings.store_bytes // LARGEST_SHARE)
 
 
 @contextlib.asynccontextmanager
@@ -39,11 +40,13 @@ async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) ->
             yield sessions
         return
     store: ServingStore
+    metrics = telemetry.store_room
+    evicted, room = metrics.evicted("number"), StoreRoom(settings.store_bytes, metrics.used.set, metrics.evicted("bytes"))
     if settings.session_store == "memory":
-        store = MemorySessions(session_bounds(settings), telemetry.sessions_evicted.inc)
+        store = MemorySessions(session_bounds(settings), evicted, room)
     else:
         path = (settings.session_dir or settings.state_dir) / "sessions.db"
-        opened = await SqliteSessions.open(path, session_bounds(settings), telemetry.sessions_evicted.inc)
+        opened = await SqliteSessions.open(path, session_bounds(settings), evicted, room)
         store = _resilient(opened, settings, telemetry, opened.changes)
     try:
         yield store
@@ -65,7 +68,7 @@ async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> A
 
     url = settings.redis_url.get_secret_value()
     log.info("sessions in Redis", address=address(url))
-    bounds, evicted = session_bounds(settings), telemetry.sessions_evicted.inc
+    bounds, evicted = session_bounds(settings), telemetry.store_room.evicted("number")
     store = await RedisSessions.open(redis_client(url), settings.redis_prefix, bounds, evicted)
     sessions = _resilient(store, settings, telemetry)
     recent = sessions.recent

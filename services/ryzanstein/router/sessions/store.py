@@ -17,9 +17,14 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.router.sessions.room import MESSAGE_BYTES, bytes_of
+from ryzanstein.router.storage.bounds import UNBOUNDED
 
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 100
+MOST_EVICTED = 100
+"""Sessions that one write evicts at most, so that it does not keep others waiting."""
+_MOST_CHAR_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,9 @@ class Session:
     """A conversation.
 
     Times are Unix seconds; `node_id` answered last, empty before the first answer. `tenant` is whose
-    it is, empty if nobody was named when it began or it is from an earlier version.
+    it is, empty if nobody was named when it began or it is from an earlier version. `parent` is the
+    kept response that this one continues: `messages` are only what was said after it. `deleted`: it is
+    kept only for those that continue it.
     """
 
     session_id: str
@@ -37,6 +44,8 @@ class Session:
     messages: tuple[Message, ...] = ()
     node_id: str = ""
     tenant: str = ""
+    parent: str = ""
+    deleted: bool = False
 
     def found_by(self, tenant: str) -> bool:
         """Returns whether a caller who names this tenant, or none, finds the session by its id."""
@@ -67,26 +76,40 @@ class SessionBounds:
     """How much a store keeps.
 
     Above `max_sessions` the least recently used session is evicted, and that is counted. What is kept
-    of responses, see `is_response`, counts against `max_responses` instead.
+    of responses, see `is_response`, counts against `max_responses` instead: of those that no other
+    response continues, the least recently used one is evicted, with its object. So a chain of
+    responses goes from its end, and no history loses its beginning. A session that is claimed stays.
     """
 
     max_sessions: int = 100_000
     max_messages: int = 2_048
     max_chars: int = 1_000_000
     max_responses: int = 200_000
+    max_bytes: int = UNBOUNDED
 
     def most_like(self, session_id: str) -> int:
         """Returns how many sessions of the same kind are kept."""
         return self.max_responses if is_response(session_id) else self.max_sessions
 
     def check(self, messages: Sequence[Message]) -> None:
-        """Raises FAILED_PRECONDITION SESSION_FULL if a session of these messages is too long."""
+        """Raises FAILED_PRECONDITION SESSION_FULL if a session of these messages is too long.
+
+        `max_bytes` is that of one session or response, a quarter of what the store may hold.
+        """
         chars = sum(message.num_chars for message in messages)
         if len(messages) > self.max_messages or chars > self.max_chars:
             raise errors.failed_precondition(
                 "SESSION_FULL",
                 f"a session has at most {self.max_messages} messages and {self.max_chars} characters, "
                 f"this one would have {len(messages)} and {chars}",
+            )
+        if _MOST_CHAR_BYTES * chars + MESSAGE_BYTES * len(messages) > self.max_bytes < (size := bytes_of(messages)):
+            what = f"must have at most {self.max_bytes} bytes, a quarter of max_store_bytes, these have {size}"
+            raise RyzansteinError(
+                f"messages: {what}",
+                Code.FAILED_PRECONDITION,
+                "SESSION_FULL",
+                violations=(errors.FieldViolation("messages", what),),
             )
 
 
@@ -115,12 +138,21 @@ class SessionStore(Protocol):
     """
 
     async def create(
-        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+        self,
+        session_id: str,
+        model: str,
+        messages: Sequence[Message] = (),
+        *,
+        tenant: str = "",
+        fresh: bool = False,
+        parent: str = "",
     ) -> Session:
         """Creates a session.
 
         Raises ALREADY_EXISTS when the id is taken, FAILED_PRECONDITION when there are too many
-        messages. `fresh`: the id has just been generated, so it cannot be taken.
+        messages. `fresh`: the id has just been generated, so it cannot be taken. `parent`: a kept
+        response that this one continues, and which is used by that; raises NOT_FOUND when there is none. So it
+        does for the object of a response that is gone.
         """
         ...
 
@@ -138,7 +170,10 @@ class SessionStore(Protocol):
         ...
 
     async def delete(self, session_id: str) -> None:
-        """Deletes the session. Raises NOT_FOUND when there is none."""
+        """Deletes the session. Raises NOT_FOUND when there is none, or it was deleted.
+
+        A kept response that others continue stays for those, as `deleted`, and goes with the last of them.
+        """
         ...
 
     async def append(
@@ -188,6 +223,8 @@ class ServingStore(SessionStore, Protocol):
 MOST_SCANNED = 2_000
 """Sessions that one call of `list` looks at. A store that is asked for them all would keep turns waiting."""
 RESPONSE_MARK = "-resp_"
+OBJECT_MARK = ".object"
+"""Ends the id of a kept response's object, which is beside its conversation and goes with it."""
 _DIGEST_CHARS = 16
 RESPONSE_GLOB = "[0-9a-f]" * _DIGEST_CHARS + RESPONSE_MARK + "*"
 """The ids of `is_response`, as SQLite matches them."""
@@ -197,6 +234,16 @@ def is_response(session_id: str) -> bool:
     """Returns whether a session is what the HTTP face keeps of a response: its id begins with a digest of the tenant."""
     digest, mark, _ = session_id.partition(RESPONSE_MARK)
     return bool(mark) and len(digest) == _DIGEST_CHARS and set(digest) <= set("0123456789abcdef")
+
+
+def is_object(session_id: str) -> bool:
+    """Returns whether a session is the object of a kept response, rather than its conversation."""
+    return session_id.endswith(OBJECT_MARK) and is_response(session_id)
+
+
+def needed_by(session_id: str, parent: str) -> str:
+    """Returns the response without which a session is not created: what it continues, or whose object it is."""
+    return session_id.removesuffix(OBJECT_MARK) if is_object(session_id) else parent
 
 
 def checked_id(session_id: str) -> str:

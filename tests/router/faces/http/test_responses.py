@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import httpx
@@ -20,6 +22,7 @@ from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.memory import MemorySessions
+from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.telemetry import RouterTelemetry
 
 
@@ -280,6 +283,23 @@ async def test_another_router_of_the_same_store_has_the_whole_response(face):
     assert (await other.delete(f"/v1/responses/{made['id']}")).status_code == 200
     assert (await one.get(f"/v1/responses/{made['id']}")).status_code == 404
     assert not (await sessions.list()).sessions, "its object is gone, too"
+
+
+async def test_twelve_chained_turns_are_stored_once_and_sent_whole(face, tmp_path):
+    sessions = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda _: None)
+    app = create_app(face.core, RouterTelemetry(), sessions=sessions)
+    previous = None
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+        for turn in range(12):
+            body = {"model": "echo", "input": f"turn {turn}", "previous_response_id": previous, "stream": bool(turn % 2)}
+            answer = await client.post("/v1/responses", json=body)
+            last = answer.text.strip().splitlines()[-1].removeprefix("data: ") if turn % 2 else answer.text
+            previous = (json.loads(last)["response"] if turn % 2 else json.loads(last))["id"]
+    await sessions.close()
+    assert len(face.core.requests[-1].prompt.messages) == 23
+    with closing(sqlite3.connect(tmp_path / "s.db")) as db:
+        (stored,) = db.execute("SELECT count(*) FROM messages WHERE role != 'continues'").fetchone()
+    assert stored == 12 * 3, "question, answer and object; with whole conversations: 168"
 
 
 async def test_a_request_that_is_repeated_with_its_key_is_keyed_with_what_it_continues(http, face):

@@ -34,6 +34,8 @@ from ryzanstein.router.journal.journal import (
     Owner,
 )
 from ryzanstein.router.journal.stores.sqlite_file import JournalFile
+from ryzanstein.router.storage import sqlite_room as disk
+from ryzanstein.router.storage.bounds import UNBOUNDED
 from ryzanstein.router.storage.sqlite_damage import is_damage
 
 _Result = TypeVar("_Result")
@@ -51,11 +53,14 @@ class SqliteJournal:
         self._retention_s = retention_s
 
     @classmethod
-    async def open(cls, path: Path, lease_s: float, retention_s: float) -> SqliteJournal:
-        """Opens the file. Raises OSError or sqlite3.Error when it cannot be used."""
+    async def open(cls, path: Path, lease_s: float, retention_s: float, max_bytes: int = UNBOUNDED) -> SqliteJournal:
+        """Opens the file. Raises OSError or sqlite3.Error when it cannot be used.
+
+        A write that would make the file larger than `max_bytes` is refused as on a full disk.
+        """
         thread = ThreadPoolExecutor(1, "journal")
         try:
-            file = await asyncio.get_running_loop().run_in_executor(thread, JournalFile, path)
+            file = await asyncio.get_running_loop().run_in_executor(thread, JournalFile, path, max_bytes)
         except BaseException:
             thread.shutdown()
             raise
@@ -251,6 +256,8 @@ class SqliteJournal:
             db.executemany("INSERT OR REPLACE INTO expired VALUES (?, ?, ?)", [(*which, until) for _, *which in gone])
             db.execute("DELETE FROM expired WHERE until <= ?", (now,))
             db.execute("DELETE FROM keys WHERE expires <= ?", (now,))
+        if disk.can_shrink(self._file.connection):
+            disk.shrink(self._file.connection)
 
     def _count_absence(self, now: float) -> None:
         """Prolongs all that is kept by the time in which no client could come, because no router was there."""

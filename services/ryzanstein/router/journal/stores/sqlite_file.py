@@ -21,7 +21,9 @@ from pathlib import Path
 import structlog
 
 from ryzanstein.private_files import opener, private_file, private_folder
+from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
+from ryzanstein.router.storage.bounds import MOST_DAMAGED_BYTES, UNBOUNDED
 from ryzanstein.router.storage.sqlite_damage import check, is_damage
 
 log = structlog.get_logger(__name__)
@@ -62,8 +64,6 @@ _OPEN_S = 5.0
 _CHECK_S = 1.0
 _LOOK_S = 0.01
 _SUFFIXES = ("-wal", "-shm", "")
-MOST_KEPT_BYTES = 64 * 2**20
-"""A damaged file that is larger is removed: its disk space is needed."""
 # On a disk that damages whatever is written, a new file would not help.
 _LEAST_PAUSE_S = 10.0
 
@@ -71,9 +71,10 @@ _LEAST_PAUSE_S = 10.0
 class JournalFile:
     """A connection to the file at a path. Used in one thread."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file. Raises OSError or sqlite3.Error when it cannot be used."""
+    def __init__(self, path: Path, max_bytes: int = UNBOUNDED) -> None:
+        """Opens the file, which does not grow above `max_bytes`. Raises OSError or sqlite3.Error when it cannot be used."""
         self._path = path
+        self._max_bytes = max_bytes
         self._identity: tuple[int, int] | None = None
         self._set_aside_at = float("-inf")
         self.anew_at = float("-inf")
@@ -113,12 +114,12 @@ class JournalFile:
 
     def _open(self) -> None:
         try:
-            self.connection = _connected(self._path)
+            self.connection = _connected(self._path, self._max_bytes)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
             self._set_aside(error)
-            self.connection = _connected(self._path)
+            self.connection = _connected(self._path, self._max_bytes)
         self._identity = _identity(self._path)
 
     def _is_the_same(self) -> bool:
@@ -130,7 +131,7 @@ class JournalFile:
     def _set_aside(self, error: Exception) -> None:
         self._set_aside_at = self.anew_at = time.monotonic()
         aside = self._path.with_name(self._path.name + ".damaged")
-        kept = sum(_size(self._path.with_name(self._path.name + suffix)) for suffix in _SUFFIXES) <= MOST_KEPT_BYTES
+        kept = sum(_size(self._path.with_name(self._path.name + suffix)) for suffix in _SUFFIXES) <= MOST_DAMAGED_BYTES
         kept_as = str(aside) if kept else ""
         log.warning("journal corrupt, starting with an empty one", path=str(self._path), kept_as=kept_as, error=str(error))
         for suffix in _SUFFIXES:
@@ -175,14 +176,16 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connected(path: Path, max_bytes: int) -> sqlite3.Connection:
     private_file(path)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     # A damaged name is the name of nobody.
     db.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         check(db, _CHECK_S)
+        disk.let_shrink(db)
         write_ahead.turn_on(db, _OPEN_S)
+        disk.bound(db, max_bytes)
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
         _prepare(db)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
@@ -31,6 +31,7 @@ from ryzanstein.router.sessions.store import (
     StoreUnavailableError,
     checked_id,
     extended,
+    is_response,
     store_unavailable,
     unexpected,
 )
@@ -75,7 +76,14 @@ class ResilientSessions:
         self.recent = RecentSessions(policy.recent_sessions, policy.recent_chars, self._backlog.touches, changes)
 
     async def create(
-        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+        self,
+        session_id: str,
+        model: str,
+        messages: Sequence[Message] = (),
+        *,
+        tenant: str = "",
+        fresh: bool = False,
+        parent: str = "",
     ) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
@@ -83,7 +91,7 @@ class ResilientSessions:
         self._forget_changed(session_id)
 
         def create(store: SessionStore) -> Awaitable[Session]:
-            return store.create(session_id, model, kept, tenant=tenant, fresh=fresh)
+            return store.create(session_id, model, kept, tenant=tenant, fresh=fresh, parent=parent)
 
         if not self._outage.active:
             try:
@@ -96,7 +104,7 @@ class ResilientSessions:
             raise errors.already_exists("session", session_id)
         self._check_room(session_id)
         now = time.time()
-        session = Session(session_id, model, now, now, kept, tenant=tenant)
+        session = Session(session_id, model, now, now, kept, tenant=tenant, parent=parent)
         self._queue(session_id, kept, Code.ALREADY_EXISTS, create)
         self.recent.put(session_id, session)
         return session
@@ -146,18 +154,24 @@ class ResilientSessions:
         if not self._outage.active:
             try:
                 await self._bounded(self._store.delete(session_id))
-                self.recent.put(session_id, None)
+                self._remember_deleted(session_id)
                 return
             except StoreUnavailableError as error:
                 self._outage.begin(error)
-        await self.get(session_id)
+        if (await self.get(session_id)).deleted:
+            raise errors.not_found("session", session_id)
         # The outage may have ended meanwhile: what is queued then would not be written.
         if not self._outage.active:
             await self.delete(session_id)
             return
         self._check_room(session_id)
         self._queue(session_id, (), Code.NOT_FOUND, lambda store: store.delete(session_id))
-        self.recent.put(session_id, None)
+        self._remember_deleted(session_id)
+
+    def _remember_deleted(self, session_id: str) -> None:
+        """Remembers that a session is gone. Other responses may continue one that is known here, and need it."""
+        known = self.recent.get(session_id) if is_response(session_id) and session_id in self.recent else None
+        self.recent.put(session_id, None if known is None else replace(known, deleted=True))
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""

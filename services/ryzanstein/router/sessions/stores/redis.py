@@ -21,26 +21,30 @@ from ryzanstein import errors
 from ryzanstein.generation.messages import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, SessionBusyError
 from ryzanstein.router.sessions.store import (
+    MOST_EVICTED,
     MOST_SCANNED,
+    OBJECT_MARK,
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
+    is_object,
     is_response,
+    needed_by,
     page_of,
     read_page_token,
     store_unavailable,
 )
 from ryzanstein.router.sessions.stores import redis_scripts as scripts
-from ryzanstein.router.sessions.stores.message_rows import message_of, readable, row_of
+from ryzanstein.router.sessions.stores.message_rows import read_rows, readable, rows_of
 from ryzanstein.router.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
 
 _SCRIPTS = ("CREATE", "APPEND", "DELETE", "LIST", "CLAIM", "RENEW", "RELEASE")
 _ADDED = 2
-_OF_ALL = ("sessions", "responses", "changed")
+_OF_ALL = ("sessions", "responses", "objects", "changed")
 _MOST_AT_ONCE = 1000
 
 
@@ -79,20 +83,31 @@ class RedisSessions:
         return cls(client, prefix, bounds, on_evicted)
 
     async def create(
-        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+        self,
+        session_id: str,
+        model: str,
+        messages: Sequence[Message] = (),
+        *,
+        tenant: str = "",
+        fresh: bool = False,
+        parent: str = "",
     ) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
         # The nonce distinguishes a command that was sent twice from an id that is taken.
-        most = self._bounds.most_like(session_id)
+        most, needed = self._bounds.most_like(session_id), needed_by(session_id, parent)
         values = (session_id, model, uuid.uuid4().hex, most, self._prefix, self.origin, tenant)
+        chain = (parent, needed, _mark(session_id), MOST_EVICTED)
         keys = self._keys(session_id, "session", "messages", "sessions", "changed")
-        made = await self._run("CREATE", keys, (*values, *map(_packed, messages)), session_id)
+        rows = map(_packed, rows_of(parent, messages))
+        made = await self._run("CREATE", keys, (*values, *chain, *rows), session_id)
         if not made:
             raise errors.already_exists("session", session_id)
+        if made == ["gone"]:
+            raise errors.not_found("session", needed)
         if evicted := int(made[1]):
             self._on_evicted(evicted)
-        return Session(session_id, model, float(made[0]), float(made[0]), tuple(messages), tenant=tenant)
+        return Session(session_id, model, float(made[0]), float(made[0]), tuple(messages), tenant=tenant, parent=parent)
 
     async def get(self, session_id: str) -> Session:
         with _as_unavailable(session_id):
@@ -106,7 +121,7 @@ class RedisSessions:
             what = f"session {session_id[:128]!r} is damaged: Redis has {len(packed)} of {fields['num_messages']} messages"
             raise errors.failed_precondition("SESSION_DAMAGED", what)
         with readable(session_id):
-            messages = tuple(map(_unpacked, packed))
+            parent, messages = read_rows([(kind, content) for kind, content in map(json.loads, packed)])
         return Session(
             session_id,
             fields["model"],
@@ -115,6 +130,8 @@ class RedisSessions:
             messages,
             fields["node_id"],
             fields.get("tenant", ""),
+            parent,
+            "deleted" in fields,
         )
 
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
@@ -131,15 +148,15 @@ class RedisSessions:
         return page_of(scanned, size, tenant, more=more)
 
     async def delete(self, session_id: str) -> None:
-        keys = self._keys(session_id, "session", "messages", "turns", "sessions", "changed")
-        if not await self._run("DELETE", keys, (session_id, self.origin), session_id):
+        values = (session_id, self.origin, self._prefix, _mark(session_id))
+        if not await self._run("DELETE", self._keys(session_id, "session", "changed"), values, session_id):
             raise errors.not_found("session", session_id)
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
         keys = self._keys(session_id, "session", "messages", "turns", "sessions", "claim", "changed", "claimed")
-        values = (session_id, generation_id, model, node_id, self.origin, *map(_packed, messages))
+        values = (session_id, generation_id, model, node_id, self.origin, *map(_packed, rows_of("", messages)))
         found = await self._run("APPEND", keys, values, session_id)
         if not found:
             raise errors.not_found("session", session_id)
@@ -170,8 +187,8 @@ class RedisSessions:
             return await self._scripts[script](keys=keys, args=values)
 
     def _keys(self, session_id: str, *kinds: str) -> tuple[str, ...]:
-        """Returns the keys of a session. The ids of what is kept of responses are in a set of their own."""
-        by_use = "responses" if is_response(session_id) else "sessions"
+        """Returns the keys of a session. The ids of what is kept of responses are in sets of their own."""
+        by_use = "objects" if is_object(session_id) else "responses" if is_response(session_id) else "sessions"
         named = (by_use if kind == "sessions" else kind for kind in kinds)
         return tuple(self._prefix + (kind if kind in _OF_ALL else f"{kind}:{session_id}") for kind in named)
 
@@ -190,13 +207,13 @@ def _lasting_ms(ttl_s: float) -> tuple[int, int]:
     return round(ttl_s * 1000), round((ttl_s + EXPIRED_CLAIM_KEEP_S) * 1000)
 
 
-def _packed(message: Message) -> str:
-    return json.dumps(row_of(message), ensure_ascii=False)
+def _mark(session_id: str) -> str:
+    """Returns what ends the ids of objects, empty for a conversation."""
+    return OBJECT_MARK if is_response(session_id) else ""
 
 
-def _unpacked(packed: str) -> Message:
-    kind, content = json.loads(packed)
-    return message_of(kind, content)
+def _packed(row: tuple[str, str]) -> str:
+    return json.dumps(row, ensure_ascii=False)
 
 
 def _listed(row: Sequence[str]) -> Session:

@@ -4,9 +4,13 @@ The times of sessions and claims come from the server's clock.
 
 Keys, under the prefix: `session:ID` a hash, `messages:ID` a list of JSON, `turns:ID` the set of
 generations that are in it, `claim:ID` a hash that expires with the claim, `claimed:ID` the same hash
-kept for longer, `sessions` the ids by time of use, `responses` those of what is kept of responses.
-Each change is published on `changed`, with origin and id. Routers of an earlier version do not know
-`claimed`, `responses` and the field `tenant` of a session.
+kept for longer, `sessions` the ids by time of use. Those of kept responses are in `responses` by time
+of use, or in `linked` while another response continues them, and those of their objects in `objects`.
+What a response continues is its field `parent`; it has as many `children`, and is `deleted` if only
+these need it. Each change is published on `changed`, with origin and id. Routers of an earlier
+version do not know `claimed`, `responses` and the field `tenant` of a session. Those of the one
+before this have objects in `responses`, too, and know nothing of chains: what they evict is in
+`responses`, so never what others continue.
 """
 
 from __future__ import annotations
@@ -16,11 +20,41 @@ local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 """
 
+# Removes a session; a response with its object and the deleted ones that only it continued.
+# Returns how many.
+_REMOVE = """
+local function forget(prefix, id)
+    for _, by_use in ipairs({'sessions', 'responses', 'linked', 'objects'}) do redis.call('ZREM', prefix .. by_use, id) end
+    redis.call('DEL', prefix .. 'messages:' .. id, prefix .. 'turns:' .. id)
+    return redis.call('DEL', prefix .. 'session:' .. id)
+end
+local function unneeded(prefix, parent)
+    local key = prefix .. 'session:' .. parent
+    if redis.call('EXISTS', key) == 0 or redis.call('HINCRBY', key, 'children', -1) > 0 then return nil end
+    if redis.call('HEXISTS', key, 'deleted') == 1 then return parent end
+    redis.call('ZREM', prefix .. 'linked', parent)
+    redis.call('ZADD', prefix .. 'responses', redis.call('HGET', key, 'update_time'), parent)
+    return nil
+end
+local function remove(prefix, id, mark)
+    local removed = 0
+    while id do
+        local parent = redis.call('HGET', prefix .. 'session:' .. id, 'parent')
+        removed = removed + forget(prefix, id)
+        if mark ~= '' then removed = removed + forget(prefix, id .. mark) end
+        id = parent and unneeded(prefix, parent)
+    end
+    return removed
+end
+"""
+
 # KEYS session messages sessions changed
-# ARGV id model nonce max_sessions prefix origin tenant, then the messages
-# Returns {time, evicted}, or {} when the id is taken.
+# ARGV id model nonce most prefix origin tenant parent needed mark most_evicted, then the messages
+# `needed`: the response without which it is not created; `mark`: what ends the ids of objects, empty for a
+# conversation. Returns {time, evicted}, {} when the id is taken, or {'gone'} without what is needed.
 CREATE = (
     _NOW
+    + _REMOVE
     + """
 if redis.call('EXISTS', KEYS[1]) == 1 then
     if redis.call('HGET', KEYS[1], 'nonce') == ARGV[3] then
@@ -28,25 +62,44 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
     end
     return {}
 end
+local prefix, parent, needed, mark = ARGV[5], ARGV[8], ARGV[9], ARGV[10]
+if needed ~= '' then
+    local key = prefix .. 'session:' .. needed
+    if redis.call('EXISTS', key) == 0 or redis.call('HEXISTS', key, 'deleted') == 1 then return {'gone'} end
+end
+if parent ~= '' then
+    redis.call('HSET', prefix .. 'session:' .. parent, 'update_time', now)
+    redis.call('HINCRBY', prefix .. 'session:' .. parent, 'children', 1)
+    redis.call('ZREM', prefix .. 'responses', parent)
+    redis.call('ZADD', prefix .. 'linked', now, parent)
+    redis.call('HSET', KEYS[1], 'parent', parent)
+end
 redis.call('HSET', KEYS[1], 'model', ARGV[2], 'create_time', now, 'update_time', now, 'node_id', '',
-    'nonce', ARGV[3], 'num_messages', #ARGV - 7)
+    'nonce', ARGV[3], 'num_messages', #ARGV - 11)
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[1], 'tenant', ARGV[7]) end
-for i = 8, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+for i = 12, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
-local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[4])
-if surplus > 0 then
-    -- By a clock that was set back the new one may be the oldest.
-    local left = surplus
-    for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, surplus)) do
-        if id ~= ARGV[1] and left > 0 then
-            redis.call('DEL', ARGV[5] .. 'session:' .. id, ARGV[5] .. 'messages:' .. id, ARGV[5] .. 'turns:' .. id)
-            redis.call('ZREM', KEYS[3], id)
-            left = left - 1
-        end
+local by_use, surplus, evicted = KEYS[3], -tonumber(ARGV[4]), 0
+if mark == '' then
+    surplus = surplus + redis.call('ZCARD', by_use)
+else
+    by_use = prefix .. 'responses'
+    for _, each in ipairs({'responses', 'linked', 'objects'}) do surplus = surplus + redis.call('ZCARD', prefix .. each) end
+end
+-- From the oldest on, but not the new one, which is the oldest by a clock that was set back, nor one that is claimed.
+local stay, most = 0, tonumber(ARGV[11])
+while surplus > 0 and evicted < most and stay < most do
+    local id = redis.call('ZRANGE', by_use, stay, stay)[1]
+    if not id then break end
+    if id == ARGV[1] or id == needed or redis.call('EXISTS', prefix .. 'claim:' .. id) == 1 then
+        stay = stay + 1
+    else
+        surplus = surplus - remove(prefix, id, mark)
+        evicted = evicted + 1
     end
 end
 redis.call('PUBLISH', KEYS[4], ARGV[6] .. ' ' .. ARGV[1])
-return {now, math.max(surplus, 0)}
+return {now, evicted}
 """
 )
 
@@ -73,16 +126,22 @@ return 2
 """
 )
 
-# KEYS session messages turns sessions changed
-# ARGV id origin
-# Returns how many sessions it deleted.
-DELETE = """
-local deleted = redis.call('DEL', KEYS[1])
-redis.call('DEL', KEYS[2], KEYS[3])
-redis.call('ZREM', KEYS[4], ARGV[1])
-redis.call('PUBLISH', KEYS[5], ARGV[2] .. ' ' .. ARGV[1])
-return deleted
+# KEYS session changed
+# ARGV id origin prefix mark
+# Returns 0 when there is no such session, or it was deleted.
+DELETE = (
+    _REMOVE
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], 'deleted') == 1 then return 0 end
+if tonumber(redis.call('HGET', KEYS[1], 'children') or '0') > 0 then
+    redis.call('HSET', KEYS[1], 'deleted', '1')
+else
+    remove(ARGV[3], ARGV[1], ARGV[4])
+end
+redis.call('PUBLISH', KEYS[2], ARGV[2] .. ' ' .. ARGV[1])
+return 1
 """
+)
 
 # KEYS sessions
 # ARGV update_time id count prefix

@@ -8,15 +8,18 @@ power cut at most the last turns.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ryzanstein import errors
 from ryzanstein.generation.messages import Message
+from ryzanstein.router.sessions.room import StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
     MOST_SCANNED,
     Session,
@@ -24,14 +27,15 @@ from ryzanstein.router.sessions.store import (
     SessionPage,
     checked_id,
     checked_page_size,
-    is_response,
     page_of,
     read_page_token,
 )
-from ryzanstein.router.sessions.stores.message_rows import message_of, readable, row_of
+from ryzanstein.router.sessions.stores.message_rows import read_rows, readable, rows_of
+from ryzanstein.router.sessions.stores.sqlite_chains import SqliteChains
 from ryzanstein.router.sessions.stores.sqlite_changes import SqliteChanges
 from ryzanstein.router.sessions.stores.sqlite_claims import SqliteClaims
-from ryzanstein.router.sessions.stores.sqlite_file import CONVERSATIONS, RESPONSES, as_unavailable, connect, transaction
+from ryzanstein.router.sessions.stores.sqlite_eviction import SqliteEviction
+from ryzanstein.router.sessions.stores.sqlite_file import CONVERSATIONS, as_unavailable, connect, transaction
 
 _COLUMNS = "session_id, model, create_time, update_time, node_id, coalesce(tenant, '')"
 _SESSIONS = "sessions LEFT JOIN tenants USING (session_id)"
@@ -48,6 +52,8 @@ class SqliteSessions:
         bounds: SessionBounds,
         on_evicted: Callable[[int], None],
         changes: SqliteChanges,
+        *,
+        room: StoreRoom,
     ) -> None:
         self.changes = changes
         self._connection = connection
@@ -55,26 +61,39 @@ class SqliteSessions:
         self._thread = thread
         self._bounds = bounds
         self._on_evicted = on_evicted
+        self._chains = SqliteChains(connection)
+        self._eviction = SqliteEviction(connection, self._chains, bounds, room)
+        self._tending = self._closing = False
 
     @classmethod
-    async def open(cls, path: Path, bounds: SessionBounds, on_evicted: Callable[[int], None]) -> SqliteSessions:
+    async def open(
+        cls, path: Path, bounds: SessionBounds, on_evicted: Callable[[int], None], room: StoreRoom | None = None
+    ) -> SqliteSessions:
         """Opens the file. Raises what `connect` raises."""
+        room = room or StoreRoom()
         thread = ThreadPoolExecutor(1, "sessions")
         loop = asyncio.get_running_loop()
         try:
-            connection = await loop.run_in_executor(thread, connect, path)
+            connection = await loop.run_in_executor(thread, connect, path, room.max_bytes)
             changes = SqliteChanges(path.with_name(path.name + "-changes"))
         except BaseException:
             thread.shutdown()
             raise
-        return cls(connection, thread, bounds, on_evicted, changes)
+        return cls(connection, thread, bounds, on_evicted, changes, room=room)
 
     async def create(
-        self, session_id: str, model: str, messages: Sequence[Message] = (), *, tenant: str = "", fresh: bool = False
+        self,
+        session_id: str,
+        model: str,
+        messages: Sequence[Message] = (),
+        *,
+        tenant: str = "",
+        fresh: bool = False,
+        parent: str = "",
     ) -> Session:
         checked_id(session_id)
         self._bounds.check(messages)
-        session, evicted = await self._run(lambda: self._create(session_id, model, tuple(messages), tenant))
+        session, evicted = await self._write(lambda: self._create(session_id, model, tuple(messages), tenant, parent))
         if evicted:
             self._on_evicted(evicted)
         return session
@@ -87,12 +106,12 @@ class SqliteSessions:
         return await self._run(lambda: self._list(size, start, tenant))
 
     async def delete(self, session_id: str) -> None:
-        await self._run(lambda: self._delete(session_id))
+        await self._write(lambda: self._delete(session_id))
 
     async def append(
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
-        return await self._run(lambda: self._append(session_id, messages, model, node_id, generation_id))
+        return await self._write(lambda: self._append(session_id, messages, model, node_id, generation_id))
 
     async def claim(
         self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
@@ -106,6 +125,7 @@ class SqliteSessions:
         await self._run(lambda: self._claims.release(session_id, generation_id, owner))
 
     async def close(self) -> None:
+        self._closing = True
         await self._run(self._connection.close)
         self._thread.shutdown()
         self.changes.close()
@@ -114,32 +134,41 @@ class SqliteSessions:
         with as_unavailable():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _create(self, session_id: str, model: str, messages: tuple[Message, ...], tenant: str) -> tuple[Session, int]:
+    async def _write(self, work: Callable[[], _Result]) -> _Result:
+        def write() -> _Result:
+            done = work()
+            if not self._tending and self._eviction.look():
+                self._tending = True
+                self._thread.submit(self._tend)
+            return done
+
+        return await self._run(write)
+
+    def _tend(self) -> None:
+        """Takes a step of eviction. The next one is behind what waits for the thread meanwhile."""
+        more = False
+        with contextlib.suppress(sqlite3.Error):  # the next write tries again
+            more = not self._closing and self._eviction.step()
+        self._tending = more
+        if more:
+            self._thread.submit(self._tend)
+
+    def _create(
+        self, session_id: str, model: str, messages: tuple[Message, ...], tenant: str, parent: str
+    ) -> tuple[Session, int]:
         now = time.time()
         with self.changes.changing(session_id), transaction(db := self._connection):
+            self._chains.admit(session_id, parent)
+            self._eviction.make_room(session_id, bytes_of(messages))
             try:
                 db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, '')", (session_id, model, now, now))
             except sqlite3.IntegrityError:
                 raise errors.already_exists("session", session_id) from None
             if tenant:
                 db.execute("INSERT INTO tenants VALUES (?, ?)", (session_id, tenant))
-            self._insert(session_id, 0, messages)
-            evicted = self._evict(session_id)
-        return Session(session_id, model, now, now, messages, tenant=tenant), evicted
-
-    def _evict(self, session_id: str) -> int:
-        """Deletes the least recently used ones of the kind that this session has, if there are too many.
-
-        Never this one itself: by a clock that was set back it may be the oldest.
-        """
-        kind = RESPONSES if is_response(session_id) else CONVERSATIONS
-        (count,) = self._connection.execute(f"SELECT count(*) FROM sessions WHERE {kind}").fetchone()
-        surplus = int(count) - self._bounds.most_like(session_id)
-        if surplus <= 0:
-            return 0
-        others = f"SELECT session_id FROM sessions WHERE {kind} AND session_id != ? ORDER BY update_time, session_id LIMIT ?"
-        self._connection.execute(f"DELETE FROM sessions WHERE session_id IN ({others})", (session_id, surplus))
-        return surplus
+            self._insert(session_id, 0, rows_of(parent, messages))
+            evicted = self._eviction.surplus(session_id)
+        return Session(session_id, model, now, now, messages, tenant=tenant, parent=parent), evicted
 
     def _get(self, session_id: str) -> Session:
         with transaction(db := self._connection, "DEFERRED"):
@@ -149,9 +178,10 @@ class SqliteSessions:
             columns = "CAST(role AS BLOB), CAST(content AS BLOB)"
             query = f"SELECT {columns} FROM messages WHERE session_id = ? ORDER BY position"
             rows = db.execute(query, (session_id,)).fetchall()
+            deleted = self._chains.is_deleted(session_id)
         with readable(session_id):
-            messages = tuple(message_of(role.decode(), content.decode()) for role, content in rows)
-        return _session(row, messages)
+            parent, messages = read_rows([(role.decode(), content.decode()) for role, content in rows])
+        return replace(_session(row, messages), parent=parent, deleted=deleted)
 
     def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:
         query = (
@@ -163,8 +193,8 @@ class SqliteSessions:
         return page_of([_session(row, ()) for row in rows], size, tenant, more=len(rows) == num_scanned)
 
     def _delete(self, session_id: str) -> None:
-        with self.changes.changing(session_id), transaction(db := self._connection):
-            if not db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,)).rowcount:
+        with self.changes.changing(session_id), transaction(self._connection):
+            if not self._chains.delete(session_id):
                 raise errors.not_found("session", session_id)
 
     def _append(self, session_id: str, messages: Sequence[Message], model: str, node_id: str, generation_id: str) -> bool:
@@ -181,13 +211,14 @@ class SqliteSessions:
                 " WHERE session_id = ?"
             )
             db.execute(update, (model, time.time(), node_id, session_id))
+            self._eviction.make_room(session_id, bytes_of(messages))
             (count,) = db.execute("SELECT count(*) FROM messages WHERE session_id = ?", (session_id,)).fetchone()
-            self._insert(session_id, count, messages)
+            self._insert(session_id, count, rows_of("", messages))
         return True
 
-    def _insert(self, session_id: str, position: int, messages: Sequence[Message]) -> None:
-        rows = [(session_id, position + i, *row_of(message)) for i, message in enumerate(messages)]
-        self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+    def _insert(self, session_id: str, position: int, rows: Sequence[tuple[str, str]]) -> None:
+        values = [(session_id, position + i, *row) for i, row in enumerate(rows)]
+        self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", values)
 
 
 def _session(row: tuple[str, str, float, float, str, str], messages: tuple[Message, ...]) -> Session:

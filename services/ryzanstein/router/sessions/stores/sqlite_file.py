@@ -13,11 +13,13 @@ from pathlib import Path
 
 from ryzanstein import errors
 from ryzanstein.private_files import private_file
-from ryzanstein.router.sessions.store import RESPONSE_GLOB, store_unavailable
+from ryzanstein.router.sessions.store import OBJECT_MARK, RESPONSE_GLOB, store_unavailable
+from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
+from ryzanstein.router.storage.bounds import UNBOUNDED
 from ryzanstein.router.storage.sqlite_damage import check, is_damage
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # Several routers on one host take turns within a millisecond. A lock that is held for longer than
 # this is held for long.
 BUSY_TIMEOUT_S = 0.15
@@ -27,7 +29,10 @@ _CHECK_TIMEOUT_S = 1.0
 # The two kinds of sessions are listed and evicted apart, each by an index of its own.
 CONVERSATIONS = f"session_id NOT GLOB '{RESPONSE_GLOB}'"
 RESPONSES = f"session_id GLOB '{RESPONSE_GLOB}'"
+_OBJECTS = f"session_id GLOB '{RESPONSE_GLOB}{OBJECT_MARK}'"
+_NEW_RESPONSE = f"NEW.session_id GLOB '{RESPONSE_GLOB}' AND NEW.session_id NOT GLOB '*{OBJECT_MARK}'"
 
+# `messages` has row ids: without them, as in files of earlier versions, a text above 1 kB takes pages of its own.
 _STEPS = (
     """
 CREATE TABLE sessions (
@@ -38,7 +43,7 @@ CREATE INDEX sessions_by_use ON sessions (update_time, session_id);
 CREATE TABLE messages (
     session_id TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, position INTEGER NOT NULL,
     role TEXT NOT NULL, content TEXT NOT NULL, PRIMARY KEY (session_id, position)
-) WITHOUT ROWID;
+);
 """,
     """
 CREATE TABLE turns (
@@ -56,11 +61,26 @@ CREATE TABLE tenants (
 CREATE INDEX conversations_by_use ON sessions (update_time, session_id) WHERE {CONVERSATIONS};
 CREATE INDEX responses_by_use ON sessions (update_time, session_id) WHERE {RESPONSES};
 """,
+    # The trigger also adds what a router of an earlier version keeps beside this one. What that
+    # evicted of a response is half of it: its object goes, too.
+    f"""
+CREATE TABLE responses (
+    session_id TEXT PRIMARY KEY REFERENCES sessions ON DELETE CASCADE, used REAL NOT NULL,
+    num_children INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX leaves_by_use ON responses (used, session_id) WHERE num_children = 0;
+INSERT INTO responses (session_id, used)
+    SELECT session_id, update_time FROM sessions WHERE {RESPONSES} AND NOT {_OBJECTS};
+DELETE FROM sessions WHERE {_OBJECTS}
+    AND substr(session_id, 1, length(session_id) - {len(OBJECT_MARK)}) NOT IN (SELECT session_id FROM responses);
+CREATE TRIGGER response_kept AFTER INSERT ON sessions WHEN {_NEW_RESPONSE}
+    BEGIN INSERT INTO responses (session_id, used) VALUES (NEW.session_id, NEW.update_time); END;
+""",
 )
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Returns an open file of this schema.
+def connect(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
+    """Returns an open file of this schema, which does not grow above `max_bytes`.
 
     Raises FAILED_PRECONDITION STATE_TOO_NEW or STATE_CORRUPT, naming the file; sqlite3.Error and
     OSError when it cannot be used for another reason.
@@ -73,11 +93,15 @@ def connect(path: Path) -> sqlite3.Connection:
         with _readable(path):
             # Before anything that writes.
             check(db, _CHECK_TIMEOUT_S)
+            disk.let_shrink(db)
             db.execute("PRAGMA foreign_keys = ON")
+            disk.let_shrink(db)
             # Where the schema is not what its version says, this fails and leaves the file as it is.
             _migrate(db, path)
             write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
             db.execute("PRAGMA synchronous = NORMAL")
+            disk.convert(db)
+            disk.bound(db, max_bytes)
         db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
     except BaseException:
         db.close()
@@ -139,7 +163,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         return
     with transaction(db):
         for step in _STEPS[_version(db, path) :]:
-            for statement in filter(str.strip, step.split(";")):
+            for statement in filter(str.strip, step.split(";\n")):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

@@ -1,10 +1,12 @@
 """Responses that are kept: retrieved, continued by `previous_response_id`, and deleted.
 
-The conversation of a response is a session of its own, in the store of sessions: bounded, shared by
-the routers of a cluster, and never changed, so that two responses may continue the same one. Its
-id has a digest of the tenant in it: what another tenant keeps is not found. The response itself is
-kept beside it, as the only message of another session. Where that is gone, or a router of an earlier
-version kept the response, it is rebuilt from its conversation, without its usage.
+The turn of a response is a session of its own, in the store of sessions: bounded, shared by the
+routers of a cluster, and never changed, so that two responses may continue the same one. It names
+the response that it continues, and the conversation is read by following these. (Versions up to
+the one before this kept the whole conversation, which continues nothing.) Its id has a digest of the
+tenant in it: what another tenant keeps is not found. The response itself is kept beside it, as the
+only message of another session. Where that is gone, or a router of an early version kept the
+response, it is rebuilt from its turn, without its usage.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import chain
 
 import msgspec
 import structlog
@@ -28,14 +31,15 @@ from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.input_items import InputItem, items_said
 from ryzanstein.router.faces.http.responses.items import items_of
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
-from ryzanstein.router.sessions.store import SessionStore
+from ryzanstein.router.sessions.store import OBJECT_MARK, Session, SessionStore
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
 
 _MAX_ID_CHARS = 80
 _ITEM = re.compile(r"(?:msg|rs|fc|fco)_([0-9A-Za-z-]+)(?:_(in)?[0-9]+)?")
-_OBJECT = ".object"  # no id of a response ends so
+MOST_TURNS = 4_096
+"""Responses in a chain. The bounds on messages end a conversation long before, unless they are raised."""
 
 
 class KeptResponses:
@@ -50,41 +54,69 @@ class KeptResponses:
             registry=telemetry.registry,
         )
 
-    async def keep(self, tenant: str, response: Shape, conversation: Sequence[Message]) -> None:
-        """Keeps a response. A store that refuses or fails loses it, which is counted; the answer is not lost."""
-        key, model = _key(tenant, response["id"]), response["model"]
-        if await self._stored("conversation", key, model, conversation):
-            await self._stored("object", key + _OBJECT, model, (Message(Role.ASSISTANT, json.dumps(response)),))
+    async def keep(self, tenant: str, response: Shape, said: Sequence[Message], history: Sequence[Message] = ()) -> None:
+        """Keeps a response: what was said in its turn, after the history of the response that it continues.
 
-    async def _stored(self, part: str, key: str, model: str, messages: Sequence[Message]) -> bool:
-        """Stores a part of a response; returns whether it is there now. A repeated request stores it again."""
+        A store that refuses or fails loses it, which is counted; the answer is not lost.
+        """
+        key, previous = _key(tenant, response["id"]), response.get("previous_response_id")
+        parent = _key(tenant, previous) if previous else ""
+        if await self._stored("conversation", key, response["model"], said, parent=parent, history=history):
+            told = (Message(Role.ASSISTANT, json.dumps(response)),)
+            await self._stored("object", key + OBJECT_MARK, response["model"], told)
+
+    async def _stored(
+        self, part: str, key: str, model: str, messages: Sequence[Message], *, parent: str = "", history: Sequence[Message] = ()
+    ) -> bool:
+        """Stores a part of a response; returns whether it is there now. A repeated request stores it again.
+
+        Where the parent was deleted or evicted since its history was read, that is stored, too.
+        """
         try:
-            await self._sessions.create(key, model, messages)
+            await self._sessions.create(key, model, messages, parent=parent)
         except RyzansteinError as error:
             if error.code is Code.ALREADY_EXISTS:
                 return True
+            if error.code is Code.NOT_FOUND and parent:
+                return await self._stored(part, key, model, (*history, *messages))
             self._unstored.labels(part, error.reason.lower()).inc()
             log.warning("response not stored", part=part, reason=error.reason, message=error.message)
             return False
         return True
 
     async def conversation(self, tenant: str, response_id: str, field: str) -> tuple[Message, ...]:
-        """Returns what was said until the end of a response. Raises INVALID_ARGUMENT naming the field, or NOT_FOUND."""
+        """Returns what was said until the end of a response.
+
+        Raises NOT_FOUND naming the field, also when a response that it continues is not stored any
+        more, and FAILED_PRECONDITION when there are too many of those.
+        """
+        session = await self._session(tenant, response_id, field)
+        turns = [session.messages]
+        while session.parent:
+            if len(turns) == MOST_TURNS:
+                raise errors.failed_precondition(
+                    "SESSION_FULL", f"{field}: continues {MOST_TURNS} responses, the most there may be"
+                )
+            try:
+                session = await self._sessions.get(session.parent)
+            except RyzansteinError as error:
+                raise _not_found(error, field, response_id, "continues a response that is not stored any more") from None
+            turns.append(session.messages)
+        return tuple(chain.from_iterable(reversed(turns)))
+
+    async def _session(self, tenant: str, response_id: str, field: str) -> Session:
+        """Returns the turn of a response that was not deleted."""
         try:
-            return tuple((await self._sessions.get(_key(tenant, response_id))).messages)
+            session = await self._sessions.get(_key(tenant, response_id))
+            if session.deleted:
+                raise errors.not_found("response", response_id)
         except RyzansteinError as error:
-            if error.code is not Code.NOT_FOUND:
-                raise
-            raise RyzansteinError(
-                f"{field}: no such response: {response_id[:64]!r}",
-                Code.NOT_FOUND,
-                "RESPONSE_NOT_FOUND",
-                violations=(errors.FieldViolation(field, "names no response"),),
-            ) from None
+            raise _not_found(error, field, response_id, "names no response") from None
+        return session
 
     async def retrieve(self, tenant: str, response_id: str) -> Shape:
-        """Returns a response. Raises NOT_FOUND, also when it was deleted or its conversation expired."""
-        messages = await self._found(tenant, response_id)
+        """Returns a response. Raises NOT_FOUND, also when it was deleted or evicted."""
+        messages = (await self._found(tenant, response_id)).messages
         if (kept := await self._object(_key(tenant, response_id))) is not None:
             return kept
         generation_id = response_id.removeprefix(PREFIX)
@@ -93,7 +125,8 @@ class KeptResponses:
 
     async def input_items(self, tenant: str, response_id: str) -> list[Shape]:
         """Returns what a response answered, oldest first, with what it continues. Raises NOT_FOUND."""
-        messages = await self._found(tenant, response_id)
+        await self._found(tenant, response_id)
+        messages = await self.conversation(tenant, response_id, "response_id")
         return items_said(response_id.removeprefix(PREFIX), messages[:-1])
 
     async def with_items(self, tenant: str, given: Sequence[InputItem]) -> list[InputItem]:
@@ -124,34 +157,46 @@ class KeptResponses:
         raise RyzansteinError(message, Code.NOT_FOUND, "ITEM_NOT_FOUND", violations=(violation,))
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said."""
+        """Forgets a response. Raises NOT_FOUND. Responses that continue it keep what was said, until the last one goes."""
         await self._found(tenant, response_id)
         key = _key(tenant, response_id)
         with suppress(RyzansteinError):  # without the conversation it is not found
-            await self._sessions.delete(key + _OBJECT)
+            await self._sessions.delete(key + OBJECT_MARK)
         await self._sessions.delete(key)
 
     async def _object(self, key: str) -> Shape | None:
         try:
-            (message,) = (await self._sessions.get(key + _OBJECT)).messages
+            (message,) = (await self._sessions.get(key + OBJECT_MARK)).messages
             found = json.loads(message.content)
         except (RyzansteinError, ValueError):
             return None
         return found if isinstance(found, dict) else None  # clients of earlier versions may have written into such a session
 
-    async def _found(self, tenant: str, response_id: str) -> tuple[Message, ...]:
+    async def _found(self, tenant: str, response_id: str) -> Session:
         try:
-            messages = await self.conversation(tenant, response_id, "response_id")
+            session = await self._session(tenant, response_id, "response_id")
         except RyzansteinError as error:
             if error.reason != "RESPONSE_NOT_FOUND":
                 raise
             raise errors.not_found("response", response_id) from None
-        if not messages or messages[-1].role is not Role.ASSISTANT:
+        if not session.messages or session.messages[-1].role is not Role.ASSISTANT:
             raise errors.not_found("response", response_id)
-        return messages
+        return session
+
+
+def _not_found(error: RyzansteinError, field: str, response_id: str, why: str) -> RyzansteinError:
+    """Returns what a caller gets for a response that the store does not have; another error as it is."""
+    if error.code is not Code.NOT_FOUND:
+        return error
+    return RyzansteinError(
+        f"{field}: {response_id[:64]!r} {why}",
+        Code.NOT_FOUND,
+        "RESPONSE_NOT_FOUND",
+        violations=(errors.FieldViolation(field, why),),
+    )
 
 
 def _key(tenant: str, response_id: str) -> str:
-    if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS or response_id.endswith(_OBJECT):
+    if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS or response_id.endswith(OBJECT_MARK):
         raise errors.not_found("response", response_id)
     return f"{blake2b(tenant.encode(), digest_size=8).hexdigest()}-{response_id}"

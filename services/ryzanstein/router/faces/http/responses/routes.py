@@ -133,8 +133,7 @@ class ResponseRoutes:
     async def _keep(self, told: ResponseEvents, asked_for: Asked, tenant: str, history: tuple[Message, ...]) -> None:
         if not asked_for.stored or told.reason in (None, FinishReason.CANCELLED):
             return
-        conversation = (*history, *asked_for.said, told.message)
-        await self._kept.keep(tenant, told.response, conversation)
+        await self._kept.keep(tenant, told.response, (*asked_for.said, told.message), history)
 
 
 async def _drained(events: AsyncGenerator[GenerationEvent, None], told: ResponseEvents) -> None:

@@ -1,0 +1,42 @@
+"""How many bytes the sessions and kept responses of a store may take together.
+
+Above that the least recently used ones are evicted, of either kind, but never a session that is
+claimed. Redis has a bound of its own, `maxmemory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ryzanstein.generation.messages import Message
+from ryzanstein.router.storage.bounds import UNBOUNDED
+
+LARGEST_SHARE = 4
+"""One session or response may take a quarter of the bound, so that it fits when pages of a file are half empty."""
+MESSAGE_BYTES = 256
+"""What a message takes besides its text, in memory and in a file, rather too much than too little."""
+
+
+def _unheard(count: int) -> None:
+    """Ignores a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRoom:
+    """The bound, and who hears how many bytes are used and how many sessions or responses were evicted."""
+
+    max_bytes: int = UNBOUNDED
+    on_used: Callable[[int], object] = _unheard
+    on_evicted: Callable[[int], object] = _unheard
+
+
+def bytes_of(messages: Sequence[Message]) -> int:
+    """Returns what messages take: exact for plain ones in UTF-8, an upper bound for the others."""
+    return sum(
+        MESSAGE_BYTES + _text_bytes(message.content) + 4 * (message.num_chars - len(message.content)) for message in messages
+    )
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
