@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -69,6 +71,29 @@ async def test_a_bug_becomes_internal_with_the_request_id_and_without_the_stack(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "request-7" in str(caught.value.details())
     assert "secret" not in str(caught.value.details())
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_call_that_failed_is_freed_without_a_collection(channel: grpc.aio.Channel, streams: bool) -> None:
+    """A router collects seldom: a thousand refused prompts would stay in memory."""
+
+    def num_kept() -> int:
+        return sum(type(each).__name__ == "_ServicerContext" for each in gc.get_objects())
+
+    stub = inference_grpc.InferenceServiceStub(channel)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                if not streams:
+                    await stub.Chat(inference.ChatRequest(), timeout=5)
+                async for _ in stub.StreamChat(inference.StreamChatRequest(), timeout=5):
+                    pass
+        await asyncio.sleep(0.1)
+        assert num_kept() <= 1
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("given", ["x" * 129, "two words", "x" * 4000])

@@ -69,8 +69,13 @@ def _coroutine(behavior: Any, take: Callable[[Any], Any], method: str, request_i
             try:
                 response = await behavior(take(request), context)
             except BaseException as error:
-                await _fail(error, context, method, request_id, started)
-                raise
+                try:
+                    await _fail(error, context, method, request_id, started)
+                    raise
+                except grpc.aio.AbortError as aborted:
+                    request = context = None
+                    _forget_frames(aborted)
+                    raise
             _done(method, started, "OK")
             return response
 
@@ -85,8 +90,13 @@ def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_i
                 async for response in behavior(take(request), context):
                     yield response
             except BaseException as error:
-                await _fail(error, context, method, request_id, started)
-                raise
+                try:
+                    await _fail(error, context, method, request_id, started)
+                    raise
+                except grpc.aio.AbortError as aborted:
+                    request = context = None
+                    _forget_frames(aborted)
+                    raise
             _done(method, started, "OK")
 
     return call
@@ -106,6 +116,14 @@ async def _fail(error: BaseException, context: Any, method: str, request_id: str
     elif isinstance(error, Exception):
         log.exception("call failed", method=method)
         await status.abort(context, errors.internal(f"internal error, request {request_id}"))
+
+
+def _forget_frames(aborted: grpc.aio.AbortError) -> None:
+    """Breaks a cycle: gRPC's state of a call keeps the error, the error its frames, and these the call and its request.
+
+    Otherwise refused requests would stay in memory until the next full collection.
+    """
+    aborted.__traceback__ = aborted.__context__ = aborted.__cause__ = None
 
 
 def _done(method: str, started: float, code: str, **more: object) -> None:
