@@ -70,6 +70,12 @@ class RyzansteinError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def again(self) -> RyzansteinError:
+        """Returns an equal error that has been raised nowhere: its frames, and what these keep, are not in it."""
+        return RyzansteinError(
+            self.message, self.code, self.reason, self.metadata, self.violations, self.retry_after_s, self.resource
+        )
+
     def with_fields(self, named: Callable[[str], str]) -> RyzansteinError:
         """Returns the error with other names of the invalid fields, in its message too.
 

@@ -124,6 +124,7 @@ async def test_the_memory_of_a_prompt_is_given_back_however_its_request_ends(
     assert await outcome(client.inference.Chat(long(model="none"))) == "MODEL_NOT_FOUND"
     node.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG")
     assert await outcome(client.inference.Chat(long())) == "CONTEXT_TOO_LONG"
+    assert client.value("held_prompt_bytes") == 0, "at once, not at the end of its window"
     node.refuse = None
     seen = len(node.submits)
     left = client.inference.Chat(long(tokens=500))

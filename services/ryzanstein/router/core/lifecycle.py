@@ -290,7 +290,7 @@ class Lifecycle:
             self.retained.drop(generation)
         else:
             self._recorder.ended(generation)
-            if error is None:
+            if error is None or not may_go_on(error):
                 generation.drop_prompt()
         self._measure(generation, outcome)
 

@@ -58,7 +58,8 @@ async def follow(
                 if cursor.has_more:
                     await asyncio.sleep(0)
             if settled and generation.error is not None:
-                raise generation.error
+                # A copy: the frames of this reader, and with them its request, would live as long as the generation.
+                raise generation.error.again()
             if not cursor.done:
                 await news.wait()
     finally:

@@ -183,6 +183,8 @@ class Generation:
         if error is None:
             # Cancelled before any node accepted it: readers still get the events of every stream.
             self.start("", 0)
+        if error is not None:
+            error.__traceback__ = error.__context__ = None  # their frames have the generation, and what it ran on
         self.error = error
         self.settled = True
         self.wake()
