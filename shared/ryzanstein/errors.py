@@ -72,9 +72,9 @@ class RyzansteinError(Exception):
 
     def again(self) -> RyzansteinError:
         """Returns an equal error that has been raised nowhere: its frames, and what these keep, are not in it."""
-        return RyzansteinError(
-            self.message, self.code, self.reason, self.metadata, self.violations, self.retry_after_s, self.resource
-        )
+        equal = RyzansteinError.__new__(RyzansteinError)
+        equal.__dict__.update(self.__dict__)
+        return equal
 
     def with_fields(self, named: Callable[[str], str]) -> RyzansteinError:
         """Returns the error with other names of the invalid fields, in its message too.

@@ -96,7 +96,7 @@ class TwoRanks:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1:
             return x.mul_(2)
-        return x.add_(torch.tensor([0.0, *loading._telling(self._other)]))
+        return x.add_(torch.tensor([0.0, 1.0, *loading._telling(self._other)]))
 
 
 @pytest.mark.parametrize("same", [True, False])

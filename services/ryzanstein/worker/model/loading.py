@@ -160,13 +160,13 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
         checked = _check(model_dir, tp, options)
     except ModelRefused as error:
         refusal = error
-    told = [float(refusal is not None), *_telling(b"" if checked is None else checked.content.digest)]
+    told = [float(refusal is not None), 1.0, *_telling(b"" if checked is None else checked.content.digest)]
     sums = tp.collectives.all_reduce(torch.tensor(told, device=options.torch_device)).tolist()
     if refusal is not None:
         raise refusal
     if checked is None or sums[0] > 0:
         raise ModelRefused("another rank refused the model")
-    if not _all_equal(sums[1:], tp.size):
+    if not _all_equal(sums[2:], round(sums[1])):
         raise ModelRefused(f"{model_dir}: the ranks read different files: load the model again when they are whole")
     return checked
 
