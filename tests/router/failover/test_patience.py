@@ -6,10 +6,17 @@ import pytest
 
 from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Load
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.tokens import Token
+from ryzanstein.router.failover.attempt import AttemptRun
 from ryzanstein.router.failover.patience import Patience, Quiet
+from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
+from ryzanstein.router.telemetry import RouterTelemetry
 
 PATIENCE = Patience(accept_s=5.0, silence_s=20.0)
 IDLE, QUEUE = Load(running=3, waiting=0, capacity=64), Load(running=64, waiting=128, capacity=64)
@@ -75,3 +82,30 @@ async def test_the_tenants_that_a_link_remembers_are_bounded() -> None:
     for handle in range(1, 10_000):
         AttemptPlacement(link, "a", handle, f"tenant {handle}", 0).began()
     assert len(link.newest_begun) <= 4096
+
+
+def test_a_prompt_that_is_computed_again_counts_from_its_beginning() -> None:
+    request = GenerationRequest("m", TextPrompt("a"), SamplingParams(max_tokens=9, seed=1))
+    generation = Generation("g", request, RetainedStub())
+    run = AttemptRun(generation, 0, "a", RouterTelemetry(), lambda event: None)
+    generation.log.admit(0)
+    run.accepted(4000)
+    assert run.quiet.num_uncomputed == 4000
+    run.progressed(3584)
+    assert run.quiet.num_uncomputed == 416
+    assert run.token(0, 0, Token(1, "a"))
+    assert run.quiet.num_uncomputed == 0
+    run.preempted(0)
+    assert run.quiet.num_uncomputed == 4001
+    run.progressed(1000)
+    assert run.quiet.num_uncomputed == 3001
+
+
+class RetainedStub:
+    """Nobody reads the generation."""
+
+    def generation_started(self, generation: Generation) -> None: ...
+
+    def readers_changed(self, generation: Generation) -> None: ...
+
+    def has_news(self, readers: object) -> None: ...

@@ -214,6 +214,7 @@ class AttemptRun:
     def preempted(self, choice: int) -> None:
         if choice < self._generation.request.sampling.n:
             self._preempted.add(choice)
+            self._num_computed = 0  # all of it is computed again
 
     def failed(self, error: RyzansteinError, node_fault: bool) -> None:
         self.release()
@@ -272,16 +273,15 @@ class AttemptRun:
 
     @property
     def alarmed(self) -> bool:
-        """True when it has been quiet for too long once before, and has brought nothing since."""
+        """True after the first alarm, until the attempt makes progress again."""
         return self._alarms > 0
 
     @property
     def forgotten(self) -> bool:
-        """Whether the node works and this attempt has no part in it.
+        """Whether the node works, but not on this attempt.
 
-        It did not accept the attempt and does not say that it will, or it has made steps since the
-        alarm that brought the attempt nothing. If it has made none, it is slow or stands still: its
-        own watchdog decides that.
+        It never accepted the attempt, or it has run steps since the alarm in which the attempt made
+        no progress. A node that has run none is slow or stalled: its own watchdog decides that.
         """
         if self._prompt_tokens is None or self.placement is None:
             return True
