@@ -164,34 +164,25 @@ def already_exists(kind: str, name: str) -> RyzansteinError:
 
 
 def queue_full(waiting: int, bound: int, retry_after_s: float = 1.0) -> RyzansteinError:
-    return RyzansteinError(
-        f"too many requests: {waiting}, the bound is {bound}",
-        Code.RESOURCE_EXHAUSTED,
-        "QUEUE_FULL",
-        {"waiting": str(waiting), "bound": str(bound)},
-        retry_after_s=retry_after_s,
-    )
+    return _no_room(f"too many requests: {waiting}", bound, {"waiting": waiting, "bound": bound}, retry_after_s)
 
 
 def prompts_held(num_bytes: int, held: int, bound: int, retry_after_s: float = 2.0) -> RyzansteinError:
     """Returns the refusal of a router that holds as many bytes of prompts as it may."""
-    return RyzansteinError(
-        f"too many long prompts: {held} bytes are held and this one has {num_bytes}, the bound is {bound}",
-        Code.RESOURCE_EXHAUSTED,
-        "QUEUE_FULL",
-        {"held_bytes": str(held), "bound_bytes": str(bound)},
-        retry_after_s=retry_after_s,
-    )
+    message = f"too many long prompts: {held} bytes are held and this one has {num_bytes}"
+    return _no_room(message, bound, {"held_bytes": held, "bound_bytes": bound}, retry_after_s)
 
 
 def prompts_wait(num_bytes: int, bound: int, retry_after_s: float = 2.0) -> RyzansteinError:
     """Returns the refusal of a node that has as many bytes of prompts as it may that are not tokenized yet."""
+    message = f"too many long prompts: {num_bytes} bytes wait to be tokenized"
+    return _no_room(message, bound, {"waiting_bytes": num_bytes, "bound_bytes": bound}, retry_after_s)
+
+
+def _no_room(message: str, bound: int, numbers: Mapping[str, int], retry_after_s: float) -> RyzansteinError:
+    metadata = {name: str(number) for name, number in numbers.items()}
     return RyzansteinError(
-        f"too many long prompts: {num_bytes} bytes wait to be tokenized, the bound is {bound}",
-        Code.RESOURCE_EXHAUSTED,
-        "QUEUE_FULL",
-        {"waiting_bytes": str(num_bytes), "bound_bytes": str(bound)},
-        retry_after_s=retry_after_s,
+        f"{message}, the bound is {bound}", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", metadata, retry_after_s=retry_after_s
     )
 
 

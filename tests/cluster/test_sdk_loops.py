@@ -1,4 +1,4 @@
-"""What agents do with the official client: typed answers of many kinds, and three steps with what each step brought."""
+"""What agents do with the official client: typed answers of many kinds, and steps that send back what the last one returned."""
 
 from __future__ import annotations
 

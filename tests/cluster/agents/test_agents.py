@@ -1,4 +1,4 @@
-"""Agents' frameworks, unchanged, each in its own environment: loops of three steps with what each step brought.
+"""Agents' frameworks, unchanged, each in its own environment: loops of three steps that send back what each step returned.
 
 `bash .ci/parts clients` installs them. Whether a small model calls a function is up to it, so calls are required
 where the loop needs one.

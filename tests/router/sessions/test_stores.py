@@ -293,6 +293,7 @@ async def test_a_stored_turn_ends_the_claim_of_its_generation_and_of_no_other(op
     await refused_as_busy(store.claim("s", "h", "r2", 60.0))
     await store.append("s", HELLO, model="m", node_id="a", generation_id="g")
     await store.claim("s", "h", "r2", 60.0)
+    assert not await store.renew({"s": "h"}, "r2", 60.0), "it has the claim"
 
 
 async def test_of_many_who_claim_at_once_one_wins(open_store: Opener) -> None:

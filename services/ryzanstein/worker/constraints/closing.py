@@ -1,7 +1,7 @@
 """Closes objects: one that lists its properties, and says nothing of others, has no others.
 
-The schema admits others, but whoever writes `properties` means these, and a small model that may add
-more adds them until its last token. vLLM's default does the same.
+JSON Schema allows others, but authors of `properties` rarely want them, and a small model that may add
+properties adds them until it reaches `max_tokens`. vLLM's default does the same.
 """
 
 from __future__ import annotations

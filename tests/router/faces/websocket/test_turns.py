@@ -45,6 +45,7 @@ async def test_a_step_that_fails_keeps_no_other_waiting() -> None:
     line.wait(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     line.wait(done.set)
     await asyncio.wait_for(done.wait(), 5)
+    assert done.is_set()
 
 
 async def test_frames_of_many_sockets_take_no_more_of_a_turn_than_those_of_one(face, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,10 @@ def test_a_group_of_compilers_that_is_over_kills_nobody(tmp_path: Path, monkeypa
     """Its guard is reaped: the group with its id may be another's."""
     with compilers.compilers(tmp_path) as group:
         pass
-    monkeypatch.setattr(os, "killpg", None)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group_id, sent: killed.append(group_id))
     group.kill()
+    assert killed == []
 
 
 def test_what_killed_compilers_left_is_removed(compiler: Callable[[str], Path], tmp_path: Path) -> None:
