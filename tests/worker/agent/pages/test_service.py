@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -130,9 +131,9 @@ async def test_an_older_node_that_fetches_gets_pieces(node, chain, scope) -> Non
     wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
     request = pb.FetchPagesRequest(scope=wire, keys=[page.key for page in pages])
     async with grpc.aio.insecure_channel(node.address) as channel:
-        kinds = [response.HasField("piece") async for response in PageServiceStub(channel).FetchPages(request)]
+        kinds = [response.HasField("piece") async for response in PageServiceStub(channel).FetchPages(request, timeout=60)]
         request.whole_pages_bytes = 2**32 - 1
-        sizes = [len(response.pages.keys) async for response in PageServiceStub(channel).FetchPages(request)]
+        sizes = [len(response.pages.keys) async for response in PageServiceStub(channel).FetchPages(request, timeout=60)]
     assert (kinds, sizes) == ([True] * 5, [3, 2])
 
 
@@ -144,7 +145,7 @@ async def test_a_page_that_is_damaged_among_several_ends_the_chain_there(node, c
     whole.pages.checksums[3] ^= 1
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
     async with grpc.aio.insecure_channel(node.address) as channel:
-        response = await PageServiceStub(channel).SendPages(iter([begin, whole, last]))
+        response = await PageServiceStub(channel).SendPages(iter([begin, whole, last]), timeout=60)
     assert (response.stored, response.corrupt) == (3, 3)
     assert list(node.mover.pages.values()) == pages[:3]
     assert counted("pages_refused_total", cause="corrupt") == 1
@@ -168,7 +169,7 @@ async def test_what_are_no_pages_is_refused_by_name(node, chain, scope, broken, 
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
     async with grpc.aio.insecure_channel(node.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=named):
-            await PageServiceStub(channel).SendPages(iter([begin, frame]))
+            await PageServiceStub(channel).SendPages(iter([begin, frame]), timeout=60)
     assert node.mover.pages == {}
 
 
@@ -179,7 +180,7 @@ async def test_whole_pages_in_the_middle_of_a_page_are_refused(node, chain, scop
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
     async with grpc.aio.insecure_channel(node.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="the next piece"):
-            await PageServiceStub(channel).SendPages(iter([begin, first, frame]))
+            await PageServiceStub(channel).SendPages(iter([begin, first, frame]), timeout=60)
 
 
 async def test_a_chain_of_more_pages_than_a_call_may_name_is_fetched(node, chain, scope) -> None:
@@ -198,7 +199,7 @@ async def test_an_answer_has_a_bound_in_bytes_and_what_is_left_is_asked_for(node
         scope=pb.PageScope(root=scope.root), keys=[page.key for page in pages], whole_pages_bytes=WHOLE_BYTES
     )
     async with grpc.aio.insecure_channel(node.address) as channel:
-        answers = [answer async for answer in PageServiceStub(channel).FetchPages(request)]
+        answers = [answer async for answer in PageServiceStub(channel).FetchPages(request, timeout=60)]
     assert sum(len(answer.pages.keys) for answer in answers) == 4
     assert [page async for page in node.store.fetch(scope, [page.key for page in pages])] == pages
     assert [page async for page in node.store.fetch(scope, [*(page.key for page in pages[:8]), b"x" * 17])] == pages[:8]
@@ -238,7 +239,7 @@ async def test_a_corrupt_page_and_those_after_it_are_not_stored(node, chain, sco
                 yield pb.SendPagesRequest(piece=piece)
 
     async with grpc.aio.insecure_channel(node.address) as channel:
-        response = await PageServiceStub(channel).SendPages(frames())
+        response = await PageServiceStub(channel).SendPages(frames(), timeout=60)
     assert (response.stored, response.corrupt) == (3, 3)
     assert list(node.mover.pages.values()) == pages[:3]
     assert counted("pages_refused_total", cause="corrupt") == 1
@@ -313,4 +314,38 @@ async def test_a_parent_that_is_no_page_is_refused(node, scope, num_bytes) -> No
         wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
         begin = pb.SendPagesBegin(scope=wire, parent=bytes(num_bytes))
         with pytest.raises(grpc.aio.AioRpcError, match=r"begin\.parent"):
-            await PageServiceStub(channel).SendPages(iter([pb.SendPagesRequest(begin=begin)]))
+            await PageServiceStub(channel).SendPages(iter([pb.SendPagesRequest(begin=begin)]), timeout=60)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 91.5, 10_000])
+async def test_a_transfer_must_have_a_deadline(node, scope, timeout_s) -> None:
+    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        stub = PageServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="deadline: .* at most 90 s"):
+            await stub.SendPages(iter([begin]), timeout=timeout_s)
+        with pytest.raises(grpc.aio.AioRpcError, match="deadline: .* at most 90 s"):
+            _ = [answer async for answer in stub.FetchPages(pb.FetchPagesRequest(scope=wire), timeout=timeout_s)]
+
+
+async def test_callers_that_neither_read_nor_write_give_their_places_back(node, chain, scope) -> None:
+    pages = chain(4096)
+    await node.mover.put(pages, b"")
+    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    fetch = pb.FetchPagesRequest(scope=wire, keys=[page.key for page in pages])
+
+    async def begins() -> AsyncIterator[pb.SendPagesRequest]:
+        yield pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
+        await asyncio.sleep(3600)
+
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        stub = PageServiceStub(channel)
+        calls = [stub.FetchPages(fetch, timeout=2) for _ in range(8)] + [stub.SendPages(begins(), timeout=2) for _ in range(8)]
+        async with asyncio.timeout(30):
+            while node.servicer._transfers.running < MAX_TRANSFERS:
+                await asyncio.sleep(0.01)
+            while node.servicer._transfers.running:
+                await asyncio.sleep(0.05)
+        assert await node.store.send(scope, b"", several(chain(1))) == 1
+        assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}

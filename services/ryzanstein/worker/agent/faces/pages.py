@@ -35,6 +35,7 @@ Context = ServicerContext[Any, Any]
 
 MAX_TRANSFERS = 16  # at once: each holds some pages in memory
 MAX_OFFERS = 64  # at once: the ranks answer them between two steps
+MAX_TRANSFER_S = 90.0  # a caller that neither reads nor writes loses its place then; nodes ask for 60 s
 _HELD_BYTES = 8 * 2**20
 
 
@@ -61,6 +62,7 @@ class PageServicer(PageServiceServicer):
         first = await anext(requests, None)
         if first is None or not first.HasField("begin"):
             raise errors.invalid("frame", "the first frame must be begin")
+        _require_deadline(context)
         self._require_staying(first.begin.scope)
         if len(first.begin.parent) not in (0, NAME_BYTES):
             raise errors.invalid("begin.parent", f"must have {NAME_BYTES} bytes, or none", len(first.begin.parent))
@@ -76,6 +78,7 @@ class PageServicer(PageServiceServicer):
         return pb.SendPagesResponse(stored=arriving.stored, corrupt=arriving.corrupt)
 
     async def FetchPages(self, request: pb.FetchPagesRequest, context: Context) -> AsyncIterator[pb.FetchPagesResponse]:
+        _require_deadline(context)
         left, whole_bytes = checked_keys(list(request.keys)), min(request.whole_pages_bytes, WHOLE_BYTES)
         num_bytes = 0
         with self._transfers:
@@ -178,6 +181,13 @@ class _Arriving:
         self.stored += stored
         self._pages.metrics.received(stored, stored * mean_bytes)
         self._pages.metrics.refuse("no_room", len(held) - stored)
+
+
+def _require_deadline(context: Context) -> None:
+    """Raises INVALID_ARGUMENT for a transfer that could hold its place longer than `MAX_TRANSFER_S`."""
+    left_s = context.time_remaining()
+    if left_s is None or left_s > MAX_TRANSFER_S:
+        raise errors.invalid("deadline", f"a transfer of pages must have one, at most {MAX_TRANSFER_S:.0f} s ahead", left_s)
 
 
 def _alike(found: tuple[Page, bytes]) -> bool:
