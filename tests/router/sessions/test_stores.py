@@ -227,6 +227,33 @@ async def test_an_expired_claim_that_its_owner_renewed_meanwhile_is_not_replaced
     await claimed.close()
 
 
+async def test_a_claim_is_not_renewed_before_it_is_taken(open_store: Opener) -> None:
+    """The owner of an expired claim, which has a turn to write, is being asked when this router renews its other claims."""
+
+    class Told(Written):
+        async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> set[str]:
+            lost = await self._store.renew(held, owner, ttl_s)
+            renewed.set()
+            return lost
+
+    async def ask(owner: str, session_id: str) -> Holding:
+        renewed.clear()
+        async with asyncio.timeout(20):
+            await renewed.wait()
+        return Holding.HELD
+
+    renewed, store = asyncio.Event(), Told(await open_store())
+    await store.claim("s", "g", "other", 0.01)
+    await asyncio.sleep(0.02)
+    claimed = Claimed(store, "me", 0.3, ask, RouterTelemetry().background)
+    await claimed.claim("mine", "h")
+    await refused_as_busy(claimed.claim("s", "h"))
+    with pytest.raises(SessionBusyError) as busy:
+        await store.claim("s", "i", "third", 60.0)
+    assert (busy.value.owner, busy.value.expired) == ("other", True)
+    await claimed.close()
+
+
 async def test_a_turn_that_is_stored_during_a_renewal_leaves_no_claim(open_store: Opener) -> None:
     """The renewal has read what is held, and reaches the store after the turn that ended the claim."""
 

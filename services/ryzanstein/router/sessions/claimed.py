@@ -45,6 +45,7 @@ class Claimed:
         self._background = background
         self._held: dict[str, str] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._pending: set[str] = set()
         self._ending: set[str] = set()
         self._batch = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
@@ -58,6 +59,7 @@ class Claimed:
         if (held := self._held.get(session_id, generation_id)) != generation_id:
             raise SessionBusyError(session_id, held, self._owner)
         self._held[session_id] = generation_id
+        self._pending.add(session_id)
         try:
             if (releasing := self._releasing.get(session_id)) is not None:
                 await asyncio.shield(releasing)
@@ -66,6 +68,8 @@ class Claimed:
             # A refusal claimed nothing; after a cancellation the claim may have been taken.
             self.release(session_id, generation_id, ended=isinstance(error, Exception))
             raise
+        finally:
+            self._pending.discard(session_id)
         if self._renewing is None:
             self._renewing = self._background.supervise("claim_renewal", self._renew, finite=True)
 
@@ -138,14 +142,19 @@ class Claimed:
             log.debug("claim left to expire", session_id=session_id)
 
     async def _renew(self) -> None:
-        """Renews until nothing is held; the next claim starts it again."""
+        """Renews until nothing is held; the next claim starts it again.
+
+        A claim that is pending is not renewed. Its session may have an expired claim, whose owner is
+        being asked: a renewal would take the session before the answer.
+        """
         while self._held:
             await asyncio.sleep(self._ttl_s / _RENEWALS_PER_TTL)
             held = list(self._held.items())
             for first in range(0, len(held), _MAX_BATCH):
                 async with self._batch:
                     batch = held[first : first + _MAX_BATCH]
-                    await self._renew_batch({s: g for s, g in batch if self._held.get(s) == g and s not in self._ending})
+                    left_out = self._pending | self._ending
+                    await self._renew_batch({s: g for s, g in batch if self._held.get(s) == g and s not in left_out})
         self._renewing = None
 
     async def _renew_batch(self, held: dict[str, str]) -> None:
