@@ -17,6 +17,7 @@ LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/la
 APART := $(LABORATORY) tests/machines
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
 OUTCOME = || code=$$?; mkdir -p .pytest_cache; echo $${code:-0} > .pytest_cache/outcome; exit $${code:-0}
+RESUMING := -p tests.resuming --resume build/lab.passed
 # Duration of the simulations in `make test-lab`.
 MINUTES ?= 10
 RESULT ?= benchmarks/results/$(shell uname -n).json
@@ -54,7 +55,7 @@ test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, a
 coverage: dev ## Run the tests with line coverage, of the services' processes too
 	$(PYTEST) --cov --cov-report=term:skip-covered
 
-test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the benchmarks' tests, ten minutes of simulations
+test-lab: parts dev ## Every fault once, runbooks, real models and clients, ten minutes of simulations; continues after a stop
 	bash .ci/parts emulation
 	PYTHON=$(PYTHON) bash .ci/parts judges
 	PYTHON=$(PYTHON) bash .ci/parts lm-eval
@@ -62,8 +63,8 @@ test-lab: parts dev ## Run the long tests: every fault once, the runbooks, the b
 	bash .ci/parts tokenizers
 	PYTHON=$(PYTHON) bash .ci/parts clients
 	@code=0; \
-	$(BIN)/python -m pytest $(LABORATORY) || code=$$?; \
-	$(PYTEST) -m lab || code=$$?; \
+	$(BIN)/python -m pytest $(RESUMING) --session-timeout 3600 $(LABORATORY) || code=$$?; \
+	$(PYTEST) $(RESUMING) --session-timeout 1800 -m lab || code=$$?; \
 	$(BIN)/ryzanstein simulate --minutes $(MINUTES) || code=$$?; \
 	exit $$code
 

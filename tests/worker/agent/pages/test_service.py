@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,9 @@ class Node:
 
     def _on_corrupt(self) -> None:
         self.corrupt += 1
+
+    async def runs(self, num_transfers: int) -> bool:
+        return self.servicer._transfers.running == num_transfers
 
     async def close(self) -> None:
         await self.store.close()
@@ -323,13 +327,13 @@ async def test_a_transfer_must_have_a_deadline(node, scope, timeout_s) -> None:
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
     async with grpc.aio.insecure_channel(node.address) as channel:
         stub = PageServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError, match="deadline: .* at most 90 s"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"deadline: .* at most 90 s"):
             await stub.SendPages(iter([begin]), timeout=timeout_s)
-        with pytest.raises(grpc.aio.AioRpcError, match="deadline: .* at most 90 s"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"deadline: .* at most 90 s"):
             _ = [answer async for answer in stub.FetchPages(pb.FetchPagesRequest(scope=wire), timeout=timeout_s)]
 
 
-async def test_callers_that_neither_read_nor_write_give_their_places_back(node, chain, scope) -> None:
+async def test_callers_that_neither_read_nor_write_give_their_places_back(node, chain, scope, eventually) -> None:
     pages = chain(4096)
     await node.mover.put(pages, b"")
     wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
@@ -342,10 +346,7 @@ async def test_callers_that_neither_read_nor_write_give_their_places_back(node, 
     async with grpc.aio.insecure_channel(node.address) as channel:
         stub = PageServiceStub(channel)
         calls = [stub.FetchPages(fetch, timeout=2) for _ in range(8)] + [stub.SendPages(begins(), timeout=2) for _ in range(8)]
-        async with asyncio.timeout(30):
-            while node.servicer._transfers.running < MAX_TRANSFERS:
-                await asyncio.sleep(0.01)
-            while node.servicer._transfers.running:
-                await asyncio.sleep(0.05)
+        for running in (MAX_TRANSFERS, 0):
+            await eventually(partial(node.runs, running))
         assert await node.store.send(scope, b"", several(chain(1))) == 1
         assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
