@@ -48,8 +48,8 @@ def generate(target: Path = TARGET) -> None:
 def add_kernels(build_data: dict[str, Any], folder: Path) -> None:
     """Compiles the kernels of every level into a folder, and makes them part of a wheel for their platform alone."""
     sys.path[:0] = [str(ROOT / "services"), str(ROOT / "shared")]
-    from ryzanstein.worker.model.kernels import wheel
-    from ryzanstein.worker.model.kernels.compilers import NotBuilt
+    from ryzanstein.worker.kernels import wheel
+    from ryzanstein.worker.kernels.compilers import NotBuilt
 
     try:
         if not wheel.wanted():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.native_lines import LINES_PER_S, Lines, Records
+from ryzanstein.observe.native_lines import LINES_PER_S, Lines, Records
 
 START = """
 import ctypes, logging, os, subprocess, sys, time, warnings

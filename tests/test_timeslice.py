@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ryzanstein import timeslice
+from ryzanstein.process import timeslice
 
 _GETATTR = {"x86_64": 315, "aarch64": 275}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")

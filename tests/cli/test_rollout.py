@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.cli.deployments import Assignments, DeploymentView
-from ryzanstein.cli.rollout import STEADY_S, Ending, Phase, Rollout
+from ryzanstein.cli.rollout.deployments import Assignments, DeploymentView
+from ryzanstein.cli.rollout.rollout import STEADY_S, Ending, Phase, Rollout
 from ryzanstein.cluster import Deployment, Node, NodeState
 
 READY, STARTING, DRAINING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.DRAINING, NodeState.FAILED

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.cli.deployments import Assignments, DeploymentView, Shortage
-from ryzanstein.cli.rollout import STEADY_S, Ending, Rollout
+from ryzanstein.cli.rollout.deployments import Assignments, DeploymentView, Shortage
+from ryzanstein.cli.rollout.rollout import STEADY_S, Ending, Rollout
 from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
 
 READY, STARTING, DRAINING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.DRAINING, NodeState.FAILED

@@ -147,7 +147,7 @@ def demo_dir() -> Path:
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of another shape than the demo's."""
     folder = tmp_path_factory.mktemp("models") / "second"
-    command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(folder), "--preset", "S"]
+    command = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(folder), "--preset", "S"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return folder
 

@@ -18,7 +18,8 @@ from typing import TypeVar
 import structlog
 
 from ryzanstein.addresses import EVERY_HOST, join_address, with_port
-from ryzanstein.awake import AwakeClock
+from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import BalanceSettings, Chooser, ImbalanceThresholds, PolicyBounds, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
@@ -50,7 +51,6 @@ from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
-from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators

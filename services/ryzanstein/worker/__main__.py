@@ -7,7 +7,7 @@ Exit codes: 0 stopped by SIGTERM or SIGINT; 1 failed (port taken, the initial mo
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from ryzanstein.process_start import begin
+    from ryzanstein.process.process_start import begin
 
     begin(ranks=True)
 
@@ -22,11 +22,11 @@ import structlog
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.service_process import read_settings, run_service
-from ryzanstein.tracing import Tracing
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
@@ -52,8 +52,8 @@ from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.devices import device_of_node, keep_freed_memory
-from ryzanstein.worker.ranks.shared_server import RankServers
-from ryzanstein.worker.ranks.source import NewRankServer
+from ryzanstein.worker.ranks.starting.shared_server import RankServers
+from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess

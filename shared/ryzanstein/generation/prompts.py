@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ryzanstein.generation.messages import Message
 from ryzanstein.generation.template_options import PLAIN_TEMPLATE, TemplateOptions
-from ryzanstein.tools import NO_TOOLS, Tools
+from ryzanstein.generation.tools import NO_TOOLS, Tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ryzanstein.generation.messages import MAX_TOOL_CALLS
 from ryzanstein.generation.prompts import ChatPrompt, Prompt
 from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
+from ryzanstein.generation.tools import ToolMode
 from ryzanstein.replies.families import FAMILIES
-from ryzanstein.tools import ToolMode
 
 
 def reply_format(prompt: Prompt, style: ReplyStyle) -> ReplyFormat | None:

@@ -23,7 +23,7 @@ from ryzanstein.generation.sampling import (
 )
 from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
 from ryzanstein.generation.template_options import PLAIN_TEMPLATE, TemplateOptions
-from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
+from ryzanstein.generation.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 

@@ -39,7 +39,7 @@ from ryzanstein.lab.simulation import clock
 clock.install()
 from collections import defaultdict
 from ryzanstein.lab.simulation.checks import BrokenPromise
-from ryzanstein.lab.simulation.loop import OWNER
+from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.plan import plan
 from ryzanstein.lab.simulation.simulation import simulate
 from ryzanstein.worker.agent.versions.generations import RunningGenerations

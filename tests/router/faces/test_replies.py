@@ -13,8 +13,8 @@ from ryzanstein.generation.tokens import FinishReason, Token, Usage
 from ryzanstein.replies.reader import Said, read_message
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.grpc.replies import read_events
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.pieces import Ending, Pieces, Speech
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.pieces import Ending, Pieces, Speech
 from ryzanstein.v1 import inference_pb2 as inference
 
 TEXT = (

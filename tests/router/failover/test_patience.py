@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Load
 from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.generation.tokens import Token
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.failover.attempt import AttemptRun
 from ryzanstein.router.failover.patience import Patience, Quiet
 from ryzanstein.router.generations.generation import Generation

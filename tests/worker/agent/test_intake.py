@@ -19,7 +19,7 @@ from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.tools import Tool, ToolMode, Tools
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.text.calling import instructions
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge

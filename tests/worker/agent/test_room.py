@@ -14,8 +14,8 @@ from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
-from ryzanstein.tracing import Tracing
+from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent

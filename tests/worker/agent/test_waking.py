@@ -15,8 +15,8 @@ from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFault
-from ryzanstein.tracing import Tracing
+from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks, StartFault
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.worker.agent.faces import stream

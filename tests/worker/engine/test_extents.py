@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.engine.prefix import chain_keys
+from ryzanstein.worker.engine.memory.prefix import chain_keys
 from ryzanstein.worker.engine.settings import EngineSettings
 
 SIZE = 4

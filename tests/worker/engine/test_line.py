@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.worker.engine.accounts import Accounts
-from ryzanstein.worker.engine.ordered import OrderedSequences
-from ryzanstein.worker.engine.queue import WaitingLine
+from ryzanstein.worker.engine.scheduling.ordered import OrderedSequences
+from ryzanstein.worker.engine.scheduling.queue import WaitingLine
+from ryzanstein.worker.engine.scheduling.yielding import first_to_yield
 from ryzanstein.worker.engine.sequence import Group, Sequence
-from ryzanstein.worker.engine.yielding import first_to_yield
 
 
 class Line:

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.worker.engine.accounts import Account
-from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.extents import Extents
-from ryzanstein.worker.engine.prefix import KEY_BYTES, PageGroup, PrefixCache, chain_key, chain_keys
+from ryzanstein.worker.engine.memory.blocks import BlockPool
+from ryzanstein.worker.engine.memory.prefix import KEY_BYTES, PageGroup, PrefixCache, chain_key, chain_keys
 from ryzanstein.worker.engine.sequence import BlockTable, Group, Sequence
 
 SIZE = 4

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ryzanstein.worker.model.collectives import CollectiveTimeout, NoProgress, OutOfStep
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
-from ryzanstein.worker.model.collectives.waiting import WaitPolicy
-from ryzanstein.worker.model.segment import MAX_RANKS, segment_bytes, slot_offset
+from ryzanstein.worker.collectives import CollectiveTimeout, NoProgress, OutOfStep
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.opening import GroupAddress, default_backend, open_collectives
+from ryzanstein.worker.collectives.segment import MAX_RANKS, segment_bytes, slot_offset
+from ryzanstein.worker.collectives.waiting import WaitPolicy
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ryzanstein.worker.checkpoints.content import Content, Seen
 from ryzanstein.worker.model import loading
-from ryzanstein.worker.model.content import Content, Seen
-from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused
 
 
 def change(model_dir: Path, name: str = "model.layers.0.mlp.down_proj.weight") -> None:
@@ -103,9 +103,9 @@ class TwoRanks:
 def test_ranks_that_read_different_files_refuse_the_model(
     same: bool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ryzanstein.worker.model.collectives.local import LocalCollectives
-    from ryzanstein.worker.model.options import RunnerOptions
-    from ryzanstein.worker.model.parallel import TensorParallel
+    from ryzanstein.worker.collectives.local import LocalCollectives
+    from ryzanstein.worker.collectives.parallel import TensorParallel
+    from ryzanstein.worker.settings.options import RunnerOptions
 
     model_dir = checkpoint()
     options = RunnerOptions(num_blocks=64, block_size=4, num_threads=1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.model.penalties import adjusted
+from ryzanstein.worker.sampling.penalties import adjusted
 
 VOCAB = 50
 penalties = st.builds(

@@ -22,7 +22,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenP
 from ryzanstein.generation.request import GenerationRequest, RequestKey
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.generation.template_options import PLAIN_TEMPLATE
-from ryzanstein.tools import NO_TOOLS
+from ryzanstein.generation.tools import NO_TOOLS
 
 MAX_KEY_CHARS = 255
 HEADER = "Idempotency-Key"

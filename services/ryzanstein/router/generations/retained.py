@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock, AwakeTimer
+from ryzanstein.process.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.wakes import Wakes
 from ryzanstein.router.telemetry import RouterTelemetry

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, NodeState, Numerics
 from ryzanstein.generation.attempt import Attempt, NodePlace
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState

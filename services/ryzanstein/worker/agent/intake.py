@@ -20,7 +20,7 @@ from ryzanstein.generation.events import MAX_PROMPT_SCORES
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.tools import Tools
+from ryzanstein.generation.tools import Tools
 from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.engine.messages import SubmitGroup

@@ -17,11 +17,11 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, NodeState, Numerics
 from ryzanstein.generation.prompts import Prompt
 from ryzanstein.generation.sampling_defaults import NO_DEFAULTS
-from ryzanstein.tracing import Tracing
+from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.memory.lending import KvLending
@@ -33,8 +33,8 @@ from ryzanstein.worker.agent.submission import Submissions
 from ryzanstein.worker.agent.versions.model_versions import ModelVersions
 from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.ranks.forking import ForkServer
-from ryzanstein.worker.ranks.source import NewRankServer
+from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, NoJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer

@@ -14,12 +14,12 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
-from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.plan import TokenConstraint
-from ryzanstein.worker.engine.scheduler import Scheduler
+from ryzanstein.worker.engine.scheduling.pace import StepPace
+from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
+from ryzanstein.worker.engine.scheduling.shedding import Shedding
 from ryzanstein.worker.engine.sequence import Group, Sequence
 from ryzanstein.worker.engine.settings import EngineSettings
-from ryzanstein.worker.engine.shedding import Shedding
 
 # After this time a client no longer expects a refusal. Most refusals come at once; few waits are
 # predicted so badly.

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import (
     Masks,
     OutOfMemory,
@@ -24,14 +25,13 @@ from ryzanstein.worker.engine.plan import (
     StepPlan,
     needs_full_logits,
 )
+from ryzanstein.worker.kernels import REVISION
 from ryzanstein.worker.model.choosing import load_chosen
-from ryzanstein.worker.model.kernels import REVISION
 from ryzanstein.worker.model.loading import LoadedModel, load_model
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.model.sampler import hidden_states, refuse_invalid, sample, scores
 from ryzanstein.worker.model.shortage import give_back, is_shortage
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.sampling.sampler import hidden_states, refuse_invalid, sample, scores
+from ryzanstein.worker.settings.options import RunnerOptions
 
 _SCORED_ROWS = 32  # rows of logits at once: 32 MiB for a vocabulary of 262,144
 

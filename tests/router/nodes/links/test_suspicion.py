@@ -9,8 +9,8 @@ from itertools import count
 
 import pytest
 
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, Load, NodeState
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.links.suspicion import DEAF, SILENCE, Level, SuspicionWatch
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS
 from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
 from ryzanstein.worker.agent.pages.resumable import last_resumable
 from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS
 from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.engine.travel import name_of
+from ryzanstein.worker.engine.memory.travel import name_of
 
 BLOCK = 16
 

@@ -16,8 +16,8 @@ from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import SamplingParams
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.tools import Tool, ToolMode, Tools
-from ryzanstein.tracing import Tracing
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent.intake import ReadPrompt, constrained, group_of, texts_of
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.versions.generations import RunningGenerations

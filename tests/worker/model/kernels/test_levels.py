@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels import REVISION
-from ryzanstein.worker.model.kernels.compilers import NotBuilt
-from ryzanstein.worker.model.kernels.levels import LEVELS, Level, best_level, levels_of
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kernels.openmp import share_openmp
+from ryzanstein.worker.kernels import REVISION
+from ryzanstein.worker.kernels.compilers import NotBuilt
+from ryzanstein.worker.kernels.levels import LEVELS, Level, best_level, levels_of
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.openmp import share_openmp
 
 # The features of real processors that programs can use: what the kernel itself needs is left out.
 SANDY_BRIDGE = [

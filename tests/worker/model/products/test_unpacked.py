@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.floats import ByHead, Unpacked
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.floats import ByHead, Unpacked
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (7, 20), (64, 96), (1003, 257), (33, 1024)])

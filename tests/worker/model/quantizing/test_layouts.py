@@ -4,8 +4,8 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 
-from ryzanstein.worker.model.quantizing.grids import Grid, fitted
-from ryzanstein.worker.model.quantizing.layouts import Scheme, packed, packed_ternary, restored, stored
+from ryzanstein.tools.quantize.methods.grids import Grid, fitted
+from ryzanstein.tools.quantize.reading.layouts import Scheme, packed, packed_ternary, restored, stored
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ryzanstein.worker.model.quantizing.upgrades import EIGHT, FLOATS, LOW, Product, Upgrades
+from ryzanstein.tools.quantize.upgrades import EIGHT, FLOATS, LOW, Product, Upgrades
 
 
 def some_products(count: int, seed: int) -> list[Product]:

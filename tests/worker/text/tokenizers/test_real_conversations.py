@@ -12,7 +12,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.messages import Message, Role, ToolCall
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.template_options import TemplateOptions
-from ryzanstein.tools import Tool, Tools
+from ryzanstein.generation.tools import Tool, Tools
 
 from .conftest import Real
 

@@ -33,31 +33,26 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.answers import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
-from ryzanstein.router.faces.http.failures import (
-    CLIENT_CLOSED_REQUEST,
-    HttpFailure,
-    HttpRefused,
-    failure_from_error,
-)
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
 from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.methods import HeadAnswers
 from ryzanstein.router.faces.http.metrics import add_metrics
-from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.presence import ClientLeft
-from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
-from ryzanstein.router.faces.http.response_format import naming_the_constraint
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
-from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest
-from ryzanstein.router.faces.http.shown import shown_by
+from ryzanstein.router.faces.http.serving.presence import ClientLeft
 from ryzanstein.router.faces.http.stream import error_event
 from ryzanstein.router.faces.http.texts import add_text_routes
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpFailure, HttpRefused, failure_from_error
+from ryzanstein.router.faces.openai.answers.shown import shown_by
+from ryzanstein.router.faces.openai.answers.types import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
+from ryzanstein.router.faces.openai.openapi import described
+from ryzanstein.router.faces.openai.requests.prompts import chat_request, completion_requests
+from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
+from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, CompletionRequest
 from ryzanstein.router.nodes.served import ServedModel
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions

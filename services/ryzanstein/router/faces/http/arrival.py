@@ -9,8 +9,8 @@ from types import TracebackType
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from ryzanstein.router.faces.http.failures import MALFORMED, MEMORY, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.room import Room
+from ryzanstein.router.faces.openai.answers.failures import MALFORMED, MEMORY, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
 
 
 @dataclass(frozen=True, slots=True)

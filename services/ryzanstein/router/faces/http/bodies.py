@@ -10,10 +10,10 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from ryzanstein.router.faces.http.failures import MALFORMED, TOO_LARGE, HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.outline import Excess, excesses
-from ryzanstein.router.faces.http.presence import ClientLeft
-from ryzanstein.router.faces.http.schemas import Body
+from ryzanstein.router.faces.http.serving.presence import ClientLeft
+from ryzanstein.router.faces.openai.answers.failures import MALFORMED, TOO_LARGE, HttpFailure, HttpRefused
+from ryzanstein.router.faces.openai.requests.schemas import Body
 
 _Body = TypeVar("_Body", bound=Body)
 _Converted = TypeVar("_Converted")

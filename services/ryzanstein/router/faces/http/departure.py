@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
-from ryzanstein.router.faces.http.failures import MEMORY, HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.room import Room
+from ryzanstein.router.faces.openai.answers.failures import MEMORY, HttpFailure, HttpRefused
 
 LARGE_BYTES = 2**16
 """An answer of more bytes takes room. Smaller ones fit into what a connection buffers anyway."""

@@ -26,19 +26,25 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.alignment import aligned
-from ryzanstein.router.faces.http.completions import completion_body, echoed_texts
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, prompt_logprobs_body, usage_body
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
-from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
-from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
-from ryzanstein.router.faces.http.prompts import Completions, tenant_of
 from ryzanstein.router.faces.http.resume import first_wanted
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
-from ryzanstein.router.faces.http.writing import OneByOne, written
+from ryzanstein.router.faces.openai.answers.alignment import aligned
+from ryzanstein.router.faces.openai.answers.completions import completion_body, echoed_texts
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.dialect import (
+    ChatDialect,
+    CompletionDialect,
+    Dialect,
+    prompt_logprobs_body,
+    usage_body,
+)
+from ryzanstein.router.faces.openai.answers.position import LAST_EVENT_ID, cursor_of, generation_of
+from ryzanstein.router.faces.openai.answers.shown import Shown
+from ryzanstein.router.faces.openai.answers.writing import OneByOne, written
+from ryzanstein.router.faces.openai.requests.prompts import Completions, tenant_of
 
 NODE = "X-Ryzanstein-Node"
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from ryzanstein.generation.events import Delta
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
-from ryzanstein.router.faces.http.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
 
 
 async def first_wanted(core: Core, generation_id: str, cursor: Cursor, tenant: str = "") -> dict[int, int]:

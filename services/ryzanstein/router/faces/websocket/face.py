@@ -7,9 +7,9 @@ import asyncio
 from starlette.datastructures import Headers
 
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.failures import CONNECTIONS, HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.room import Room
-from ryzanstein.router.faces.http.upgrade import UpgradeRequest
+from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest
+from ryzanstein.router.faces.openai.answers.failures import CONNECTIONS, HttpFailure, HttpRefused
 from ryzanstein.router.faces.websocket.connection import ConnectionParts, WebSocketConnection
 from ryzanstein.router.faces.websocket.conversation import Conversation
 from ryzanstein.router.faces.websocket.handshake import accepted

@@ -13,11 +13,11 @@ from ryzanstein.generation.events import Started
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave
-from ryzanstein.router.faces.http.chunks import Chunk, Chunks
-from ryzanstein.router.faces.http.cursor import Cursor
 from ryzanstein.router.faces.http.generate import bare_id
 from ryzanstein.router.faces.http.resume import first_wanted
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.openai.answers.chunks import Chunk, Chunks
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.shown import Shown
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
 from ryzanstein.router.faces.websocket.credit import Credit
 from ryzanstein.router.faces.websocket.frames import Accepted, ChunkFrame, Done, StartedFrame, encoded

@@ -16,9 +16,9 @@ import grpc
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
 from ryzanstein.generation.attempt import Attempt
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.cluster import Beat
+from ryzanstein.process.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.nodes.links.phi_detector import BeatDetector, BeatIntervals, Echoes, PhiThresholds, Progress
 
 SILENCE = "silence"

@@ -20,7 +20,7 @@ from ryzanstein.worker.agent.faces.inbox import ReadAhead
 from ryzanstein.worker.agent.faces.stream import RouterStream
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
-from ryzanstein.worker.engines.group import RankLoss, RankProgress
+from ryzanstein.worker.supervision.group import RankLoss, RankProgress
 
 Context = ServicerContext[Any, Any]
 

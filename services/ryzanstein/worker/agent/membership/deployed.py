@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
-from ryzanstein.background import STOP, Background
 from ryzanstein.cluster import Instruction, ModelNeed, ModelReport, NodeState
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.process.background import STOP, Background
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.membership.wanted import WantedModel, wanted_models
 from ryzanstein.worker.agent.memory.needs import ModelNeeds

@@ -19,19 +19,19 @@ from ryzanstein.generation.attempt import Attempt, NodePlace
 from ryzanstein.worker.agent.pages.conversations import Chain, Conversations
 from ryzanstein.worker.agent.pages.handing_over import hand_over
 from ryzanstein.worker.agent.pages.mover import PageMover
-from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.outbox import MAX_QUEUED, Outbox
 from ryzanstein.worker.agent.pages.page import PageSizes, root_of
 from ryzanstein.worker.agent.pages.restoring import LEAST_TOKENS, MOST_S, PrefillPace, Restoring, Source
 from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.tiers.node_store import NodeStore
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.pages.weights import LoadedWeights
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.memory.prefix import chain_keys
 from ryzanstein.worker.engine.messages import EngineStats, ReturnChoice, StepEvents
-from ryzanstein.worker.engine.prefix import chain_keys
-from ryzanstein.worker.engines.group import EngineGroup
-from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
+from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.supervision.messages import PagesAnswer, RankReady
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 log = structlog.get_logger(__name__)

@@ -15,12 +15,12 @@ import structlog
 
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS
 from ryzanstein.worker.agent.pages.resumable import last_resumable, seen_pages
 from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
+from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS
 from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.memory.travel import name_of
 from ryzanstein.worker.engine.messages import EngineStats, StepEvents
-from ryzanstein.worker.engine.travel import name_of
 from ryzanstein.worker.page_metrics import PageMetrics
 
 log = structlog.get_logger(__name__)

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from ryzanstein.worker.cache.staging import Staging
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.inputs.checks import check_hot_pages, check_tables
 from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
 from ryzanstein.worker.model.inputs.layout import CacheLayout, Integers
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
-from ryzanstein.worker.model.staging import Staging
 
 
 class GroupReader(Protocol):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.kernels.functions.paged_keys import ColdKeys, PagedKeys, SparseKeys
 from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
 from ryzanstein.worker.model.inputs.layout import CacheLayout
 from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
 from ryzanstein.worker.model.inputs.step import GroupInputs
-from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
-from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys, SparseKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from itertools import groupby
 from torch import Tensor
 
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.beside import Beside
-from ryzanstein.worker.model.products.blocks import Blocks
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.beside import Beside
+from ryzanstein.worker.products.blocks import Blocks
 
 
 @dataclass(frozen=True, slots=True)

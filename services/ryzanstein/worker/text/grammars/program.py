@@ -22,8 +22,8 @@ import msgspec
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.table import TokenTable
-from ryzanstein.worker.ranks.fork_server import exit_code
-from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.ranks.starting.fork_server import exit_code
+from ryzanstein.worker.ranks.starting.lifeline import die_with
 from ryzanstein.worker.text.grammars.frames import (
     MAX_PACKET_BYTES,
     Answer,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text, watched
+from ryzanstein.worker.ranks.starting.process import WatchedProcess, end, exit_text, watched
 from ryzanstein.worker.text.programs.bounds import ProgramBounds
 
 

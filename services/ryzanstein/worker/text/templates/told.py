@@ -15,7 +15,7 @@ from typing import Any
 from ryzanstein.generation.messages import Message, Role, ToolCall
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.template_options import template_variables
-from ryzanstein.tools import Tool
+from ryzanstein.generation.tools import Tool
 
 Text = Callable[[str], str]
 

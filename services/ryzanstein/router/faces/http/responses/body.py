@@ -20,12 +20,12 @@ from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.sampling import MAX_LOGPROBS
 from ryzanstein.generation.template_options import TemplateOptions
-from ryzanstein.router.faces.http.prompts import base_request, name_of, with_effort
+from ryzanstein.generation.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.router.faces.http.responses.input_items import InputItem, said_in
-from ryzanstein.router.faces.http.sampling import sampling_params, whole
-from ryzanstein.router.faces.http.schemas import Body, GenerationOptions, Whole, refuse
-from ryzanstein.router.faces.http.tools import without_format
-from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
+from ryzanstein.router.faces.openai.requests.prompts import base_request, name_of, with_effort
+from ryzanstein.router.faces.openai.requests.sampling import sampling_params, whole
+from ryzanstein.router.faces.openai.requests.schemas import Body, GenerationOptions, Whole, refuse
+from ryzanstein.router.faces.openai.requests.tools import without_format
 
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512

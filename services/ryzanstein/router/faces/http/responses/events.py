@@ -14,14 +14,14 @@ from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefault
 from ryzanstein.generation.tokens import FinishReason, Usage
 from ryzanstein.replies.parts import CallDelta
 from ryzanstein.replies.reader import Said
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.failures import HttpFailure
-from ryzanstein.router.faces.http.pieces import Ending, Pieces, Speech
-from ryzanstein.router.faces.http.plain import encoded
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.items import CUT, DONE, RUNNING, CallItem, Item, Items, MessageItem, ReasoningItem
 from ryzanstein.router.faces.http.responses.shapes import Shape
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.failures import HttpFailure
+from ryzanstein.router.faces.openai.answers.pieces import Ending, Pieces, Speech
+from ryzanstein.router.faces.openai.answers.plain import encoded
 
 
 class ResponseEvents:

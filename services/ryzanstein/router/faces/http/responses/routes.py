@@ -21,19 +21,19 @@ from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse, InputItemList, ResponseAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
 from ryzanstein.router.faces.http.late import begun, within
-from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
-from ryzanstein.router.faces.http.prompts import tenant_of
 from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields, refers
 from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter, error_of_stream
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
+from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.stream import EventStreamResponse
+from ryzanstein.router.faces.openai.answers.types import CancelledWork, DeletedResponse, InputItemList, ResponseAnswer
+from ryzanstein.router.faces.openai.openapi import described
+from ryzanstein.router.faces.openai.requests.prompts import tenant_of
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 MAX_PAGE = 100
