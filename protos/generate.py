@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 TARGET = ROOT / "shared"
-KERNELS = "ryzanstein/worker/model/kernels/lib"  # in the wheel: none lie in a source tree
+KERNELS = "ryzanstein/worker/kernels/lib"  # in the wheel: none lie in a source tree
 
 
 def generate(target: Path = TARGET) -> None:

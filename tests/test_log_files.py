@@ -16,7 +16,7 @@ from ryzanstein.observe.log_files import LogFile, Rotation, older
 
 WRITES = """
 import os, sys, structlog
-from ryzanstein import log
+from ryzanstein.observe import log
 from ryzanstein.observe.log_files import Rotation
 log.setup_service("router", rotation=Rotation(4096, 3))
 """

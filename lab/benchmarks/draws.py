@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.kernels.build import library
 from ryzanstein.worker.kernels.functions.draw import Draw
 from ryzanstein.worker.kernels.native import NativeKernels

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.constraints.compiling import compiled

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from traffic import quantile
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
-from ryzanstein.worker.engine.settings import EngineSettings
 
 STEP_S, TOKEN_S = 0.010, 0.0002
 PLACES, OBJECTIVE_S, SECONDS, SETTLE_S = 8, 0.5, 60.0, 5.0

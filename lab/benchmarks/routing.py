@@ -29,10 +29,8 @@ from functools import partial
 from typing import get_args
 
 from ryzanstein.cluster import Load, NodeState
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.choose import BalanceSettings, ChoiceOutcome, Chooser, Imbalance, NodeView, PolicyChoice, PolicyName
 
 HOUR_S = 3600.0

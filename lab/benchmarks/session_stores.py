@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.opening import open_sessions
 from ryzanstein.router.sessions.store import SessionStore

@@ -17,7 +17,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.sessions.opening import open_sessions

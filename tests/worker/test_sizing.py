@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.process import gpus
 from ryzanstein.process.allotment import memory_bytes
 from ryzanstein.worker import devices
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.native import NativeEngines
-from ryzanstein.worker.ranks.starting.resident import private_bytes
+from ryzanstein.worker.ranks.starting.process import private_bytes
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.supervision.group import GroupEvents
 

@@ -1,6 +1,7 @@
 """The subcommands that are separate programs: one per service, `synthesize` and `bench`.
 
-They replace this process (exec), so signals, exit codes and `--help` are the program's own.
+They replace this process (exec), so signals, exit codes and `--help` are the program's own. A command whose extras are not
+installed says what to install.
 """
 
 from __future__ import annotations
@@ -13,8 +14,23 @@ from types import MappingProxyType
 
 import typer
 
-from ryzanstein.cli.extras import require
 from ryzanstein.process.process_start import become_service
+
+# One package of each extra stands for all of it.
+_PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"), "worker": ("torch", "tokenizers", "safetensors")}
+)
+
+
+def require(command: str, *extras: str) -> None:
+    """Ends the command with exit code 2 and a sentence if one of the extras is not installed."""
+    missing = [extra for extra in extras if any(find_spec(package) is None for package in _PACKAGES[extra])]
+    if missing:
+        wanted = ",".join(missing)
+        said = f"`ryzanstein {command}` needs more than the base package: pip install 'ryzanstein[{wanted}]'"
+        typer.echo(said, err=True)
+        raise typer.Exit(2)
+
 
 PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

@@ -26,7 +26,6 @@ from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.admission import Limits
 from ryzanstein.router.core.clustered import ClusteredCore
 from ryzanstein.router.core.local import LocalCore
-from ryzanstein.router.core.opening import journalled_core, open_journal
 from ryzanstein.router.core.parts import CoreParts, CorePolicy
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.faces.grpc.embeddings import EmbeddingServicer
@@ -43,6 +42,7 @@ from ryzanstein.router.nodes.linker import Linker
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
+from ryzanstein.router.opening import journalled_core, open_journal
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ryzanstein.generation.events import Started
+from ryzanstein.generation.tokens import Started
 from ryzanstein.observe.metrics import (
     DURATION_BUCKETS,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,

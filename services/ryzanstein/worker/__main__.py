@@ -40,8 +40,7 @@ from ryzanstein.worker.agent.faces.pages import PageServicer
 from ryzanstein.worker.agent.faces.service import WorkerServicer
 from ryzanstein.worker.agent.faces.texts import TextServicer
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
-from ryzanstein.worker.agent.membership.member import Member
-from ryzanstein.worker.agent.membership.node_membership import NodeMembership
+from ryzanstein.worker.agent.membership.node_membership import Member, NodeMembership
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
@@ -57,7 +56,7 @@ from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
 

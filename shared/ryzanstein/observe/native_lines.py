@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ryzanstein.observe.log_files import LogFile, Rotation
 
@@ -84,7 +85,7 @@ def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(pipe, False)
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        folder = str(Path(__file__).absolute().parents[2])
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, folder, json.dumps(fields), json.dumps(rotation)]
         # It forks and detaches: code that counts or kills this process's children must not find it.
         subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)

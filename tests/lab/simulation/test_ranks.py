@@ -14,10 +14,8 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import Code
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks, StartEnd, StartFault
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel

@@ -6,16 +6,15 @@ import pytest
 
 from ryzanstein.cluster import Load
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import Token
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.failover.attempt import AttemptRun
 from ryzanstein.router.failover.patience import Patience, Quiet
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.roster import AttemptPlacement
 from ryzanstein.router.telemetry import RouterTelemetry
 
 PATIENCE = Patience(accept_s=5.0, silence_s=20.0)

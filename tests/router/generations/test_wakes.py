@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ryzanstein.router.generations.wakes import READERS_PER_TURN, Wakes
+from ryzanstein.router.generations.retained import READERS_PER_TURN, Wakes
 
 
 async def turn() -> None:

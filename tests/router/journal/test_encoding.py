@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, RequestKey
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
+from ryzanstein.generation.request import GenerationRequest, RequestKey, SamplingParams
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.router.generations.generation import Generation

@@ -16,7 +16,7 @@ import pytest
 from tests.worker.constraints.random_schemas import random_schema
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.constraints.matching import MOST_BLANKS, MOST_TOKEN_S, Bits, GrammarState, Patience

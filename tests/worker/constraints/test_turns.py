@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.constraints.matching import Bits, GrammarState, Patience

@@ -5,11 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.accounts import Accounts
-from ryzanstein.worker.engine.scheduling.ordered import OrderedSequences
-from ryzanstein.worker.engine.scheduling.queue import WaitingLine
-from ryzanstein.worker.engine.scheduling.yielding import first_to_yield
-from ryzanstein.worker.engine.sequence import Group, Sequence
+from ryzanstein.worker.engine.scheduling.queue import OrderedSequences, WaitingLine, first_to_yield
+from ryzanstein.worker.engine.sequence import Accounts, Group, Sequence
 
 
 class Line:

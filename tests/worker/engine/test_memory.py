@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.errors import Code
-from ryzanstein.worker.engine.scheduling.thrift import Thrift
+from ryzanstein.worker.engine.scheduling.pace import Thrift
 
 
 def tokens(it) -> dict:

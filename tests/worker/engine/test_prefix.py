@@ -3,11 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.accounts import Account
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.memory.blocks import BlockPool
 from ryzanstein.worker.engine.memory.prefix import KEY_BYTES, PageGroup, PrefixCache, chain_key, chain_keys
-from ryzanstein.worker.engine.sequence import BlockTable, Group, Sequence
+from ryzanstein.worker.engine.sequence import Account, BlockTable, Group, Sequence
 
 SIZE = 4
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)

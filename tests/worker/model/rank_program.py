@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.collectives import Collectives
 from ryzanstein.worker.collectives.opening import GroupAddress, open_collectives
 from ryzanstein.worker.collectives.parallel import TensorParallel

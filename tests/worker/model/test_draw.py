@@ -11,12 +11,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed
 from ryzanstein.worker.kernels.functions.draw import Draw
 from ryzanstein.worker.kernels.native import NativeKernels
-from ryzanstein.worker.sampling.likeliest import new_likeliest
-from ryzanstein.worker.sampling.sampler import sample
+from ryzanstein.worker.sampling.sampler import new_likeliest, sample
 from ryzanstein.worker.sampling.truncation import drawn, weights
 
 LAST = 1 - 2**-53  # the greatest uniform number

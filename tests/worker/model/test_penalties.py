@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.sampling.penalties import adjusted
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, needs_full_logits
 from ryzanstein.worker.kernels.functions.draw import Draw
 from ryzanstein.worker.kernels.native import NativeKernels

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.health.watchdog import StallBounds

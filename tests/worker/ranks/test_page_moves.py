@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page, PageSizes
 from ryzanstein.worker.engine.messages import EngineStats, StepEvents, SubmitGroup

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.replies.reader import read_message

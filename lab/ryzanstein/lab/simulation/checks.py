@@ -16,11 +16,10 @@ from ryzanstein import errors
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
-from ryzanstein.lab.simulation.cluster import Cluster, Service
+from ryzanstein.lab.simulation.cluster import Cluster, Service, link_name, split
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.record import Line
-from ryzanstein.lab.simulation.served import link_name, split
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.worker.agent.node import NodeAgent
 

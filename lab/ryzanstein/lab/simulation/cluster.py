@@ -1,6 +1,10 @@
 """A simulated cluster: an orchestrator, nodes and routers, each on its own machine, with restarts.
 
 Routers share one state directory when they keep sessions in SQLite, as those of one host do.
+
+Names of models on nodes, as agents and routers form them.
+
+The first model of node-0 has the name of the node, the model b has the name node-0/b.
 """
 
 from __future__ import annotations
@@ -25,6 +29,18 @@ from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, s
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.worker.config import WorkerSettings
+
+
+def link_name(node: str, model: str) -> str:
+    """Returns the name of a model of a node."""
+    return node if model == FIRST_MODEL else f"{node}/{model}"
+
+
+def split(name: str) -> tuple[str, str]:
+    """Returns the node and the model of a name."""
+    node, _, model = name.partition("/")
+    return node, model or FIRST_MODEL
+
 
 ORCHESTRATOR = "orchestrator"
 _GRPC = {"orchestrator": 50050, "router": 50051, "node": 50061}

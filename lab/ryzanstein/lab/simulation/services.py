@@ -31,7 +31,7 @@ from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.starting.source import NewRankServer, RankServer
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 

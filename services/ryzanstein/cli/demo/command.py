@@ -21,10 +21,10 @@ from ryzanstein.cli import display
 from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.demo.demonstration import Demonstration, DemoReport
 from ryzanstein.cli.demo.story import STORY
-from ryzanstein.cli.extras import require
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.ports import InUseError, require_able
 from ryzanstein.cli.processes.service_process import ServiceFailedError
+from ryzanstein.cli.programs import require
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
 

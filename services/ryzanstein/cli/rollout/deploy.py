@@ -16,15 +16,14 @@ from typing import Annotated
 import typer
 
 from ryzanstein.cli import display
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
-from ryzanstein.cli.options import Orchestrator, text_value
+from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_value
 from ryzanstein.cli.rollout.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.rollout.phases import Phase
 from ryzanstein.cli.rollout.rollout import Ending, Rollout
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
-from ryzanstein.generation.names import name_fault
+from ryzanstein.generation.prompts import name_fault
 
 WAIT_S = 300.0
 MAX_NODES = 10_000

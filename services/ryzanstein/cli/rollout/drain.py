@@ -15,8 +15,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS
-from ryzanstein.cli.options import Orchestrator, address_value, text_value
+from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, address_value, text_value
 from ryzanstein.cli.rollout.last_node import LastNode, last_node, last_node_at
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel

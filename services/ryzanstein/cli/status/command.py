@@ -13,8 +13,7 @@ import typer
 from rich.console import Console
 
 from ryzanstein.cli import display
-from ryzanstein.cli.defaults import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS
-from ryzanstein.cli.options import Orchestrator, Router
+from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.problems import problems
 from ryzanstein.cli.status.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from ryzanstein.cli import defaults, display
-from ryzanstein.cli.extras import require
+from ryzanstein.cli import display, options
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.disk_room import no_room, require_room
 from ryzanstein.cli.processes.ports import InUseError, require_able, require_free
 from ryzanstein.cli.processes.service_process import ServiceFailedError
+from ryzanstein.cli.programs import require
 from ryzanstein.cli.status.status_tables import node_table
 from ryzanstein.cli.status.survey import look
 from ryzanstein.cli.up.kept_service import KeptService
@@ -73,9 +73,9 @@ def up(
         typer.Option(help="auto: GPUs if there is one for each rank of all nodes, else CPUs."),
     ] = "auto",
     quantization: Annotated[Literal["none", "fp16", "int8", "auto"], typer.Option(help="Weight format, on CPUs.")] = "none",
-    http_port: Port = defaults.HTTP_PORT,
-    grpc_port: Port = defaults.GRPC_PORT,
-    orchestrator_port: Port = defaults.ORCHESTRATOR_PORT,
+    http_port: Port = options.HTTP_PORT,
+    grpc_port: Port = options.GRPC_PORT,
+    orchestrator_port: Port = options.ORCHESTRATOR_PORT,
     state_dir: StateDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:

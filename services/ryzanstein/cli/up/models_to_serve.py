@@ -11,7 +11,7 @@ import typer
 
 from ryzanstein.files.model_paths import is_gguf, model_name
 from ryzanstein.files.named_paths import read_option, write_setting
-from ryzanstein.generation.names import name_fault
+from ryzanstein.generation.prompts import name_fault
 
 _MODEL, _TEMPLATE = "--model", "--chat-template"
 

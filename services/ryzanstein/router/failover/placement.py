@@ -17,11 +17,8 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Numerics
 from ryzanstein.errors import Code
-from ryzanstein.generation.attempt import NodePlace
-from ryzanstein.generation.features import CONSTRAINTS
-from ryzanstein.generation.messages import Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.prompts import ChatPrompt, Role
+from ryzanstein.generation.request import CONSTRAINTS, GenerationRequest, NodePlace
 from ryzanstein.router.choose import Ranking, beginning
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, SLOW, Lost
 from ryzanstein.router.failover.patience import Patience

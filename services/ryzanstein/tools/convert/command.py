@@ -16,7 +16,7 @@ import typer
 
 from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
 from ryzanstein.tools.convert.to_checkpoint import to_directory
-from ryzanstein.worker.products import block_types
+from ryzanstein.worker.kernels.functions import block_types
 from ryzanstein.worker.refusal import ModelRefused
 
 _DTYPES = {"bfloat16": block_types.BF16, "float32": block_types.F32}

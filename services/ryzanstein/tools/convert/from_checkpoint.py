@@ -35,10 +35,10 @@ from ryzanstein.worker.checkpoints.tensor_entry import TensorEntry
 from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
 from ryzanstein.worker.checkpoints.tying import untied_where_stored, with_embedding
 from ryzanstein.worker.json_files import UnreadableFile, read_object
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
-from ryzanstein.worker.products import block_types
-from ryzanstein.worker.products.block_types import BlockType
 from ryzanstein.worker.refusal import CheckpointError
 
 WRITTEN: Mapping[str, BlockType] = {

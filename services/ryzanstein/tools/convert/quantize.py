@@ -12,8 +12,8 @@ import numpy as np
 
 from ryzanstein.tools.convert.scale_search import q4_k, q6_k
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes, Numbers
-from ryzanstein.worker.products import block_types
-from ryzanstein.worker.products.block_types import BlockType
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 
 
 def quantize(rows: Numbers, kind: BlockType) -> Bytes:

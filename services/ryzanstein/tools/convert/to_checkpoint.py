@@ -26,9 +26,9 @@ from ryzanstein.worker.checkpoints.gguf.sampling import sampling_of
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Numbers
 from ryzanstein.worker.checkpoints.gguf.tokenizer.conversion import generation_config, tokenizer_config, tokenizer_json
 from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import GgufVocabulary
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import FLOATS, BlockType
 from ryzanstein.worker.model.listing import tensor_shapes
-from ryzanstein.worker.products import block_types
-from ryzanstein.worker.products.block_types import FLOATS, BlockType
 from ryzanstein.worker.refusal import CheckpointError, shown
 
 _TORCH_NAMES = {block_types.F32: "float32", block_types.F16: "float16", block_types.BF16: "bfloat16"}

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ryzanstein.worker.checkpoints.gguf.header import ARRAY, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING, Value
-from ryzanstein.worker.products.block_types import BlockType
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 
 _VERSION = 3
 _TYPE_IDS = {np.dtype(name): kind for kind, name in SCALARS.items()}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
 from ryzanstein.worker.kernels.functions.cold_layout import PAGE_TOKENS, PART_HEAD_BYTES, ColdLayout, ItemKind, sees_cold
-from ryzanstein.worker.kernels.functions.paged_keys import ColdKeys, PagedKeys
 
 _GREATEST: dict[ItemKind, float] = {"fp8": 448.0, "int8": 127.0}
 _DTYPES: dict[ItemKind, torch.dtype] = {

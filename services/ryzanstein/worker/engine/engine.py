@@ -14,11 +14,11 @@ from collections.abc import Sequence as SequenceOf
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.groups import Groups
 from ryzanstein.worker.engine.memory.travel import take_sealed
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
-from ryzanstein.worker.engine.outcome import StepOutcome
+from ryzanstein.worker.engine.outcome import Probe, StepOutcome
 from ryzanstein.worker.engine.plan import (
     Executor,
     OutOfMemory,
@@ -27,14 +27,10 @@ from ryzanstein.worker.engine.plan import (
     SequencesFailed,
     TokenConstraint,
 )
-from ryzanstein.worker.engine.probe import Probe
 from ryzanstein.worker.engine.scheduling.batch import Batch, Members
-from ryzanstein.worker.engine.scheduling.pace import StepPace
-from ryzanstein.worker.engine.scheduling.prompt_cost import PromptCost
+from ryzanstein.worker.engine.scheduling.pace import PromptCost, StepPace, Thrift
 from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
-from ryzanstein.worker.engine.scheduling.thrift import Thrift
-from ryzanstein.worker.engine.sequence import Sequence
-from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, Sequence
 
 
 class Engine:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.plan import TokenConstraint
@@ -19,7 +20,6 @@ from ryzanstein.worker.engine.scheduling.pace import StepPace
 from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
 from ryzanstein.worker.engine.scheduling.shedding import Shedding
 from ryzanstein.worker.engine.sequence import Group, Sequence
-from ryzanstein.worker.engine.settings import EngineSettings
 
 # After this time a client no longer expects a refusal. Most refusals come at once; few waits are
 # predicted so badly.

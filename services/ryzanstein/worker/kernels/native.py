@@ -10,10 +10,8 @@ from pathlib import Path
 
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
-from ryzanstein.worker.kernels.functions.floats import FloatFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
-from ryzanstein.worker.kernels.functions.rotation import RotationFunctions
-from ryzanstein.worker.kernels.functions.rows import RowFunctions
+from ryzanstein.worker.kernels.functions.rows import FloatFunctions, RotationFunctions, RowFunctions
 from ryzanstein.worker.kernels.functions.sampling import SamplingFunctions
 
 

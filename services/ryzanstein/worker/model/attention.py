@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ryzanstein.worker.cache.kv_cache import LayerPages
-from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
-from ryzanstein.worker.kernels.functions.paged_keys import PagedKeys
+from ryzanstein.worker.kernels.functions.attention import AttentionFunctions, PagedKeys
 
 
 @dataclass(frozen=True, slots=True)

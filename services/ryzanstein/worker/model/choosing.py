@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.files.model_paths import is_gguf
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.architectures.registry import read_config
 from ryzanstein.worker.checkpoints.checkpoint import MappedWeights
 from ryzanstein.worker.collectives.parallel import TensorParallel

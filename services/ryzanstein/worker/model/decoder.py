@@ -17,7 +17,7 @@ from ryzanstein.worker.cache.kv_cache import KVCache, LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.zoned_cache import ZonedCache
 from ryzanstein.worker.collectives.parallel import TensorParallel
-from ryzanstein.worker.kernels.functions.angles import Angles
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward

@@ -20,8 +20,8 @@ from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, by_source, 
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile, GgufTensor
 from ryzanstein.worker.checkpoints.gguf.rows import checked_tensor, read_rows
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes
+from ryzanstein.worker.kernels.functions.block_types import FLOATS
 from ryzanstein.worker.model.listing import tensor_shapes
-from ryzanstein.worker.products.block_types import FLOATS
 from ryzanstein.worker.products.blocks import MappedBlocks
 
 

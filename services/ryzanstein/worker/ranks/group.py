@@ -21,9 +21,8 @@ import structlog
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.health.board import Board
-from ryzanstein.worker.ranks.health.idleness import IdleChecks
 from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness, SlowRank
-from ryzanstein.worker.ranks.health.watchdog import StallBounds, Watchdog
+from ryzanstein.worker.ranks.health.watchdog import IdleChecks, StallBounds, Watchdog
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
     AgentMessage,

@@ -16,6 +16,7 @@ from ryzanstein.worker.collectives import PeerGaveUp
 from ryzanstein.worker.constraints.cache import Grammars
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import (
     CancelGroup,
     ExportPages,
@@ -29,7 +30,6 @@ from ryzanstein.worker.engine.messages import (
     SubmitGroup,
 )
 from ryzanstein.worker.engine.plan import OutOfMemory, PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
-from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.ranks.channel import RankChannel, encode
 from ryzanstein.worker.ranks.constrained import ConstrainedGroups
 from ryzanstein.worker.ranks.health.board import RankBoard

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Never
 
 from ryzanstein.process.timeslice import take_usual_slices
 from ryzanstein.worker.collectives import CollectiveTimeout
-from ryzanstein.worker.engine.probe import RanksUnsound
+from ryzanstein.worker.engine.outcome import RanksUnsound
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
 from ryzanstein.worker.ranks.health.board import RankBoard
 from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankCommand, RankCrashed, RankRefused, RankSpec, StartRank

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.engine.tally import TokenTally
+from ryzanstein.worker.engine.plan import SampleRow, TokenTally
 
 
 def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:

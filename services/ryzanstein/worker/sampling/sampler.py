@@ -1,6 +1,6 @@
 """Turns logits into tokens on rank 0, a whole batch at once.
 
-Every row is computed as if it were alone.
+Every row is computed as if it were alone. Greedy rows take the likeliest token.
 
 Legend: S rows of the step, R rows drawn at random among them, V vocabulary, W words of 32 of its tokens' bits.
 """
@@ -8,7 +8,7 @@ Legend: S rows of the step, R rows drawn at random among them, V vocabulary, W w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,27 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed
-from ryzanstein.worker.kernels.functions.draw import Draw
+from ryzanstein.worker.kernels.functions.draw import Draw, uniform
 from ryzanstein.worker.kernels.native import NativeKernels
-from ryzanstein.worker.sampling.likeliest import new_likeliest
 from ryzanstein.worker.sampling.penalties import adjust, adjusted
-from ryzanstein.worker.sampling.philox import uniform
 from ryzanstein.worker.sampling.truncation import drawn
+
+Likeliest = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def new_likeliest(kernels: NativeKernels | None) -> Likeliest:
+    """Returns a function that finds the greatest logit of each row of logits [S, V].
+
+    It also returns the lowest token that has it. The greatest logit is NaN if the row contains one.
+    Our own kernel is used if there is one: torch takes 0.5 ms for a row of 131,072.
+    """
+    return _likeliest if kernels is None else kernels.sampling.greatest
+
+
+def _likeliest(logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+    best_S, token_S = logits_SV.max(dim=1)
+    return best_S, token_S
+
 
 Bits = npt.NDArray[np.uint32]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.engine.pooling import Pooling
+from ryzanstein.worker.engine.messages import Pooling
 from ryzanstein.worker.json_files import UnreadableFile, parse_object, parse_value, read_bytes
 from ryzanstein.worker.refusal import bounded, shown
 

@@ -15,8 +15,7 @@ from typing import Any
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.files.model_paths import is_gguf
-from ryzanstein.generation.sampling import in_bounds
-from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
+from ryzanstein.generation.request import NAMES, SamplingDefaults, in_bounds
 from ryzanstein.worker.architectures.registry import context_of, values_of
 from ryzanstein.worker.architectures.text_half import text_half
 from ryzanstein.worker.checkpoints.chat_templates import templates_of

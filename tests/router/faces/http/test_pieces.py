@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
 from ryzanstein.generation.reply_format import ReplyFormat
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, Usage
+from ryzanstein.generation.tokens import Delta, Finished, FinishReason, GenerationEvent, Started, Token, TokenLogprobs, Usage
 from ryzanstein.router.faces.openai.answers.chunks import Chunks
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
 from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect

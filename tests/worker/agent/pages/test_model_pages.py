@@ -15,10 +15,8 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress, NodePlace
 from ryzanstein.generation.prompts import TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.page import root_of
 from ryzanstein.worker.agent.pages.store import StoreFailed

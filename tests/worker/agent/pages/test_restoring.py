@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
-from ryzanstein.worker.agent.pages.resumable import last_resumable
+from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source, last_resumable
 from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS
 from ryzanstein.worker.engine.extents import Extents, Lasting

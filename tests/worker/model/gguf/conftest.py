@@ -15,7 +15,7 @@ import torch
 from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
 from ryzanstein.tools.convert.to_checkpoint import to_directory
 from ryzanstein.tools.synthesize.tokenizer import write_tokenizer
-from ryzanstein.worker.products import block_types
+from ryzanstein.worker.kernels.functions import block_types
 
 VOCAB = 320
 SIZES = {

@@ -17,7 +17,7 @@ from ryzanstein.worker.architectures.registry import read_spec
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
 from ryzanstein.worker.checkpoints.gguf.dialects.table import DIALECTS
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
-from ryzanstein.worker.products import block_types
+from ryzanstein.worker.kernels.functions import block_types
 from ryzanstein.worker.refusal import ModelRefused
 
 LLAMA3 = {

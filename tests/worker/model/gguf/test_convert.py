@@ -18,7 +18,7 @@ from ryzanstein.tools.convert.to_checkpoint import to_directory
 from ryzanstein.tools.synthesize.command import Recipe, synthesize
 from ryzanstein.tools.synthesize.shapes import ModelShape
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
-from ryzanstein.worker.products.block_types import F32
+from ryzanstein.worker.kernels.functions.block_types import F32
 from ryzanstein.worker.refusal import CheckpointError
 from ryzanstein.worker.text.tokenizer import TextModel
 

@@ -14,7 +14,7 @@ import pytest
 
 from ryzanstein.worker.checkpoints.gguf import header
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
-from ryzanstein.worker.products.block_types import BLOCK_TYPES, UNREAD
+from ryzanstein.worker.kernels.functions.block_types import BLOCK_TYPES, UNREAD
 from ryzanstein.worker.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
 
 WITHIN_S = 10.0

@@ -9,8 +9,8 @@ import pytest
 from ryzanstein.tools.convert.from_checkpoint import WRITTEN
 from ryzanstein.tools.convert.quantize import quantize, stored_as
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
-from ryzanstein.worker.products import block_types
-from ryzanstein.worker.products.block_types import BlockType
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 NAMES = pytest.mark.parametrize("name", sorted({*WRITTEN, "q5_0"}))

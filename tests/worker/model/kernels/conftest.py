@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.kernels.compiling import compile_library, find_compiler, ingredients
-from ryzanstein.worker.kernels.functions.angles import Angles
+from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
 from ryzanstein.worker.kernels.functions.blocks import BLOCKS
 from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
 from ryzanstein.worker.kernels.functions.draw import Draw
-from ryzanstein.worker.kernels.functions.paged_keys import ColdKeys, PagedKeys
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.levels import Level, best_level
 from ryzanstein.worker.kernels.native import NativeKernels
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.kernels.functions.paged_keys import PagedKeys
+from ryzanstein.worker.kernels.functions.attention import PagedKeys
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.products.int8 import quantize_rows
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ryzanstein.worker.cache.cold_pages import attend_zones, open_pages
 from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
 from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
-from ryzanstein.worker.kernels.functions.paged_keys import ColdKeys, PagedKeys
 from ryzanstein.worker.kernels.native import NativeKernels
 
 KINDS = [FP8, INT8, FP8_VALUES, CHANNELS]

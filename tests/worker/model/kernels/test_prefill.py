@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.kernels.functions.paged_keys import PagedKeys
+from ryzanstein.worker.kernels.functions.attention import PagedKeys
 from ryzanstein.worker.kernels.native import NativeKernels
 
 NEW = (2, 5, 64, 63, 130, 1, 17)

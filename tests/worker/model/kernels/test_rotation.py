@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import RotarySpec
-from ryzanstein.worker.kernels.functions.angles import Angles
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.rotary import Rotary, rotate
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ryzanstein.worker.cache.kv_cache import bound_blocks
 from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.kernels.functions.paged_keys import PagedKeys, SparseKeys
+from ryzanstein.worker.kernels.functions.attention import PagedKeys, SparseKeys
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.settings.sparse import SparseRule
 

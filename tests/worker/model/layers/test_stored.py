@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ryzanstein.tools.convert.quantize import quantize
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
+from ryzanstein.worker.kernels.functions.block_types import Q4_0, Q8_0, BlockType
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
 from ryzanstein.worker.products import Product
-from ryzanstein.worker.products.block_types import Q4_0, Q8_0, BlockType
 from ryzanstein.worker.products.blocks import Blocks, MappedBlocks, PackedBlocks
 from ryzanstein.worker.products.formats import WeightFormat
 

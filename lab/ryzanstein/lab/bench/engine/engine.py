@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ryzanstein import errors
-from ryzanstein.generation.sampling import MAX_CHOICES
+from ryzanstein.generation.request import MAX_CHOICES
 from ryzanstein.lab.bench.engine.flight import Engines, Round, losses_as_errors
 from ryzanstein.process.allotment import whole_cores
 from ryzanstein.worker.ranks.messages import RankSpec

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ryzanstein import errors
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.lab.bench.engine.memory import cpu_s, peak_rss_bytes, reset_peak_rss
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup

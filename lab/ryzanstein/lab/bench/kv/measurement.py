@@ -10,7 +10,7 @@ from functools import partial
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from ryzanstein.lab.bench.kv.attention_time import MOST_BYTES, SHAPES, attention_times
+from ryzanstein.lab.bench.kv.attention_time import FACTORS, MOST_BYTES, SHAPES, attention_times, outlier_errors
 from ryzanstein.lab.bench.kv.document import (
     GreedyRow,
     KvDocument,
@@ -22,9 +22,7 @@ from ryzanstein.lab.bench.kv.document import (
     WindowRow,
 )
 from ryzanstein.lab.bench.kv.options import KvOption
-from ryzanstein.lab.bench.kv.outliers import FACTORS, outlier_errors
-from ryzanstein.lab.bench.kv.pass_keys import DEPTHS, pass_key_prompt, says_key
-from ryzanstein.lab.bench.kv.quality import greedy_matches, judge
+from ryzanstein.lab.bench.kv.quality import DEPTHS, greedy_matches, judge, pass_key_prompt, says_key
 from ryzanstein.lab.bench.kv.sequence import KvSequence, SharedModel
 from ryzanstein.lab.bench.kv.sparse import DEPTHS as TEN_DEPTHS
 from ryzanstein.lab.bench.kv.sparse import needle_prompt, needles_found, step_times

@@ -18,9 +18,8 @@ from torch import Tensor
 from ryzanstein.lab.bench.kv.options import KvOption
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import KVCache, LayerPages
-from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.kernels.functions.attention import AttentionFunctions, ColdKeys, PagedKeys, SparseKeys
 from ryzanstein.worker.kernels.functions.cold_layout import PAGE_TOKENS, ColdLayout, sees_cold
-from ryzanstein.worker.kernels.functions.paged_keys import ColdKeys, PagedKeys, SparseKeys
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.inputs.step import Bounding, GroupInputs, Sealing, StepInputs

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import SampleRow

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import grpc
 
-from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import Message
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks

@@ -9,9 +9,8 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.lab.simulation.plan import FIRST_MODEL, ClientPlan, SimulationPlan
 from ryzanstein.lab.simulation.scripted.answers import SeenAnswer
 from ryzanstein.lab.simulation.scripted.model import demo_text

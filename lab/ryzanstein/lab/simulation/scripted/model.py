@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.plan import SampledToken
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions

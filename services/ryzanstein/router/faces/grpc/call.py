@@ -17,7 +17,7 @@ from structlog.contextvars import get_contextvars
 
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.prompts import TENANT_ID, valid_tenant
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.router.core.peers import OWNER, WHOLE

@@ -22,8 +22,7 @@ from starlette.responses import Response
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, user_key, valid_tenant
-from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import TENANT_ID, TextPrompt, TokenPrompt, user_key, valid_tenant
 from ryzanstein.generation.request import valid_priority
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader

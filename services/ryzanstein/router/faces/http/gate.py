@@ -16,9 +16,7 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.request_id import request_id
-from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds
-from ryzanstein.router.faces.http.departure import Departure
-from ryzanstein.router.faces.http.room import Room
+from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, Departure, Room
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpRefused, failure_from_error
 from ryzanstein.router.telemetry import RouterTelemetry
 

@@ -4,6 +4,8 @@ A client that disconnects from a plain request, or before it has received the ge
 cannot come back: its generation is cancelled. A client that disconnects from a stream may come
 back, see `attach`. So may a client with an Idempotency-Key, by sending its request again.
 X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
+
+Where a reader that comes back has to begin.
 """
 
 from __future__ import annotations
@@ -21,30 +23,49 @@ from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.events import GenerationEvent, Started
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import Delta, GenerationEvent, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
-from ryzanstein.router.faces.http.resume import first_wanted
 from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
 from ryzanstein.router.faces.openai.answers.alignment import aligned
 from ryzanstein.router.faces.openai.answers.completions import completion_body, echoed_texts
-from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.cursor import LAST_EVENT_ID, Cursor, cursor_of, generation_of
 from ryzanstein.router.faces.openai.answers.dialect import (
     ChatDialect,
     CompletionDialect,
     Dialect,
+    Shown,
     prompt_logprobs_body,
     usage_body,
 )
-from ryzanstein.router.faces.openai.answers.position import LAST_EVENT_ID, cursor_of, generation_of
-from ryzanstein.router.faces.openai.answers.shown import Shown
 from ryzanstein.router.faces.openai.answers.writing import OneByOne, written
 from ryzanstein.router.faces.openai.requests.prompts import Completions, tenant_of
+
+
+async def first_wanted(core: Core, generation_id: str, cursor: Cursor, tenant: str = "") -> dict[int, int]:
+    """Returns the index of the first token wanted of each choice.
+
+    Log probabilities are aligned with the text from its beginning, and calls are read from there.
+    Such a stream therefore also reads the tokens that the reader has seen, for its `Pieces` alone.
+    """
+    seen = cursor.from_index
+    if not any(seen.values()):
+        return seen
+    async with aclosing(core.follow(generation_id, seen, tenant=tenant)) as events:
+        started = await read_start(events)  # checks the position
+    if started.reply is not None:
+        return {}
+    async with aclosing(core.follow(generation_id, {}, tenant=tenant)) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                return {} if event.tokens[0].logprobs is not None else seen
+    return seen
+
 
 NODE = "X-Ryzanstein-Node"
 

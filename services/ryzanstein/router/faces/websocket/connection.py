@@ -20,9 +20,8 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from ryzanstein.router.faces.http.room import Room
-from ryzanstein.router.faces.websocket.closes import CloseCode
-from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.faces.http.arrival import Room
+from ryzanstein.router.faces.websocket.limits import CloseCode, SocketLimits
 from ryzanstein.router.faces.websocket.turns import Turns
 
 _PIECE_BYTES = 1024  # 20 frames that give credit

@@ -7,7 +7,7 @@ import asyncio
 from starlette.datastructures import Headers
 
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.room import Room
+from ryzanstein.router.faces.http.arrival import Room
 from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest
 from ryzanstein.router.faces.openai.answers.failures import CONNECTIONS, HttpFailure, HttpRefused
 from ryzanstein.router.faces.websocket.connection import ConnectionParts, WebSocketConnection

@@ -10,15 +10,14 @@ import msgspec
 from starlette.datastructures import Headers
 
 from ryzanstein import errors
-from ryzanstein.generation.names import TENANT_ID
+from ryzanstein.generation.prompts import TENANT_ID
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.request_id import request_id
 from ryzanstein.router.faces.disconnect import CANCEL_ON_DISCONNECT, RUN_DETACHED, on_disconnect
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import REQUEST_ID
-from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, Dialect
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, Dialect, shown_by
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure, HttpRefused
-from ryzanstein.router.faces.openai.answers.shown import shown_by
 from ryzanstein.router.faces.openai.requests.prompts import Completions, chat_request, completion_requests
 from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
 from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions

@@ -17,7 +17,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
-from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.request import Attempt
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver

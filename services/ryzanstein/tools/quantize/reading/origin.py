@@ -27,11 +27,11 @@ from ryzanstein.worker.checkpoints.gguf.file import GgufFile
 from ryzanstein.worker.checkpoints.safetensors_files import STORED_DTYPES, SafetensorsFiles
 from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
 from ryzanstein.worker.checkpoints.tying import untied_where_stored
+from ryzanstein.worker.kernels.functions import block_types
 from ryzanstein.worker.model.decoder import DecoderLayer
 from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
-from ryzanstein.worker.products import block_types
 from ryzanstein.worker.refusal import CheckpointError, shown
 
 _COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")

@@ -21,9 +21,8 @@ from grpc.aio import ServicerContext
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers, no_embeddings
 from ryzanstein.errors import FieldViolation, RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, valid_tenant
-from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import TENANT_ID, TextPrompt, TokenPrompt, valid_tenant
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.generation.attempt import Attempt, NodePlace
+from ryzanstein.generation.request import Attempt, NodePlace
 from ryzanstein.worker.agent.pages.conversations import Chain, Conversations
 from ryzanstein.worker.agent.pages.handing_over import hand_over
 from ryzanstein.worker.agent.pages.mover import PageMover

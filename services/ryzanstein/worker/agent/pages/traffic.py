@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ryzanstein.worker.agent.pages.rate import RateLimit
+from ryzanstein.worker.agent.pages.outbox import RateLimit
 from ryzanstein.worker.agent.pages.store import PageStore
 from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
 from ryzanstein.worker.agent.pages.tiers.host_tier import HostTier

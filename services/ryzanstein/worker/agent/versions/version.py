@@ -16,7 +16,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.request import Attempt
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving

@@ -9,8 +9,8 @@ import numpy as np
 from ryzanstein.worker.checkpoints.gguf import small_blocks, super_blocks
 from ryzanstein.worker.checkpoints.gguf.file import GgufTensor
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes, Numbers
-from ryzanstein.worker.products import block_types
-from ryzanstein.worker.products.block_types import BlockType
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 
 _WINDOW_NUMBERS = 2**20
 """At most so many numbers are unpacked at a time, but at least a row: a window takes about 16 MB."""

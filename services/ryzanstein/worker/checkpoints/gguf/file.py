@@ -14,7 +14,7 @@ from types import TracebackType
 from ryzanstein.worker.checkpoints.gguf import header
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.json_files import MAX_POINTER_BYTES, UnreadableFile, open_regular, refuse_pointer
-from ryzanstein.worker.products.block_types import BlockType
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 from ryzanstein.worker.refusal import CheckpointError, shown
 
 

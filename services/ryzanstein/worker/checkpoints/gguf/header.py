@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ryzanstein.worker.products.block_types import BLOCK_TYPES, UNREAD, BlockType
+from ryzanstein.worker.kernels.functions.block_types import BLOCK_TYPES, UNREAD, BlockType
 from ryzanstein.worker.refusal import CheckpointError, shown
 
 MAGIC = b"GGUF"

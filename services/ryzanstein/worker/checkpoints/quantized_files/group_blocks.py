@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ryzanstein.worker.checkpoints.quantized_files.matrix import Kept, QuantizedMatrix
 from ryzanstein.worker.checkpoints.quantized_files.stored_tensors import Span
-from ryzanstein.worker.products.block_types import TQ2_0, BlockType
-from ryzanstein.worker.products.groups import G4_32, G4_64, G4_128, G8_32, G8_64, G8_128
+from ryzanstein.worker.kernels.functions.block_types import TQ2_0, BlockType
+from ryzanstein.worker.products.blocks import G4_32, G4_64, G4_128, G8_32, G8_64, G8_128
 
 _PART = 32
 _TYPES: dict[Kept, tuple[BlockType, ...]] = {

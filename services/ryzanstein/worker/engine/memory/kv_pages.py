@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from itertools import chain
 
-from ryzanstein.worker.engine.extents import SLACK
+from ryzanstein.worker.engine.extents import SLACK, EngineSettings
 from ryzanstein.worker.engine.memory.blocks import BlockPool
 from ryzanstein.worker.engine.memory.prefix import Match, PageGroup, PrefixCache
 from ryzanstein.worker.engine.memory.travel import TravelingPages
 from ryzanstein.worker.engine.messages import HotStats
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
-from ryzanstein.worker.engine.settings import EngineSettings
 
 
 class KVPages:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import chain
 
+from ryzanstein.worker.engine.messages import Pool
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
-from ryzanstein.worker.engine.pooling import Pool
-from ryzanstein.worker.engine.scheduling.prompt_cost import num_pairs
+from ryzanstein.worker.engine.scheduling.pace import num_pairs
 from ryzanstein.worker.engine.sequence import Sequence
 
 Members = list[tuple[Sequence, int]]

@@ -2,17 +2,73 @@
 
 The scheduler admits `first`; the accounts determine whose turn it is. The queue knows nothing of
 blocks, steps or time.
+
+Sequences in a fixed order: a tenant's queue, and the running sequences.
+
+Chooses the sequence that yields when there are not enough places or blocks for all that run.
+
+It always has the lowest priority. Within that priority it is the one admitted last, so that the
+oldest always makes progress. The exception: if another tenant is ahead of that one's tenant by more
+than it costs to compute its sequence again, that tenant's sequence yields. The margin keeps two
+tenants from pausing each other in turn.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
+from itertools import takewhile
+from operator import attrgetter
+from typing import Any
 
-from ryzanstein.worker.engine.accounts import Account, Accounts
-from ryzanstein.worker.engine.scheduling.ordered import OrderedSequences
-from ryzanstein.worker.engine.sequence import Group, Order, Sequence
+from ryzanstein.worker.engine.sequence import PREFILL_WEIGHT, Account, Accounts, Group, Order, Sequence
+
+
+def first_to_yield(running: OrderedSequences) -> Sequence:
+    """Returns the sequence that yields. `running` must not be empty."""
+    last = running[-1]
+    lowest = takewhile(lambda other: other.group.priority == last.group.priority, reversed(running))
+    # `max` keeps the first of equals: within a tenant, the one that was admitted last.
+    ahead = max(lowest, key=lambda other: other.group.account.counter)
+    lead = ahead.group.account.counter - last.group.account.counter
+    return ahead if lead > PREFILL_WEIGHT * ahead.num_tokens else last
+
+
+class OrderedSequences:
+    """A list sorted by an attribute that is unique and constant while the sequence is in the list.
+
+    It has some hundred entries at most: shifting pointers is cheaper than a tree or lazy deletion.
+    """
+
+    def __init__(self, attribute: str) -> None:
+        self._items: list[Sequence] = []
+        self._key: Any = attrgetter(attribute)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._items)
+
+    def __getitem__(self, i: int) -> Sequence:
+        return self._items[i]
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        i = bisect_left(self._items, self._key(sequence), key=self._key)
+        return i < len(self._items) and self._items[i] is sequence
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._items)
+
+    def insert(self, sequence: Sequence) -> None:
+        insort(self._items, sequence, key=self._key)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence, which must be in the list."""
+        del self._items[bisect_left(self._items, self._key(sequence), key=self._key)]
+
 
 _Lines = dict[Account, OrderedSequences]
 

@@ -11,19 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ryzanstein.worker.engine.accounts import PREFILL_WEIGHT
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.memory.blocks import BlockPool
 from ryzanstein.worker.engine.memory.kv_pages import KVPages
 from ryzanstein.worker.engine.memory.parking import Parking
 from ryzanstein.worker.engine.memory.prefix import Match
 from ryzanstein.worker.engine.plan import Rearrangement
 from ryzanstein.worker.engine.scheduling.batch import Batch
-from ryzanstein.worker.engine.scheduling.ordered import OrderedSequences
-from ryzanstein.worker.engine.scheduling.prompt_cost import Allowance, PromptCost
-from ryzanstein.worker.engine.scheduling.queue import WaitingLine
-from ryzanstein.worker.engine.scheduling.yielding import first_to_yield
-from ryzanstein.worker.engine.sequence import Sequence
-from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engine.scheduling.pace import Allowance, PromptCost
+from ryzanstein.worker.engine.scheduling.queue import OrderedSequences, WaitingLine, first_to_yield
+from ryzanstein.worker.engine.sequence import PREFILL_WEIGHT, Sequence
 
 
 class Scheduler:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from ryzanstein.worker.cache.zones import Zones
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.kernels.functions.paged_keys import ColdKeys
-from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
-from ryzanstein.worker.model.inputs.paged import PagedSegments
-from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
+from ryzanstein.worker.kernels.functions.attention import ColdKeys
+from ryzanstein.worker.model.inputs.layout import FedTokens, PageTables
+from ryzanstein.worker.model.inputs.paged import PagedSegments, SeenKeys
 from ryzanstein.worker.model.inputs.step import GroupInputs, Sealing
 
 

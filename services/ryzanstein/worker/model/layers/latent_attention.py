@@ -23,7 +23,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec, LatentSpec, NormSp
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
-from ryzanstein.worker.kernels.functions.angles import Angles
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.attention import Attention

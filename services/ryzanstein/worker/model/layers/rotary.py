@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
-from ryzanstein.worker.kernels.functions.angles import Angles
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.native import NativeKernels
 
 

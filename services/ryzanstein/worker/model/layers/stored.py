@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products import Product
-from ryzanstein.worker.products.beside import Beside
 from ryzanstein.worker.products.blocks import Blocks
+from ryzanstein.worker.products.by_rows import Beside
 
 
 @dataclass(frozen=True, slots=True)

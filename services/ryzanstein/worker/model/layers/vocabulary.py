@@ -21,7 +21,7 @@ from ryzanstein.worker.model.layers.stored import StoredWeight
 from ryzanstein.worker.products import Product
 from ryzanstein.worker.products.blocks import PackedBlocks
 from ryzanstein.worker.products.int8 import Int8Table
-from ryzanstein.worker.sampling.likeliest import new_likeliest
+from ryzanstein.worker.sampling.sampler import new_likeliest
 
 
 class VocabularyShard:

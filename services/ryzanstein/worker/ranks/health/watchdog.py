@@ -4,6 +4,11 @@ Pending work that does not move for max(2 s, 10 x p99 step) is a stall. The watc
 processes: it is given every rank's progress now and then and determines which rank holds the others
 up. Being idle is not a stall. A step with many tokens may take longer than a p99 of decode steps,
 so the bound grows with the tokens that the step feeds.
+
+Decides when to check idle ranks, so that a hung rank is found before a request pays for it.
+
+Plain logic. One check at a time: the answers of healthy ranks to further checks would look like
+progress of the hung one.
 """
 
 from __future__ import annotations
@@ -13,6 +18,36 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.worker.supervision.group import STANDSTILLS, RankProgress
+
+
+class IdleChecks:
+    """The checks of idle ranks.
+
+    `number` is that of the last check, 0 before the first. `interval_s` 0: no checks.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._busy_at: float | None = None
+        self.number = 0
+
+    def answered(self, ranks: Sequence[RankProgress]) -> bool:
+        """Returns whether all ranks above 0 have answered the last check.
+
+        Rank 0 answers with a message to the agent, and passes the check on to the others.
+        """
+        return all(rank.answered >= self.number for rank in ranks[1:])
+
+    def due(self, now: float, *, busy: bool) -> bool:
+        """Returns whether to check now, with the next number. `busy`: something runs or is owed."""
+        if busy or self._busy_at is None:
+            self._busy_at = now
+        if not self._interval_s or now - self._busy_at < self._interval_s:
+            return False
+        self._busy_at = now
+        self.number += 1
+        return True
+
 
 _WINDOW_STEPS = 512
 

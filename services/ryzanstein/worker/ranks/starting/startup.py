@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ryzanstein.worker.ranks.health.board import RankBoard
 from ryzanstein.worker.ranks.messages import RankSpec, StartRank
-from ryzanstein.worker.ranks.starting.resident import resident
+from ryzanstein.worker.ranks.starting.process import resident
 from ryzanstein.worker.supervision.group import IDLE
 from ryzanstein.worker.supervision.messages import RankReady
 

@@ -20,8 +20,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
-from ryzanstein.worker.text.programs.starting import AgentProgram, RunningProgram
+from ryzanstein.worker.text.programs.starting import AgentProgram, ProgramBounds, RunningProgram
 from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
 from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered
 

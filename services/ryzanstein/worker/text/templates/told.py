@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.template_options import template_variables
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall, template_variables
 from ryzanstein.generation.tools import Tool
 
 Text = Callable[[str], str]

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.lab.bench.engine.suite.rounds import RoundLog, Subject, repeated
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.memory.blocks import BlockPool
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
-from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.kernels.opening import open_kernels
 from ryzanstein.worker.sampling.sampler import sample

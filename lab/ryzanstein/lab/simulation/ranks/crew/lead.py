@@ -18,7 +18,7 @@ from ryzanstein.lab.simulation.ranks.crew.steps import RankSteps
 from ryzanstein.lab.simulation.scripted.executor import DigestCache, Execution, ScriptedExecutor
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, StepEvents, SubmitGroup
-from ryzanstein.worker.engine.probe import RanksUnsound
+from ryzanstein.worker.engine.outcome import RanksUnsound
 from ryzanstein.worker.ranks.loops import engine_settings
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankSpec
 from ryzanstein.worker.supervision.messages import RankReady, StartProfile

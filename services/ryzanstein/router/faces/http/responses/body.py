@@ -15,11 +15,8 @@ from msgspec import Meta, Raw
 from ryzanstein import errors
 from ryzanstein.constraints import FIELD
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import MAX_LOGPROBS
-from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
+from ryzanstein.generation.request import MAX_LOGPROBS, GenerationRequest
 from ryzanstein.generation.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.router.faces.http.responses.input_items import InputItem, said_in
 from ryzanstein.router.faces.openai.requests.prompts import base_request, name_of, with_effort

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import Message, Role, ToolCall
 from ryzanstein.router.faces.openai.requests.schemas import ContentPart
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}

@@ -14,10 +14,9 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation.events import GenerationEvent
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.generation.prompts import Message
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.tokens import FinishReason, GenerationEvent
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ryzanstein.generation.events import Started
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.generation.tokens import FinishReason, Usage
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.tokens import FinishReason, Started, Usage
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest, functions_of
 from ryzanstein.router.faces.openai.answers.dialect import omitted_body
 

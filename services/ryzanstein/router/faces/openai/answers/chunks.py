@@ -2,21 +2,48 @@
 
 How a chunk is framed is left to the face that sends it: `stream` for server-sent events,
 `faces.websocket` for messages.
+
+The JSON of chunks, with less work for those that only say text.
+
+Most chunks of a stream differ in their text alone, so the rest is encoded once for each choice.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from ryzanstein.generation.events import GenerationEvent, Started
-from ryzanstein.generation.tokens import Usage
+from ryzanstein.generation.tokens import GenerationEvent, Started, Usage
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
 from ryzanstein.router.faces.openai.answers.dialect import Dialect, omitted_body, usage_body
 from ryzanstein.router.faces.openai.answers.pieces import Ending, Opening, Piece, Pieces, Speech
-from ryzanstein.router.faces.openai.answers.plain import PlainText, encoded
+
+encoded: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
+"""Encodes as `json.dumps` does, which makes an encoder for each call."""
+
+_GAP = "\0text\0"
+
+
+class PlainText:
+    """The JSON of values that differ in one text: `value_of` returns the value of a choice with a text."""
+
+    def __init__(self, value_of: Callable[[int, str], Any]) -> None:
+        self._value_of = value_of
+        self._around: dict[int, tuple[str, str]] = {}
+
+    def encoded(self, choice: int, text: str) -> str:
+        """Returns what `encoded` returns for the value."""
+        around = self._around.get(choice)
+        if around is None:
+            # The last gap: what names the model comes before the choices, and may be any text.
+            before, _, after = encoded(self._value_of(choice, _GAP)).rpartition(encode_basestring_ascii(_GAP))
+            around = self._around[choice] = before, after
+        return around[0] + encode_basestring_ascii(text) + around[1]
+
 
 Chunk = dict[str, Any]
 

@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import Message, Prompt, Role, TextPrompt, TokenPrompt
 from ryzanstein.generation.tokens import Token, Usage
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer

@@ -10,8 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
-from ryzanstein.generation.tokens import FinishReason, Usage
+from ryzanstein.generation.tokens import Delta, Finished, FinishReason, GenerationEvent, Started, Usage
 from ryzanstein.replies.follower import ReplyFollower
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.openai.answers.alignment import Alignment, LogprobRow

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import Message, Role, ToolCall
 from ryzanstein.router.faces.openai.requests.schemas import (
     ChatMessage,
     ContentPart,

@@ -10,11 +10,19 @@ from typing import Protocol, cast
 from msgspec import Raw
 
 from ryzanstein import clock, errors
-from ryzanstein.generation.names import MAX_NAME_CHARS, TENANT_ID, user_key, valid_tenant
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, valid_priority
-from ryzanstein.generation.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
-from ryzanstein.generation.template_options import TemplateOptions, with_variables
+from ryzanstein.generation.prompts import (
+    MAX_NAME_CHARS,
+    TENANT_ID,
+    ChatPrompt,
+    Prompt,
+    TemplateOptions,
+    TextPrompt,
+    TokenPrompt,
+    user_key,
+    valid_tenant,
+    with_variables,
+)
+from ryzanstein.generation.request import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest, SamplingParams, valid_priority
 from ryzanstein.router.faces.openai.requests.messages import conversation
 from ryzanstein.router.faces.openai.requests.sampling import sampling_params, token_ids_of, whole
 from ryzanstein.router.faces.openai.requests.schemas import (

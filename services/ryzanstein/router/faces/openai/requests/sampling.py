@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from ryzanstein import errors
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.sampling_defaults import NAMES
+from ryzanstein.generation.request import NAMES, SamplingParams
 from ryzanstein.router.faces.openai.requests.response_format import constraint_of, naming_the_constraint
 from ryzanstein.router.faces.openai.requests.schemas import GenerationOptions, Whole
 

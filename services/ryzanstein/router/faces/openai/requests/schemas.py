@@ -16,8 +16,8 @@ from msgspec import Meta, Raw
 
 from ryzanstein import errors
 from ryzanstein.constraints import MAX_ALTERNATIVES
-from ryzanstein.generation.messages import MAX_TOOL_CALLS
-from ryzanstein.generation.sampling import (
+from ryzanstein.generation.prompts import MAX_TOOL_CALLS
+from ryzanstein.generation.request import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,

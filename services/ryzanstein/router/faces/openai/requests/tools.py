@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein import errors
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.generation.tools import NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, OfferedTool, ToolChoice
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.experts import Experts
-from ryzanstein.worker.checkpoints.gguf.dialects.heads import PartlyRotatedHeads, PlainHeads, WholeHeads
+from ryzanstein.worker.checkpoints.gguf.dialects.heads import GemmaWindows, PartlyRotatedHeads, PlainHeads, WholeHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.shapes import FalconGeneration, MptAttention, ParallelHalves
-from ryzanstein.worker.checkpoints.gguf.dialects.windows import GemmaWindows
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, shown
 
