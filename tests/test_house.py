@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import Counter
@@ -37,3 +38,14 @@ def test_a_program_loads_no_library_that_it_does_not_need(program: str, foreign:
     code = f"import sys, {program}; print(*{foreign!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    named: dict[str, list[str]] = {}
+    for root in ("services", "shared"):
+        for path in (ROOT / root / "ryzanstein").rglob("*.py"):
+            if "v1" not in path.parts:
+                for node in ast.parse(path.read_text()).body:
+                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                        named.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in named.items() if len(places) > 1} == {}

@@ -34,7 +34,7 @@ from ryzanstein.router.faces.grpc.operators import RouterServicer
 from ryzanstein.router.faces.grpc.peers import PeerServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
 from ryzanstein.router.failover.hedges import HedgePolicy
-from ryzanstein.router.failover.patience import Patience
+from ryzanstein.router.failover.patience import AttemptPatience
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
@@ -199,7 +199,7 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         RunnerPolicy(
             settings.failover_wait_s,
             settings.max_fruitless_attempts,
-            Patience(settings.accept_s, settings.attempt_silence_s),
+            AttemptPatience(settings.accept_s, settings.attempt_silence_s),
             settings.failover_to_unlike,
         ),
         Limits(

@@ -35,12 +35,12 @@ from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
 from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from ryzanstein.worker.agent.faces.embeddings import EmbeddingServicer
+from ryzanstein.worker.agent.faces.embeddings import NodeEmbeddingServicer
 from ryzanstein.worker.agent.faces.pages import PageServicer
 from ryzanstein.worker.agent.faces.service import WorkerServicer
 from ryzanstein.worker.agent.faces.texts import TextServicer
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
-from ryzanstein.worker.agent.membership.node_membership import Member, NodeMembership
+from ryzanstein.worker.agent.membership.node_membership import NodeMember, NodeMembership
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
@@ -163,7 +163,7 @@ async def _serve_rpc(
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
-    add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, telemetry.embeddings), rpc.server)
+    add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:
@@ -187,7 +187,7 @@ async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerT
     membership: NodeMembership | None = None
     tasks = []
     if settings.orchestrator:
-        member = Member(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
+        member = NodeMember(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
         membership = NodeMembership(settings.orchestrator, member, telemetry)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))

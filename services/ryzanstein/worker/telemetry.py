@@ -103,7 +103,7 @@ class ConstraintMetrics:
         self.mask_wait.inc(now.wait_s - old.wait_s)
 
 
-class EmbeddingMetrics:
+class NodeEmbeddingMetrics:
     """The metrics of vectors that a node is asked for."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -181,7 +181,7 @@ class WorkerTelemetry:
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.template_limits = self._counter("template_limits_total", "Chats whose template exceeded a limit.", "limit")
         self.constraints = ConstraintMetrics(self.registry)
-        self.embeddings = EmbeddingMetrics(self.registry)
+        self.embeddings = NodeEmbeddingMetrics(self.registry)
         self.beats = self._counter("beats_total", "Status beats sent.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
         self.pages = PageMetrics(self.registry)

@@ -26,7 +26,7 @@ from ryzanstein.lab.simulation.machine.network import SimulatedNetwork, Weather
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine, State
 from ryzanstein.lab.simulation.plan import SimulationPlan
 from ryzanstein.lab.simulation.record import SimulationRecord
-from ryzanstein.lab.simulation.strikes import Strikes
+from ryzanstein.lab.simulation.strikes import FaultInjector
 from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts
 
 # Clients may still be reading when the plan's duration is over.
@@ -124,7 +124,7 @@ class _World:
             background.append(self._loop.create_task(UpsRestarts(cluster).run()))
         else:
             Restarts(cluster)
-        striking = self._process("strikes", Strikes(cluster, checks).run())
+        striking = self._process("strikes", FaultInjector(cluster, checks).run())
         clients = [SimulatedClient(plan, cluster, checks, self.tally) for plan in self.plan.clients]
         asking = [self._process(f"client-{client.plan.number}", client.run()) for client in clients]
         for process in (*asking, striking):

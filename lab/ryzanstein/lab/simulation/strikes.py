@@ -29,7 +29,7 @@ SLOW_DISK_S = 0.8
 SLOW_BY = (2.0, 5.0, 10.0, 20.0)
 
 
-class Strikes:
+class FaultInjector:
     """The faults of one plan. `run` it in its own process of the simulator.
 
     It starts each fault at its time and ends it after its duration.

@@ -19,7 +19,7 @@ from ryzanstein.cli import display
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_value
 from ryzanstein.cli.rollout.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.rollout.phases import Phase
-from ryzanstein.cli.rollout.rollout import Ending, Rollout
+from ryzanstein.cli.rollout.rollout import Rollout, RolloutEnd
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
@@ -179,7 +179,7 @@ class _Waiting:
         self._stored = False
         self._silence = ""
 
-    async def run(self, wait_s: float | None) -> Ending:
+    async def run(self, wait_s: float | None) -> RolloutEnd:
         """Deploys, and returns how it ended. Raises RyzansteinError if the deployment is refused."""
         model, path = self._deployment.model, self._deployment.path
         async with DeploymentClient(self._orchestrator) as client:
@@ -191,10 +191,10 @@ class _Waiting:
             if not stored.revision and (self._reload or self._deployment.idle_unload_s):
                 _tell("the orchestrator is an older one: it ignores --reload and --idle-unload", style="yellow")
             if wait_s is None:
-                return Ending(True, "not waiting; `ryzanstein deploy --list` shows which nodes are ready")
+                return RolloutEnd(True, "not waiting; `ryzanstein deploy --list` shows which nodes are ready")
             return await self._wait(client, before, time.monotonic() + wait_s, wait_s)
 
-    def remedy(self, ending: Ending) -> str:
+    def remedy(self, ending: RolloutEnd) -> str:
         """Returns how to end what is still in force."""
         if ending.earlier:
             return "; repair it and deploy it with --reload, or deploy the earlier directory again"
@@ -207,7 +207,7 @@ class _Waiting:
             return f"interrupted before the answer; `ryzanstein deploy --list` shows whether {model!r} is deployed"
         return f"{model!r} stays deployed, ready on {self._rollout.count()}; `ryzanstein deploy {model} --remove` withdraws it"
 
-    async def _wait(self, client: DeploymentClient, before: Assignments, deadline: float, wait_s: float) -> Ending:
+    async def _wait(self, client: DeploymentClient, before: Assignments, deadline: float, wait_s: float) -> RolloutEnd:
         while True:
             look = await self._look(client)
             if look is not None:
@@ -218,7 +218,7 @@ class _Waiting:
                     return ending
             if time.monotonic() >= deadline:
                 state = self._silence or f"{self._rollout.count()}; {self._rollout.waiting_for()}"
-                return Ending(False, f"{self._deployment.model!r} is not ready after {wait_s:g} s: {state}")
+                return RolloutEnd(False, f"{self._deployment.model!r} is not ready after {wait_s:g} s: {state}")
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _look(self, client: DeploymentClient) -> Assignments | None:

@@ -37,7 +37,7 @@ class _Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RolloutEnd:
     """How waiting ended: the deployment is ready on at least one node, or `sentence` says why it is not.
 
     `in_force`: it is still what the orchestrator wants. `earlier`: an earlier version still serves.
@@ -73,7 +73,7 @@ class Rollout:
         self._keep_time()
         return changes
 
-    def ending(self, reasons: Mapping[str, str], *, last: bool = False) -> Ending | None:
+    def ending(self, reasons: Mapping[str, str], *, last: bool = False) -> RolloutEnd | None:
         """Returns how it ended, or None while it is worth waiting.
 
         `reasons`: why nodes failed. `last`: there is no time to see whether it stays so.
@@ -84,20 +84,20 @@ class Rollout:
             return ended
         model = self.deployment.model
         if not ready:
-            return Ending(False, f"{model!r} is deployed, but no node serves it: {self.count()}")
-        return Ending(True, f"{model!r} is ready on {self.count()}: {names(ready)}")
+            return RolloutEnd(False, f"{model!r} is deployed, but no node serves it: {self.count()}")
+        return RolloutEnd(True, f"{model!r} is ready on {self.count()}: {names(ready)}")
 
-    def _ended_by_others(self) -> Ending | None:
+    def _ended_by_others(self) -> RolloutEnd | None:
         """Returns the end of a deployment that somebody removed or replaced."""
         model = self.deployment.model
         view = self._look.deployments.get(model)
         if view is None:
-            return Ending(False, f"{model!r} was removed meanwhile", in_force=False)
+            return RolloutEnd(False, f"{model!r} was removed meanwhile", in_force=False)
         if view.deployment != self.deployment:
-            return Ending(False, f"{model!r} was deployed anew meanwhile, from {view.deployment.path}", in_force=False)
+            return RolloutEnd(False, f"{model!r} was deployed anew meanwhile, from {view.deployment.path}", in_force=False)
         return None
 
-    def _ended_by_nodes(self, reasons: Mapping[str, str], last: bool) -> Ending | None:
+    def _ended_by_nodes(self, reasons: Mapping[str, str], last: bool) -> RolloutEnd | None:
         """Returns the end of a deployment that nodes refused, and that goes no further."""
         ready, refused, failed = map(self._in, (Phase.READY, Phase.REFUSED, Phase.FAILED))
         goes_round = not ready and len(self._failures) >= max(1, min(_MAX_FAILURES, len(self._look.nodes)))
@@ -106,7 +106,7 @@ class Rollout:
         node_id, phase = (refused[0], Phase.REFUSED) if refused else (self._failures[-1], Phase.FAILED)
         why = f"{node_id} {phase.value}: {reasons.get(node_id) or _SILENT}"
         earlier = bool(refused or self._in(Phase.EARLIER))
-        return Ending(False, f"{self.deployment.model!r} is not ready: {self.count()}; {why}", earlier=earlier)
+        return RolloutEnd(False, f"{self.deployment.model!r} is not ready: {self.count()}; {why}", earlier=earlier)
 
     def count(self) -> str:
         """Returns how many nodes are ready, and why there are not more to choose."""

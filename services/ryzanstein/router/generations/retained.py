@@ -29,7 +29,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 READERS_PER_TURN = 4
 
 
-class Wakes:
+class ReaderWakeups:
     """The readers of all generations that have something new to read, in order of arrival."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class RetainedGenerations:
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._awake = awake
-        self._wakes = Wakes()
+        self._wakes = ReaderWakeups()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0

@@ -14,27 +14,27 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from ryzanstein.tools.quantize.job import Job, finish, from_state, to_state
+from ryzanstein.tools.quantize.job import QuantizeJob, finish, from_state, to_state
 from ryzanstein.tools.quantize.methods.losses import Loss
 from ryzanstein.tools.quantize.methods.measuring import measured_layers
 from ryzanstein.tools.quantize.methods.one_layer import module_of
 from ryzanstein.tools.quantize.reading.layer_tensors import LayerTensors
 from ryzanstein.tools.quantize.reading.layer_weights import LayerWeights
-from ryzanstein.tools.quantize.reading.layouts import Scheme, stored
+from ryzanstein.tools.quantize.reading.layouts import LayoutScheme, stored
 from ryzanstein.tools.quantize.reading.units import Unit, quantized_matrices
-from ryzanstein.tools.quantize.reading.walk import Head, Walk, carry
+from ryzanstein.tools.quantize.reading.walk import DecoderHead, Walk, carry
 from ryzanstein.tools.quantize.request import Budget
 from ryzanstein.tools.quantize.upgrades import EIGHT, LOW, Upgrades
 from ryzanstein.worker.refusal import ModelRefused
 
 
-def quantize_automatically(job: Job) -> None:
+def quantize_automatically(job: QuantizeJob) -> None:
     """Writes the model into the partial directory. Raises ModelRefused; OSError."""
     limit, walk = job.schemes.request.limit, job.walk()
     assert limit is not None, "auto has a budget"
     original_WTE, units = measured_layers(job, walk)
     upgrades = Upgrades.of([unit.product(job) for unit in units])
-    trials = _Trials(job, walk, Head.read(job.origin.files, job.origin.spec), units, original_WTE)
+    trials = _Trials(job, walk, DecoderHead.read(job.origin.files, job.origin.spec), units, original_WTE)
     formats = upgrades.formats(_num_steps(job, upgrades, trials, limit))
     loss = trials.loss(formats)
     job.refuse_above(loss)
@@ -45,9 +45,9 @@ def quantize_automatically(job: Job) -> None:
 class _Trials:
     """Measures choices on the held-out text."""
 
-    job: Job
+    job: QuantizeJob
     walk: Walk
-    head: Head
+    head: DecoderHead
     units: Sequence[Unit]
     original_WTE: Tensor
 
@@ -76,7 +76,7 @@ class _Trials:
         return states_WTE
 
 
-def _num_steps(job: Job, upgrades: Upgrades, trials: _Trials, limit: Budget) -> int:
+def _num_steps(job: QuantizeJob, upgrades: Upgrades, trials: _Trials, limit: Budget) -> int:
     """Returns how many products get more bits. Raises ModelRefused if no choice keeps the budget."""
     if limit.num_bytes is not None:
         others = job.origin.num_bytes - upgrades.num_bytes(len(upgrades.steps))
@@ -96,7 +96,9 @@ def _num_steps(job: Job, upgrades: Upgrades, trials: _Trials, limit: Budget) -> 
     return count
 
 
-def _written_layers(job: Job, walk: Walk, units: Sequence[Unit], formats: Sequence[int]) -> list[Mapping[str, Scheme]]:
+def _written_layers(
+    job: QuantizeJob, walk: Walk, units: Sequence[Unit], formats: Sequence[int]
+) -> list[Mapping[str, LayoutScheme]]:
     """Writes the layers, those that are not written yet. Returns the schemes of each."""
     layers = [from_state(kept) for kept in job.partial["layers"] or []]
     for index in range(len(layers), job.origin.spec.num_layers):

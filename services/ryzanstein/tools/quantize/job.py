@@ -19,16 +19,16 @@ from ryzanstein.tools.quantize.methods.grids import Grid
 from ryzanstein.tools.quantize.methods.losses import Loss, measured
 from ryzanstein.tools.quantize.methods.one_layer import module_of
 from ryzanstein.tools.quantize.partial import PartialModel
-from ryzanstein.tools.quantize.reading.layouts import Scheme, quantization_config
+from ryzanstein.tools.quantize.reading.layouts import LayoutScheme, quantization_config
 from ryzanstein.tools.quantize.reading.origin import Origin
-from ryzanstein.tools.quantize.reading.walk import Head, Walk
+from ryzanstein.tools.quantize.reading.walk import DecoderHead, Walk
 from ryzanstein.tools.quantize.request import Schemes
 from ryzanstein.tools.quantize.texts import CalibrationText
 from ryzanstein.worker.refusal import ModelRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QuantizeJob:
     """What all methods share: the model, the calibration text if there is one, and where results go."""
 
     origin: Origin
@@ -55,7 +55,7 @@ class Job:
         assert self.text is not None, "the command requires one"
         return self.text
 
-    def loss(self, head: Head, original_WTE: Tensor, quantized_WTE: Tensor) -> Loss:
+    def loss(self, head: DecoderHead, original_WTE: Tensor, quantized_WTE: Tensor) -> Loss:
         return measured(head, self.known_text.held_WT, original_WTE, quantized_WTE)
 
     def refuse_above(self, loss: Loss) -> None:
@@ -67,7 +67,7 @@ class Job:
             )
 
 
-def finish(job: Job, layers: Sequence[Mapping[str, Scheme]], loss: Loss | None) -> None:
+def finish(job: QuantizeJob, layers: Sequence[Mapping[str, LayoutScheme]], loss: Loss | None) -> None:
     """Writes what belongs to no layer, the index and config.json. Raises ModelRefused if nothing was quantized."""
     schemes = {module: scheme for layer in layers for module, scheme in layer.items()}
     if not schemes:
@@ -103,14 +103,14 @@ def _names(file: Path) -> list[str]:
         return list(opened.keys())
 
 
-def _summary(schemes: Mapping[str, Scheme]) -> str:
+def _summary(schemes: Mapping[str, LayoutScheme]) -> str:
     counts: dict[str, int] = {}
     for scheme in schemes.values():
         counts[str(scheme)] = counts.get(str(scheme), 0) + 1
     return ", ".join(f"{count} matrices in {scheme}" for scheme, count in counts.items())
 
 
-def _report(job: Job, schemes: Mapping[str, Scheme], loss: Loss) -> dict[str, Any]:
+def _report(job: QuantizeJob, schemes: Mapping[str, LayoutScheme], loss: Loss) -> dict[str, Any]:
     """Returns what was measured, for whoever has the model later."""
     request = job.schemes.request
     return {
@@ -124,7 +124,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def to_state(schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+def to_state(schemes: Mapping[str, LayoutScheme]) -> dict[str, Any]:
     """Returns schemes as JSON keeps them."""
     return {
         module: [
@@ -139,8 +139,8 @@ def to_state(schemes: Mapping[str, Scheme]) -> dict[str, Any]:
     }
 
 
-def from_state(kept: Mapping[str, Any]) -> dict[str, Scheme]:
+def from_state(kept: Mapping[str, Any]) -> dict[str, LayoutScheme]:
     return {
-        module: Scheme(Grid(bits, group, zero_points, getattr(torch, dtype.removeprefix("torch."))), rounds, ternary)
+        module: LayoutScheme(Grid(bits, group, zero_points, getattr(torch, dtype.removeprefix("torch."))), rounds, ternary)
         for module, (bits, group, zero_points, dtype, rounds, ternary) in kept.items()
     }

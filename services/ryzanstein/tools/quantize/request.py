@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from ryzanstein.tools.quantize.methods.grids import Grid, group_for
-from ryzanstein.tools.quantize.reading.layouts import Scheme
+from ryzanstein.tools.quantize.reading.layouts import LayoutScheme
 
 Method = Literal["rtn", "gptq", "awq", "int8", "ternary", "auto"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -67,15 +67,15 @@ class Schemes:
         bits = bits or self.request.bits
         return Grid(bits, group, self.request.zero_points and bits < 8, scale_dtype(dtype))
 
-    def scheme(self, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Scheme | None:
+    def scheme(self, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> LayoutScheme | None:
         """Returns the request's scheme, None if the matrix stays in floats."""
         if self.request.method == "int8":
-            return Scheme(Grid(8, None, False, scale_dtype(dtype)), rounds_inputs=True)
+            return LayoutScheme(Grid(8, None, False, scale_dtype(dtype)), rounds_inputs=True)
         if self.request.method == "ternary":
             whole = num_outputs % 4 == 0
-            return Scheme(Grid(2, None, False, torch.float32), rounds_inputs=True, ternary=True) if whole else None
+            return LayoutScheme(Grid(2, None, False, torch.float32), rounds_inputs=True, ternary=True) if whole else None
         grid = self.grid(num_inputs, dtype)
-        return None if grid is None else Scheme(grid)
+        return None if grid is None else LayoutScheme(grid)
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from ryzanstein.tools.atomic import put_in_place, refuse_place
 from ryzanstein.tools.quantize.automatic import quantize_automatically
-from ryzanstein.tools.quantize.job import Job
+from ryzanstein.tools.quantize.job import QuantizeJob
 from ryzanstein.tools.quantize.methods.straight import quantize_straight
 from ryzanstein.tools.quantize.methods.ternary import is_ternary
 from ryzanstein.tools.quantize.partial import PartialModel
@@ -41,7 +41,7 @@ def _quantize(origin: Origin, target: Path, request: Request, out: TextIO, *, fo
     with PartialModel.open(target, _made_of(origin, schemes)) as partial:
         try:
             origin.describe(partial.model)
-            job = Job(origin, schemes, partial, _text(origin, partial, request), out)
+            job = QuantizeJob(origin, schemes, partial, _text(origin, partial, request), out)
             (quantize_automatically if request.method == "auto" else quantize_straight)(job)
         except ModelRefused:
             partial.remove()

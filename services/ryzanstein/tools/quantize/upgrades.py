@@ -19,7 +19,7 @@ _ENOUGH = 0.6  # of the budget: a choice that uses so much of it is not improved
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class UpgradeProduct:
     """A product: its noise in the low format and with 8 bits, relative to the layer's output, and its bytes in all three."""
 
     noises: tuple[float, float]
@@ -30,11 +30,11 @@ class Product:
 class Upgrades:
     """The steps in order, each a product's index and the format that it gets."""
 
-    products: Sequence[Product]
+    products: Sequence[UpgradeProduct]
     steps: Sequence[tuple[int, int]]
 
     @classmethod
-    def of(cls, products: Sequence[Product]) -> Upgrades:
+    def of(cls, products: Sequence[UpgradeProduct]) -> Upgrades:
         rated: list[tuple[float, int, int]] = []
         for index, product in enumerate(products):
             (low, eight), sizes = product.noises, product.num_bytes

@@ -26,7 +26,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ModelContent:
     """The digest of a model's files, and what changes when one of them is written or replaced."""
 
     digest: bytes
@@ -34,7 +34,7 @@ class Content:
     stats: tuple[Stat, ...]
 
     @classmethod
-    def of(cls, model: Path, weights: Iterable[str], seen: Seen) -> Content:
+    def of(cls, model: Path, weights: Iterable[str], seen: Seen) -> ModelContent:
         """Reads samples of the files that have the weights, and of those beside them.
 
         `seen` is what `Seen.of` returned before their headers were read. Raises CheckpointError, also if one of them

@@ -28,7 +28,7 @@ from ryzanstein.worker.engine.plan import (
     TokenConstraint,
 )
 from ryzanstein.worker.engine.scheduling.batch import Batch, Members
-from ryzanstein.worker.engine.scheduling.pace import PromptCost, StepPace, Thrift
+from ryzanstein.worker.engine.scheduling.pace import PromptCost, StepLimit, StepPace
 from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
 from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, Sequence
 
@@ -58,7 +58,7 @@ class Engine:
         self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
-        self._thrift = Thrift(settings.token_budget)
+        self._thrift = StepLimit(settings.token_budget)
         self._probe = Probe(executor)
         self._num_decoded: Counter[int] = Counter()
         self._step = 0

@@ -118,7 +118,7 @@ class BlockTable:
         return self.blocks[self.num_lasting + page - self.first]
 
 
-class Group:
+class SequenceGroup:
     """A group: the choices of one prompt.
 
     `followers` wait until another choice has computed the prompt, then share its blocks. `account`
@@ -204,7 +204,7 @@ class Sequence:
         "tables",
     )
 
-    def __init__(self, group: Group, choice: int, constraint: TokenConstraint | None = None) -> None:
+    def __init__(self, group: SequenceGroup, choice: int, constraint: TokenConstraint | None = None) -> None:
         message = group.message
         self.group = group
         self.choice = choice

@@ -14,7 +14,7 @@ from ryzanstein.worker.kernels.compiling import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class ProcessorLevel:
     """`features` are those of /proc/cpuinfo that the compiler's options allow it to use."""
 
     name: str
@@ -36,20 +36,20 @@ _X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx51
 
 # The best of each machine first. VNNI multiplies 8-bit weights (`int8.c`).
 LEVELS = (
-    Level("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _X86_64_V4 | {"avx512_vnni"}),
-    Level("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _X86_64_V4),
-    Level("x86-64-v3-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _X86_64_V3 | {"avx_vnni"}),
-    Level("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _X86_64_V3),
-    Level("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"fp", "asimd"})),
+    ProcessorLevel("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _X86_64_V4 | {"avx512_vnni"}),
+    ProcessorLevel("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _X86_64_V4),
+    ProcessorLevel("x86-64-v3-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _X86_64_V3 | {"avx_vnni"}),
+    ProcessorLevel("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _X86_64_V3),
+    ProcessorLevel("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"fp", "asimd"})),
 )
 
 
-def levels_of(machine: str) -> tuple[Level, ...]:
+def levels_of(machine: str) -> tuple[ProcessorLevel, ...]:
     """Returns the levels of a machine's architecture, as `platform.machine()` names it, best first."""
     return tuple(level for level in LEVELS if level.machine == machine)
 
 
-def best_level(machine: str, cpuinfo: str) -> Level:
+def best_level(machine: str, cpuinfo: str) -> ProcessorLevel:
     """Returns the best level that a CPU has, by the text of its /proc/cpuinfo.
 
     Raises NotBuilt, which names what the CPU lacks.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ryzanstein.worker.kernels.compilers import NotBuilt
-from ryzanstein.worker.kernels.levels import Level, best_level
+from ryzanstein.worker.kernels.levels import ProcessorLevel, best_level
 
 FOLDER = Path(__file__).with_name("lib")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -18,7 +18,7 @@ class PackagedLibrary:
     """A library of the wheel and the level that it was compiled for."""
 
     path: Path
-    level: Level
+    level: ProcessorLevel
 
 
 def packaged_library(folder: Path | None = None) -> PackagedLibrary:

@@ -19,7 +19,7 @@ from ryzanstein.worker.cache.staging import Staging
 from ryzanstein.worker.cache.zoned_cache import ZonedCache
 from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.checkpoints.checkpoint import CheckedWeights, MappedWeights, WeightFiles
-from ryzanstein.worker.checkpoints.content import DIGEST_BYTES, Content, Seen
+from ryzanstein.worker.checkpoints.content import DIGEST_BYTES, ModelContent, Seen
 from ryzanstein.worker.checkpoints.memory import available_bytes
 from ryzanstein.worker.checkpoints.quantized_files.opening import open_quantized
 from ryzanstein.worker.checkpoints.safetensors_files import SafetensorsFiles
@@ -59,7 +59,7 @@ class LoadedModel:
     size: CacheSize
     """The size of what is the model's own; the cache may have room for more blocks."""
     content: str
-    """The digest of `Content`."""
+    """The digest of `ModelContent`."""
     quantization: Format
     zones: Zones | None = None
     without_compression: str = ""
@@ -111,7 +111,7 @@ class _Checked:
     kernels: OpenedKernels
     weight_bytes: int
     size: CacheSize
-    content: Content
+    content: ModelContent
     zones: Zones | None
     without_compression: str
     borrowable_blocks: int
@@ -199,7 +199,7 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     size = cache_size(spec, tp, _request(options, zones))
     _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
-    content = Content.of(model_dir, (file for _, file in files.places()), seen)
+    content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
     return _Checked(spec, files, weight_format, kernels, weights.nbytes, size, content, zones, unfit, borrowable)
 
 

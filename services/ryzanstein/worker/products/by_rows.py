@@ -1,6 +1,6 @@
 """Products that are made of other products.
 
-`ByRows` has two packings of one weight, each the faster one for some numbers of rows. `Beside` has several weights,
+`ByRows` has two packings of one weight, each the faster one for some numbers of rows. `SideBySide` has several weights,
 which are kept in different formats and whose outputs follow each other.
 
 Legend: T rows, I inputs, O outputs.
@@ -29,7 +29,7 @@ class ByRows:
         return self._few(x_TI) if len(x_TI) < self._from_rows else self._many(x_TI)
 
 
-class Beside:
+class SideBySide:
     """A product whose outputs are those of the first product, then those of the next."""
 
     def __init__(self, products: Sequence[Product]) -> None:

@@ -33,7 +33,7 @@ def float_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernel
 
 def unpacked(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None) -> Product:
     """Returns a product with a weight that is not copied."""
-    return ByOutputs(weight_OI, bias_O) if native is None else Unpacked(weight_OI, bias_O, native)
+    return ByOutputs(weight_OI, bias_O) if native is None else UnpackedWeight(weight_OI, bias_O, native)
 
 
 def copies_kept(weight_OI: Tensor) -> bool:
@@ -63,7 +63,7 @@ class Packed:
         return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs)
 
 
-class Unpacked:
+class UnpackedWeight:
     """A product of our own kernels with a weight in the checkpoint's layout.
 
     A row's result does not depend on the other rows.

@@ -16,8 +16,8 @@ from contextvars import Context, copy_context
 from itertools import count
 from signal import Signals
 
-from ryzanstein.lab.simulation.ranks.crew.crew import Crew
-from ryzanstein.lab.simulation.ranks.crew.makings import Makings
+from ryzanstein.lab.simulation.ranks.crew.crew import RankTeam
+from ryzanstein.lab.simulation.ranks.crew.makings import TeamParts
 from ryzanstein.lab.simulation.ranks.crew.profile import NodeFaults, RankProfile, StartEnd, StartFault
 from ryzanstein.lab.simulation.ranks.crew.timers import Timers
 from ryzanstein.lab.simulation.ranks.process import SimulatedProcess
@@ -37,11 +37,11 @@ class SimulatedForkServer:
     `crews` are those that it forks and those that it has forked, the latest last.
     """
 
-    def __init__(self, new_crew: Callable[[RankSpec], Crew], profile: RankProfile, pid: int, context: Context) -> None:
+    def __init__(self, new_crew: Callable[[RankSpec], RankTeam], profile: RankProfile, pid: int, context: Context) -> None:
         loop = asyncio.get_running_loop()
         self.pid = pid
         self.lost: asyncio.Future[str] = loop.create_future()
-        self.crews: list[Crew] = []
+        self.crews: list[RankTeam] = []
         self._new_crew, self._profile = new_crew, profile
         self._timers = Timers(context)
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -125,7 +125,7 @@ class SimulatedRanks:
         self.unexpected: list[str] = []
         self._pids = count(1000)
         self._context = copy_context()
-        self._makings = Makings(self.profile, self.model, self.faults, rng, self._pids, self.unexpected.append, self._context)
+        self._makings = TeamParts(self.profile, self.model, self.faults, rng, self._pids, self.unexpected.append, self._context)
         self._servers: list[SimulatedForkServer] = []
 
     def new_server(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> SimulatedForkServer:
@@ -221,9 +221,9 @@ class SimulatedRanks:
         self._servers = []
 
     @property
-    def _crew(self) -> Crew | None:
+    def _crew(self) -> RankTeam | None:
         """Returns the latest crew, if any."""
         return next((server.crews[-1] for server in reversed(self._servers) if server.crews), None)
 
-    def _new_crew(self, spec: RankSpec) -> Crew:
-        return Crew(spec, self._makings)
+    def _new_crew(self, spec: RankSpec) -> RankTeam:
+        return RankTeam(spec, self._makings)

@@ -17,7 +17,7 @@ from ryzanstein.router.faces.openai.answers.failures import MALFORMED, MEMORY, T
 
 
 @dataclass(slots=True)
-class Room:
+class ByteBudget:
     """The memory for all bodies that arrive, or for all that leave. `taken` and `bound` are in bytes."""
 
     bound: int
@@ -38,7 +38,7 @@ class BodyArrival:
     Leave the context when the request is over: it then releases the memory that it still holds.
     """
 
-    def __init__(self, receive: Receive, headers: Headers, bounds: BodyBounds, room: Room) -> None:
+    def __init__(self, receive: Receive, headers: Headers, bounds: BodyBounds, room: ByteBudget) -> None:
         self._receive = receive
         self._headers = headers
         self._bounds = bounds
@@ -117,7 +117,9 @@ class Departure:
     piece. Without room it is replaced by a refusal. An answer that is alone is never refused.
     """
 
-    def __init__(self, send: Send, refuse: Callable[[HttpRefused], Awaitable[None]], room: Room, timeout_s: float) -> None:
+    def __init__(
+        self, send: Send, refuse: Callable[[HttpRefused], Awaitable[None]], room: ByteBudget, timeout_s: float
+    ) -> None:
         self._send = send
         self._refuse = refuse
         self._room = room

@@ -36,9 +36,9 @@ from ryzanstein.router.faces.openai.answers.alignment import aligned
 from ryzanstein.router.faces.openai.answers.completions import completion_body, echoed_texts
 from ryzanstein.router.faces.openai.answers.cursor import LAST_EVENT_ID, Cursor, cursor_of, generation_of
 from ryzanstein.router.faces.openai.answers.dialect import (
+    AnswerDialect,
     ChatDialect,
     CompletionDialect,
-    Dialect,
     Shown,
     prompt_logprobs_body,
     usage_body,
@@ -79,7 +79,7 @@ class GenerationRoutes:
         self._core = core
         self._limits = limits
 
-    async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
+    async def answer(self, http: Request, request: GenerationRequest, dialect: AnswerDialect) -> Response:
         """Returns the complete answer as JSON. Raises ClientLeft when the client disconnects."""
         request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
         generation_id = await self._core.submit(request, resumable=request.detached)
@@ -252,7 +252,7 @@ def _naming_the_position() -> Iterator[None]:
         raise
 
 
-def _content(answer: Answer, dialect: Dialect) -> bytes:
+def _content(answer: Answer, dialect: AnswerDialect) -> bytes:
     body: dict[str, Any] = {
         "id": dialect.id_prefix + answer.started.generation_id,
         "object": dialect.object,
@@ -267,7 +267,7 @@ def _content(answer: Answer, dialect: Dialect) -> bytes:
     return written(body)
 
 
-def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:
+def _choice(answer: Answer, choice: int, dialect: AnswerDialect) -> dict[str, Any]:
     message = answer.message(choice)
     tokens = answer.tokens[choice]
     rows = aligned(tokens)[1] if tokens and tokens[0].logprobs is not None else None

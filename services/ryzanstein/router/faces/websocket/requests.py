@@ -16,7 +16,7 @@ from ryzanstein.request_id import request_id
 from ryzanstein.router.faces.disconnect import CANCEL_ON_DISCONNECT, RUN_DETACHED, on_disconnect
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import REQUEST_ID
-from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, Dialect, shown_by
+from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, ChatDialect, CompletionDialect, shown_by
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure, HttpRefused
 from ryzanstein.router.faces.openai.requests.prompts import Completions, chat_request, completion_requests
 from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
@@ -106,7 +106,7 @@ class SocketRequests:
         return await self._reader.parse(bytes(submit.body), decoder, convert)
 
 
-def _submission(body: GenerationOptions, request: GenerationRequest, dialect: Dialect, headers: Headers) -> Submission:
+def _submission(body: GenerationOptions, request: GenerationRequest, dialect: AnswerDialect, headers: Headers) -> Submission:
     return Submission(request, shown_by(body, dialect), on_disconnect(headers), partial(naming_the_constraint, body))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ryzanstein.tools.quantize.reading.walk import Head
+from ryzanstein.tools.quantize.reading.walk import DecoderHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Loss:
         )
 
 
-def measured(head: Head, ids_WT: Tensor, original_WTE: Tensor, quantized_WTE: Tensor) -> Loss:
+def measured(head: DecoderHead, ids_WT: Tensor, original_WTE: Tensor, quantized_WTE: Tensor) -> Loss:
     """Compares the last hidden states of both models on the same windows."""
     original, quantized, divergence = [], [], []
     for ids_T, original_TE, quantized_TE in zip(ids_WT, original_WTE, quantized_WTE, strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.tools.quantize.job import Job
+from ryzanstein.tools.quantize.job import QuantizeJob
 from ryzanstein.tools.quantize.methods.grids import GridMatrix
 from ryzanstein.tools.quantize.methods.one_layer import module_of, quantized_matrix, why_floats
 from ryzanstein.tools.quantize.reading.layer_tensors import LayerTensors
@@ -24,7 +24,7 @@ from ryzanstein.tools.quantize.reading.walk import Walk, carry
 from ryzanstein.tools.quantize.upgrades import LOW
 
 
-def measured_layers(job: Job, walk: Walk) -> tuple[Tensor, list[Unit]]:
+def measured_layers(job: QuantizeJob, walk: Walk) -> tuple[Tensor, list[Unit]]:
     """Returns the original model's last hidden states on the held-out text [W, T, E], and the units of all layers."""
     num_layers = job.origin.spec.num_layers
     kept: list[list[dict[str, object]]] = list(job.partial["units"] or [])
@@ -42,16 +42,16 @@ def measured_layers(job: Job, walk: Walk) -> tuple[Tensor, list[Unit]]:
     return states["held"], [Unit.from_state(unit) for layer in kept for unit in layer]
 
 
-def _states_file(job: Job, index: int) -> Path:
+def _states_file(job: QuantizeJob, index: int) -> Path:
     return job.partial.path / f"hidden-{index}.safetensors"
 
 
-def _first_states(job: Job, walk: Walk) -> dict[str, Tensor]:
+def _first_states(job: QuantizeJob, walk: Walk) -> dict[str, Tensor]:
     texts = {"fit": job.known_text.fit_WT, "held": job.known_text.held_WT}
     return {name: torch.stack(list(walk.embedded(job.origin.files, ids_WT))) for name, ids_WT in texts.items()}
 
 
-def _measured_layer(job: Job, walk: Walk, index: int, states: dict[str, Tensor]) -> list[Unit]:
+def _measured_layer(job: QuantizeJob, walk: Walk, index: int, states: dict[str, Tensor]) -> list[Unit]:
     weights = LayerWeights(job.origin.files)
     layer = walk.layer(weights, index)
     carry(layer, states["held"])
@@ -88,7 +88,7 @@ def _measured_layer(job: Job, walk: Walk, index: int, states: dict[str, Tensor])
     return units
 
 
-def _why_floats(job: Job, site: Site) -> str | None:
+def _why_floats(job: QuantizeJob, site: Site) -> str | None:
     for name, shape in site.matrices.items():
         if job.schemes.grid(shape[1], job.origin.dtypes[name]) is None:
             return f"no group of at least 16 divides its {shape[1]} inputs"

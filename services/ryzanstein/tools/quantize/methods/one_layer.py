@@ -17,7 +17,7 @@ from ryzanstein.tools.quantize.methods.grids import GridMatrix, fitted
 from ryzanstein.tools.quantize.methods.ternary import ternary
 from ryzanstein.tools.quantize.reading.layer_tensors import LayerTensors
 from ryzanstein.tools.quantize.reading.layer_weights import LayerWeights, Site
-from ryzanstein.tools.quantize.reading.layouts import Scheme, stored
+from ryzanstein.tools.quantize.reading.layouts import LayoutScheme, stored
 from ryzanstein.tools.quantize.request import CALIBRATED, Schemes
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.refusal import CheckpointError
@@ -31,7 +31,7 @@ class QuantizedLayer:
     """What became of a layer: the tensors to write, the schemes by module, and what stays in floats and why."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    schemes: dict[str, Scheme] = field(default_factory=dict)
+    schemes: dict[str, LayoutScheme] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -65,7 +65,7 @@ def quantized_layer(
 
 def _chosen(
     weights: LayerWeights, dtypes: Mapping[str, torch.dtype], schemes: Schemes, notes: list[str]
-) -> Iterator[tuple[str, tuple[Site, Scheme]]]:
+) -> Iterator[tuple[str, tuple[Site, LayoutScheme]]]:
     """Yields the matrices that are quantized, each with its site and scheme. A site is quantized whole or not."""
     for site in weights.sites:
         found = {name: schemes.scheme(*shape, dtypes[name]) for name, shape in site.matrices.items()}
@@ -87,7 +87,7 @@ def why_floats(site: Site, schemes: Schemes) -> str | None:
     return None if num_rows >= MIN_ROWS else f"the calibration text gave it {num_rows} rows, {MIN_ROWS} are needed"
 
 
-def quantized_matrix(name: str, weight_OI: Tensor, site: Site, scheme: Scheme, schemes: Schemes) -> GridMatrix:
+def quantized_matrix(name: str, weight_OI: Tensor, site: Site, scheme: LayoutScheme, schemes: Schemes) -> GridMatrix:
     """Returns a matrix by the request's method. `auto` means GPTQ here. Raises CheckpointError."""
     if scheme.ternary:
         return ternary(weight_OI)

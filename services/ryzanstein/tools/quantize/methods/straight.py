@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.tools.quantize.job import Job, finish, from_state, to_state
+from ryzanstein.tools.quantize.job import QuantizeJob, finish, from_state, to_state
 from ryzanstein.tools.quantize.methods.one_layer import QuantizedLayer, quantized_layer
 from ryzanstein.tools.quantize.reading.layer_weights import LayerWeights
-from ryzanstein.tools.quantize.reading.walk import Head, Walk, carry
+from ryzanstein.tools.quantize.reading.walk import DecoderHead, Walk, carry
 from ryzanstein.tools.quantize.request import CALIBRATED
 
 
-def quantize_straight(job: Job) -> None:
+def quantize_straight(job: QuantizeJob) -> None:
     """Writes the model into the partial directory. Raises ModelRefused; OSError."""
     walk, num_layers = job.walk(), job.origin.spec.num_layers
     layers = [from_state(kept) for kept in job.partial["layers"] or []]
@@ -37,17 +37,17 @@ def quantize_straight(job: Job) -> None:
         job.say(f"layer {index + 1} of {num_layers}: {len(result.schemes)} matrices")
     loss = None
     if job.text is not None:
-        loss = job.loss(Head.read(job.origin.files, job.origin.spec), states["original"], states["quantized"])
+        loss = job.loss(DecoderHead.read(job.origin.files, job.origin.spec), states["original"], states["quantized"])
         job.say(str(loss))
         job.refuse_above(loss)
     finish(job, layers, loss)
 
 
-def _states_file(job: Job, index: int) -> Path:
+def _states_file(job: QuantizeJob, index: int) -> Path:
     return job.partial.path / f"hidden-{index}.safetensors"
 
 
-def _states(job: Job, walk: Walk, index: int) -> dict[str, Tensor]:
+def _states(job: QuantizeJob, walk: Walk, index: int) -> dict[str, Tensor]:
     """Returns the hidden states before layer `index`, none without a text."""
     if job.text is None:
         return {}
@@ -60,7 +60,7 @@ def _states(job: Job, walk: Walk, index: int) -> dict[str, Tensor]:
     return states
 
 
-def _layer(job: Job, walk: Walk, index: int, states: dict[str, Tensor]) -> QuantizedLayer:
+def _layer(job: QuantizeJob, walk: Walk, index: int, states: dict[str, Tensor]) -> QuantizedLayer:
     """Quantizes a layer, and carries the hidden states through it."""
     weights = LayerWeights(job.origin.files)
     layer = walk.layer(weights, index)

@@ -23,7 +23,7 @@ _TERNARY_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class LayoutScheme:
     """How a matrix is stored. `rounds_inputs`: its inputs are rounded to 8 bits as well."""
 
     grid: Grid
@@ -50,7 +50,7 @@ class Scheme:
         return f"{self.grid.bits} bits, groups of {self.grid.group}{' with zero points' if self.grid.zero_points else ''}"
 
 
-def stored(module: str, matrix: GridMatrix, scheme: Scheme) -> dict[str, Tensor]:
+def stored(module: str, matrix: GridMatrix, scheme: LayoutScheme) -> dict[str, Tensor]:
     """Returns the tensors of a matrix. `module` is its name without `.weight`."""
     if scheme.ternary:
         return {f"{module}.weight": packed_ternary(matrix.levels_OI), f"{module}.weight_scale": matrix.scale_OG[:1].view(1)}
@@ -66,7 +66,7 @@ def stored(module: str, matrix: GridMatrix, scheme: Scheme) -> dict[str, Tensor]
     return tensors
 
 
-def restored(module: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> GridMatrix:
+def restored(module: str, tensors: Mapping[str, Tensor], scheme: LayoutScheme) -> GridMatrix:
     """Returns the matrix of which `stored` made pack-quantized tensors."""
     scale_OG, bits = tensors[f"{module}.weight_scale"], scheme.grid.bits
     num_outputs, num_inputs = tensors[f"{module}.weight_shape"].tolist()
@@ -98,7 +98,7 @@ def packed_ternary(levels_OI: Tensor) -> Tensor:
     return (quarters << shifts).sum(dim=0, dtype=torch.uint8)
 
 
-def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -> dict[str, Any]:
+def quantization_config(schemes: Mapping[str, LayoutScheme], ignored: Sequence[str]) -> dict[str, Any]:
     """Returns config.json's `quantization_config` of modules with these schemes. `ignored` stay floats."""
     if any(scheme.ternary for scheme in schemes.values()):
         return {
@@ -107,7 +107,7 @@ def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -
             "quantization_mode": "offline",
             "modules_to_not_convert": list(ignored),
         }
-    groups: dict[Scheme, list[str]] = {}
+    groups: dict[LayoutScheme, list[str]] = {}
     for module, scheme in schemes.items():
         groups.setdefault(scheme, []).append(module)
     layouts = {scheme.layout for scheme in groups}
@@ -121,7 +121,7 @@ def quantization_config(schemes: Mapping[str, Scheme], ignored: Sequence[str]) -
     }
 
 
-def _group(scheme: Scheme, modules: list[str]) -> dict[str, Any]:
+def _group(scheme: LayoutScheme, modules: list[str]) -> dict[str, Any]:
     grid = scheme.grid
     inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     return {

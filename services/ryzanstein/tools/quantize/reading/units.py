@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ryzanstein.tools.quantize.job import Job
+from ryzanstein.tools.quantize.job import QuantizeJob
 from ryzanstein.tools.quantize.methods.grids import GridMatrix, fitted
 from ryzanstein.tools.quantize.methods.one_layer import module_of
-from ryzanstein.tools.quantize.reading.layouts import Scheme, restored
-from ryzanstein.tools.quantize.upgrades import EIGHT, FLOATS, LOW, Product
+from ryzanstein.tools.quantize.reading.layouts import LayoutScheme, restored
+from ryzanstein.tools.quantize.upgrades import EIGHT, FLOATS, LOW, UpgradeProduct
 
-QuantizedMatrices = dict[str, tuple[GridMatrix, Scheme]]
+QuantizedMatrices = dict[str, tuple[GridMatrix, LayoutScheme]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +39,31 @@ class Unit:
         shapes = {name: (outputs, inputs) for name, (outputs, inputs) in kept["shapes"].items()}
         return cls(kept["layer"], shapes, (kept["noises"][0], kept["noises"][1]))
 
-    def product(self, job: Job) -> Product:
+    def product(self, job: QuantizeJob) -> UpgradeProduct:
         def num_bytes(kind: int) -> int:
             return sum(scheme_of(job, name, shape[1], kind).num_bytes(*shape) for name, shape in self.shapes.items())
 
         floats = sum(outputs * inputs * job.origin.dtypes[name].itemsize for name, (outputs, inputs) in self.shapes.items())
-        return Product(self.noises, (num_bytes(LOW), num_bytes(EIGHT), floats))
+        return UpgradeProduct(self.noises, (num_bytes(LOW), num_bytes(EIGHT), floats))
 
 
-def scheme_of(job: Job, name: str, num_inputs: int, kind: int) -> Scheme:
+def scheme_of(job: QuantizeJob, name: str, num_inputs: int, kind: int) -> LayoutScheme:
     """Returns the scheme of a matrix that has one."""
     grid = job.schemes.grid(num_inputs, job.origin.dtypes[name], 8 if kind == EIGHT else None)
     assert grid is not None, "units have a group"
-    return Scheme(grid)
+    return LayoutScheme(grid)
 
 
-def eight_bits(job: Job, name: str, weight_OI: Tensor) -> GridMatrix:
+def eight_bits(job: QuantizeJob, name: str, weight_OI: Tensor) -> GridMatrix:
     return fitted(weight_OI, scheme_of(job, name, weight_OI.shape[1], EIGHT).grid)
 
 
-def candidates_file(job: Job, index: int) -> Path:
+def candidates_file(job: QuantizeJob, index: int) -> Path:
     """The file that has a layer's matrices in few bits."""
     return job.partial.path / f"candidates-{index}.safetensors"
 
 
-def quantized_matrices(job: Job, index: int, units: Sequence[Unit], formats: Sequence[int]) -> QuantizedMatrices:
+def quantized_matrices(job: QuantizeJob, index: int, units: Sequence[Unit], formats: Sequence[int]) -> QuantizedMatrices:
     """Returns a layer's matrices that do not stay floats."""
     candidates, found = job.partial.load(candidates_file(job, index)), QuantizedMatrices()
     for unit, kind in zip(units, formats, strict=True):

@@ -79,14 +79,14 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class DecoderHead:
     """The final norm and the head of a model."""
 
     norm: Callable[[Tensor], Tensor]
     head: VocabParallelHead
 
     @classmethod
-    def read(cls, files: WeightFiles, spec: DecoderSpec) -> Head:
+    def read(cls, files: WeightFiles, spec: DecoderSpec) -> DecoderHead:
         source, names = LayerWeights(files), spec.names
         name = names.embedding if spec.tied_head else names.head
         shard = VocabularyShard(source, ALONE, name, spec.vocab_size, spec.hidden_size)

@@ -30,7 +30,7 @@ from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.telemetry import EmbeddingMetrics
+from ryzanstein.worker.telemetry import NodeEmbeddingMetrics
 from ryzanstein.worker.text.embedding import EmbeddingModel
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -39,10 +39,10 @@ Context = ServicerContext[Any, Any]
 MAX_AT_ONCE = 16
 
 
-class EmbeddingServicer(EmbeddingServiceServicer):
+class NodeEmbeddingServicer(EmbeddingServiceServicer):
     """A thin adapter from gRPC to the vectors of the node's models."""
 
-    def __init__(self, models: NodeModels, metrics: EmbeddingMetrics) -> None:
+    def __init__(self, models: NodeModels, metrics: NodeEmbeddingMetrics) -> None:
         self._models, self._metrics = models, metrics
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:

@@ -28,7 +28,7 @@ from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
-class Member:
+class NodeMember:
     """A `MembershipObserver`. `address` is that of the node's WorkerService."""
 
     def __init__(self, models: NodeModels, deployed: DeployedModels, memory: ModelMemory, address: ReachableAddress) -> None:

@@ -96,7 +96,7 @@ class PrefillPace:
 
 
 @dataclass(slots=True)
-class Source:
+class PageSource:
     """A store from which pages may come back. `page_s`: what one cost so far; 0: unknown.
 
     It is not asked until `rests_until` (monotonic seconds).
@@ -117,7 +117,7 @@ class Restoring:
         self._ends_s = 0.0
         self.num_restored = 0
 
-    async def run(self, keys: Sequence[bytes], sources: Sequence[Source], ends_s: float) -> None:
+    async def run(self, keys: Sequence[bytes], sources: Sequence[PageSource], ends_s: float) -> None:
         """Restores what is worth it of the pages with these keys, a whole chain, until `ends_s` (monotonic seconds).
 
         First the pages of groups of layers that read all tokens, then, where those end, the last
@@ -134,7 +134,7 @@ class Restoring:
         except (PagesLost, TimeoutError):
             return
 
-    async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
+    async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[PageSource]) -> None:
         if not whole:
             await self._windows_alone(keys, sources)
             return
@@ -142,14 +142,14 @@ class Restoring:
         if num_pages * self._extents.block_size >= LEAST_TOKENS:
             await self._windows(keys[:num_pages], num_pages * self._extents.block_size, sources)
 
-    async def _windows(self, keys: Sequence[bytes], num_tokens: int, sources: Sequence[Source]) -> None:
+    async def _windows(self, keys: Sequence[bytes], num_tokens: int, sources: Sequence[PageSource]) -> None:
         """Restores what groups with a window need to go on after these pages, which would save so many tokens."""
         for group, (window, _) in enumerate(self._extents.traveling):
             if window is not None:
                 names = [name_of(keys[page], group) for page in seen_pages(self._extents, group, len(keys))]
                 await self._names(names, num_tokens, sources)
 
-    async def _windows_alone(self, keys: Sequence[bytes], sources: Sequence[Source]) -> None:
+    async def _windows_alone(self, keys: Sequence[bytes], sources: Sequence[PageSource]) -> None:
         """Restores what a model needs whose layers all have windows, from the first source with which it resumes later.
 
         Nothing says where earlier turns ended, so the sources are asked which pages they lack.
@@ -170,7 +170,7 @@ class Restoring:
     def _last_resumable(self, num_pages: int, lacking: frozenset[int]) -> int:
         return last_resumable(self._extents, num_pages, lambda group, page: group * num_pages + page not in lacking)
 
-    async def _lacking(self, source: Source, names: Sequence[bytes]) -> frozenset[int]:
+    async def _lacking(self, source: PageSource, names: Sequence[bytes]) -> frozenset[int]:
         """Returns the places in `names` of what a source lacks: all, if it cannot be asked."""
         everything, began = frozenset(range(len(names))), time.monotonic()
         if not source.rests_until <= began < self._ends_s:
@@ -186,13 +186,13 @@ class Restoring:
             return everything
         return frozenset(found)
 
-    def _failed(self, source: Source, error: Exception, *, rests: bool = True) -> None:
+    def _failed(self, source: PageSource, error: Exception, *, rests: bool = True) -> None:
         self._metrics.restore_failed(source.name)
         if rests:
             source.rests_until = time.monotonic() + getattr(error, "rest_s", _SLOW_REST_S)
         log.warning("pages not restored", source=source.name, cause=getattr(error, "cause", "slow"))
 
-    async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:
+    async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[PageSource]) -> int:
         """Restores pages of these groups; returns how many there are now, from the first one on."""
         names = [name_of(key, group) for key in keys for group in groups]
         missing = await self._mover.missing(names)
@@ -202,7 +202,7 @@ class Restoring:
             missing = await self._mover.missing(names)
         return missing[0] // len(groups) if missing else len(keys)
 
-    async def _names(self, names: Sequence[bytes], num_tokens: int, sources: Sequence[Source]) -> None:
+    async def _names(self, names: Sequence[bytes], num_tokens: int, sources: Sequence[PageSource]) -> None:
         """Restores a piece of a chain, which would save the computing of so many tokens."""
         for source in sources:
             if not (missing := await self._mover.missing(names)):
@@ -210,7 +210,7 @@ class Restoring:
             first = missing[0]
             await self._from(source, names[first - 1] if first else b"", names[first:], num_tokens)
 
-    async def _from(self, source: Source, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
+    async def _from(self, source: PageSource, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
         worth_s = self._pace.worth_s(num_tokens)
         began, num = time.monotonic(), 0
         if source.page_s * len(names) > worth_s or not source.rests_until <= began < self._ends_s:

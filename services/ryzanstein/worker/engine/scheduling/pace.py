@@ -29,7 +29,7 @@ from collections import deque
 _STEPS_UNTIL_MORE = 64
 
 
-class Thrift:
+class StepLimit:
     """A limit on the tokens of one execution. `budget` is the limit with enough memory."""
 
     def __init__(self, budget: int) -> None:

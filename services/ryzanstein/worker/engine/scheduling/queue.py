@@ -23,7 +23,7 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
-from ryzanstein.worker.engine.sequence import PREFILL_WEIGHT, Account, Accounts, Group, Order, Sequence
+from ryzanstein.worker.engine.sequence import PREFILL_WEIGHT, Account, Accounts, Order, Sequence, SequenceGroup
 
 
 def first_to_yield(running: OrderedSequences) -> Sequence:
@@ -140,7 +140,7 @@ class WaitingLine:
         members = self._classes[priority]
         return members.accounts.open(tenant, members.lines.keys())
 
-    def close(self, group: Group) -> None:
+    def close(self, group: SequenceGroup) -> None:
         """Closes a group that has ended and of which nothing waits."""
         self._classes[group.priority].accounts.close(group.account)
 
@@ -164,7 +164,7 @@ class WaitingLine:
         for priority in sorted(self._priorities(), reverse=True):
             yield from _in_turn(self._classes[priority].lines, charge)
 
-    def displaceable(self, group: Group) -> Sequence | None:
+    def displaceable(self, group: SequenceGroup) -> Sequence | None:
         """Returns the sequence that gives up its place in a full queue to a group that arrives.
 
         It is the youngest in the longest queue of a lower priority, or of a tenant of the same

@@ -29,7 +29,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.scheduling.pace import StepPace
 from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
-from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, PREFILL_WEIGHT, Group, Sequence
+from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, PREFILL_WEIGHT, Sequence, SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Wait:
     finish_s: float
 
 
-class Outlook:
+class WaitForecast:
     """A view of the queue at one moment. The queue must not change while `waits` is read."""
 
     def __init__(self, scheduler: Scheduler, pace: StepPace) -> None:
@@ -141,7 +141,7 @@ class Shedding:
         """Notes that a group has joined the queue since the last examination."""
         self._next_look = 0.0
 
-    def late(self, now: float) -> list[tuple[Group, RyzansteinError]]:
+    def late(self, now: float) -> list[tuple[SequenceGroup, RyzansteinError]]:
         """Returns the groups to refuse, and why. Empty between two examinations."""
         if now < self._next_look:
             return []
@@ -150,8 +150,8 @@ class Shedding:
             return []
         return self._look(now)
 
-    def _look(self, now: float) -> list[tuple[Group, RyzansteinError]]:
-        outlook = Outlook(self._scheduler, self._pace)
+    def _look(self, now: float) -> list[tuple[SequenceGroup, RyzansteinError]]:
+        outlook = WaitForecast(self._scheduler, self._pace)
         late = []
         for wait in outlook.waits():
             group = wait.sequence.group
@@ -162,7 +162,7 @@ class Shedding:
         self._newcomer_s = outlook.newcomer_s
         return late
 
-    def _judge(self, group: Group, wait: Wait, now: float) -> RyzansteinError | None:
+    def _judge(self, group: SequenceGroup, wait: Wait, now: float) -> RyzansteinError | None:
         left_s = math.inf if group.message.deadline is None else group.message.deadline - now
         if wait.finish_s > left_s:
             return errors.deadline_unreachable(wait.finish_s, left_s, _bounded(wait.finish_s - left_s))

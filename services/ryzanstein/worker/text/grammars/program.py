@@ -30,9 +30,9 @@ from ryzanstein.worker.text.grammars.frames import (
     Close,
     Ended,
     Judge,
+    JudgeReady,
     Open,
     Opened,
-    Ready,
     Refused,
     Request,
     Sound,
@@ -62,7 +62,7 @@ class GrammarProgram:
 
     def run(self) -> None:
         """Runs until the agent closes its end."""
-        self._say(Ready())
+        self._say(JudgeReady())
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:

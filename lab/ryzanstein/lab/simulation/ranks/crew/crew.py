@@ -10,7 +10,7 @@ from functools import partial
 from signal import Signals
 
 from ryzanstein.lab.simulation.ranks.crew.lead import SimulatedLead
-from ryzanstein.lab.simulation.ranks.crew.makings import Makings
+from ryzanstein.lab.simulation.ranks.crew.makings import TeamParts
 from ryzanstein.lab.simulation.ranks.crew.members import CrewMembers
 from ryzanstein.lab.simulation.ranks.crew.profile import StartEnd, StartFault
 from ryzanstein.lab.simulation.ranks.crew.recording import RankRecording
@@ -26,13 +26,13 @@ from ryzanstein.worker.supervision.messages import RankReady
 _IMPORT_SHARE = 0.3  # of a start's duration
 
 
-class Crew:
+class RankTeam:
     """The ranks of one start.
 
     They are created with their wiring. The server forks each rank, and the first message starts it.
     """
 
-    def __init__(self, spec: RankSpec, makings: Makings) -> None:
+    def __init__(self, spec: RankSpec, makings: TeamParts) -> None:
         self._spec, self._profile, self._faults = spec, makings.profile, makings.faults
         self._rng, self._pids = makings.rng, makings.pids
         faults, context = makings.faults, makings.context

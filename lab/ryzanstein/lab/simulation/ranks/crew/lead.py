@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from ryzanstein.lab.simulation.ranks.crew.makings import Makings
+from ryzanstein.lab.simulation.ranks.crew.makings import TeamParts
 from ryzanstein.lab.simulation.ranks.crew.members import CrewMembers
 from ryzanstein.lab.simulation.ranks.crew.recording import RankRecording
 from ryzanstein.lab.simulation.ranks.crew.steps import RankSteps
@@ -39,7 +39,7 @@ class SimulatedLead:
         steps: RankSteps,
         recording: RankRecording,
         *,
-        makings: Makings,
+        makings: TeamParts,
     ) -> None:
         self._spec, self._members, self._steps, self._recording = spec, members, steps, recording
         self._profile, self._model, self._faults, self._rng = makings.profile, makings.model, makings.faults, makings.rng

@@ -12,7 +12,7 @@ from ryzanstein.lab.simulation.scripted.model import ScriptedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Makings:
+class TeamParts:
     """What the ranks of one node are made from, start after start.
 
     `pids` gives each process id; `on_unexpected` is called with exceptions of the engine that no

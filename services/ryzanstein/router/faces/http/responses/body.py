@@ -57,7 +57,7 @@ _INCLUDED = frozenset(
 )
 
 
-class Reasoning(msgspec.Struct, frozen=True):
+class ReasoningOptions(msgspec.Struct, frozen=True):
     """How much the model is to think. Summaries of it are not made."""
 
     effort: str | None = None
@@ -90,7 +90,7 @@ class TextFormat(Body, frozen=True):
     strict: bool | None = None
 
 
-class TextOptions(Body, frozen=True):
+class ResponseText(Body, frozen=True):
     """What the text of an answer is like."""
 
     format: TextFormat | None = None
@@ -113,13 +113,13 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     max_output_tokens: Whole | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
     previous_response_id: str | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     service_tier: str | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     temperature: float | None = None
-    text: TextOptions | None = None
+    text: ResponseText | None = None
     top_p: float | None = None
     tool_choice: str | FunctionChoice | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -254,7 +254,7 @@ def _tool(tool: FunctionTool) -> Tool:
     return Tool(tool.name or "", tool.description or "", "" if schema == "null" else schema, bool(tool.strict))
 
 
-def _response_format(text: TextOptions | None) -> Any:
+def _response_format(text: ResponseText | None) -> Any:
     """Returns the constraint as chats have it. Raises INVALID_ARGUMENT that names the field."""
     if text is None:
         return None

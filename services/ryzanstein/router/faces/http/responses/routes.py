@@ -39,7 +39,7 @@ MAX_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Which items of a list are wanted: so many behind the one with this id, the newest first or last."""
 
     after: str
@@ -113,7 +113,7 @@ class ResponseRoutes:
     async def retrieve(self, tenant: str, response_id: str) -> Response:
         return _json(await self._kept.retrieve(tenant, response_id), {})
 
-    async def input_items(self, tenant: str, response_id: str, page: Page) -> Response:
+    async def input_items(self, tenant: str, response_id: str, page: ListPage) -> Response:
         """Returns a page of the items that a response answered. Raises INVALID_ARGUMENT for an item that is not there."""
         items = await self._kept.input_items(tenant, response_id)
         return _json(page.of(items), {})
@@ -177,7 +177,7 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        return await routes.input_items(tenant_of(http.headers), response_id, Page(after, limit, order == "desc"))
+        return await routes.input_items(tenant_of(http.headers), response_id, ListPage(after, limit, order == "desc"))
 
     @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ryzanstein.router.faces.http.serving.connections import Connections
 from ryzanstein.router.faces.http.serving.presence import tell_flow
-from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest, Upgrades
+from ryzanstein.router.faces.http.serving.upgrade import SocketUpgrades, UpgradeRequest
 from ryzanstein.router.faces.openai.answers.failures import CONNECTIONS, MALFORMED, TIMEOUT, TOO_LARGE, HttpFailure, HttpRefused
 
 _MAX_PIPELINED = 16
@@ -34,7 +34,7 @@ _BUSY = HttpFailure(503, "too many connections", None, "too_many_connections", {
 class BoundedProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, connections: Connections, upgrades: Upgrades | None = None, **uvicorns: Any) -> None:
+    def __init__(self, connections: Connections, upgrades: SocketUpgrades | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._upgrades = upgrades
         self._upgrading = False

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from ryzanstein.addresses import join_address
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds, Connections
 from ryzanstein.router.faces.http.serving.protocol import BoundedProtocol
-from ryzanstein.router.faces.http.serving.upgrade import Upgrades
+from ryzanstein.router.faces.http.serving.upgrade import SocketUpgrades
 
 _BACKLOG = 2048
 _SWEEP_S = 5
@@ -51,7 +51,7 @@ class HttpServer:
         bounds: ConnectionBounds | None = None,
         on_refused: Callable[[str], object] = lambda reason: None,
         *,
-        upgrades: Upgrades | None = None,
+        upgrades: SocketUpgrades | None = None,
     ) -> None:
         self._host = host
         bounds = bounds or ConnectionBounds()

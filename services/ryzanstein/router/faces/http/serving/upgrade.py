@@ -25,7 +25,7 @@ class UpgradeRequest:
     closed: Callable[[], None]
 
 
-class Upgrades(Protocol):
+class SocketUpgrades(Protocol):
     """Takes connections over."""
 
     path: str

@@ -19,7 +19,7 @@ from typing import Any
 from ryzanstein.generation.tokens import GenerationEvent, Started, Usage
 from ryzanstein.replies.reader import Said
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
-from ryzanstein.router.faces.openai.answers.dialect import Dialect, omitted_body, usage_body
+from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, omitted_body, usage_body
 from ryzanstein.router.faces.openai.answers.pieces import Ending, Opening, Piece, Pieces, Speech
 
 encoded: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
@@ -55,7 +55,7 @@ class Chunks:
     """
 
     def __init__(
-        self, started: Started, dialect: Dialect, cursor: Cursor, include_usage: bool, *, continuous: bool = False
+        self, started: Started, dialect: AnswerDialect, cursor: Cursor, include_usage: bool, *, continuous: bool = False
     ) -> None:
         """`continuous`: each chunk has the usage so far, as the reader has seen it."""
         self.cursor = cursor

@@ -30,7 +30,7 @@ _FINISH = {
 }
 
 
-class Dialect(Protocol):
+class AnswerDialect(Protocol):
     """Formats the choices of whole answers and of stream chunks.
 
     `rows` are the log probabilities. Of a whole answer None: the client requested none; empty: it did,
@@ -226,7 +226,7 @@ _USAGE, _CONTINUOUS = "usage", "continuous"
 class Shown:
     """The form of an answer. `usage`: a stream ends with it; `continuous`: each chunk has it."""
 
-    dialect: Dialect
+    dialect: AnswerDialect
     usage: bool = False
     continuous: bool = False
 
@@ -239,7 +239,7 @@ class Shown:
         kind, *flags = text.split(",")
         if not kind:
             kind = CompletionDialect.kind if response_id.startswith(CompletionDialect.id_prefix) else ""
-        dialect: Dialect = CompletionDialect() if kind == CompletionDialect.kind else ChatDialect()
+        dialect: AnswerDialect = CompletionDialect() if kind == CompletionDialect.kind else ChatDialect()
         return cls(dialect, _USAGE in flags, _CONTINUOUS in flags)
 
     @property
@@ -248,7 +248,7 @@ class Shown:
         return ",".join((self.dialect.kind, *flags))
 
 
-def shown_by(body: GenerationOptions, dialect: Dialect) -> Shown:
+def shown_by(body: GenerationOptions, dialect: AnswerDialect) -> Shown:
     """Returns the form that a request asks for."""
     options = body.stream_options
     if options is None:

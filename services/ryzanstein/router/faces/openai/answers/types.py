@@ -11,15 +11,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class AnswerType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The base of all answers."""
 
 
-class PromptDetails(Answer, frozen=True):
+class PromptDetails(AnswerType, frozen=True):
     cached_tokens: int
 
 
-class UsageAnswer(Answer, frozen=True):
+class UsageAnswer(AnswerType, frozen=True):
     """Tokens that were read and generated."""
 
     prompt_tokens: int
@@ -28,13 +28,13 @@ class UsageAnswer(Answer, frozen=True):
     prompt_tokens_details: PromptDetails
 
 
-class TokenAlternative(Answer, frozen=True):
+class TokenAlternative(AnswerType, frozen=True):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class TokenEntry(Answer, frozen=True):
+class TokenEntry(AnswerType, frozen=True):
     """The log probability of a token, and of the likeliest ones in its place."""
 
     token: str
@@ -43,23 +43,23 @@ class TokenEntry(Answer, frozen=True):
     top_logprobs: list[TokenAlternative]
 
 
-class ChatLogprobs(Answer, frozen=True):
+class ChatLogprobs(AnswerType, frozen=True):
     content: list[TokenEntry]
     refusal: None
 
 
-class FunctionCall(Answer, frozen=True):
+class FunctionCall(AnswerType, frozen=True):
     name: str
     arguments: str
 
 
-class ToolCallAnswer(Answer, frozen=True):
+class ToolCallAnswer(AnswerType, frozen=True):
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
-class ChatMessageAnswer(Answer, frozen=True):
+class ChatMessageAnswer(AnswerType, frozen=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -70,14 +70,14 @@ class ChatMessageAnswer(Answer, frozen=True):
 FinishReasonName = Literal["stop", "length", "cancelled", "tool_calls"]
 
 
-class ChatChoice(Answer, frozen=True):
+class ChatChoice(AnswerType, frozen=True):
     index: int
     message: ChatMessageAnswer
     logprobs: ChatLogprobs | None
     finish_reason: FinishReasonName
 
 
-class RankedToken(Answer, frozen=True):
+class RankedToken(AnswerType, frozen=True):
     logprob: float
     rank: int | None
     decoded_token: str
@@ -86,7 +86,7 @@ class RankedToken(Answer, frozen=True):
 PromptLogprobs = list[dict[str, RankedToken] | None]
 
 
-class ChatCompletion(Answer, frozen=True):
+class ChatCompletion(AnswerType, frozen=True):
     """The answer to a conversation. With `stream` it comes as events of `chat.completion.chunk`."""
 
     id: str
@@ -99,14 +99,14 @@ class ChatCompletion(Answer, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class TextLogprobs(Answer, frozen=True):
+class TextLogprobs(AnswerType, frozen=True):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class TextChoice(Answer, frozen=True):
+class TextChoice(AnswerType, frozen=True):
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -114,7 +114,7 @@ class TextChoice(Answer, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class TextCompletion(Answer, frozen=True):
+class TextCompletion(AnswerType, frozen=True):
     """The continuations of texts. With `stream` they come as events of the same kind."""
 
     id: str
@@ -126,20 +126,20 @@ class TextCompletion(Answer, frozen=True):
     usage: UsageAnswer
 
 
-class OutputText(Answer, frozen=True, tag_field="type", tag="output_text"):
+class OutputText(AnswerType, frozen=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any]
     logprobs: list[Any] | UnsetType = UNSET
 
 
-class OutputMessage(Answer, frozen=True, tag_field="type", tag="message"):
+class OutputMessage(AnswerType, frozen=True, tag_field="type", tag="message"):
     id: str
     status: str
     role: Literal["assistant"]
     content: list[OutputText]
 
 
-class OutputCall(Answer, frozen=True, tag_field="type", tag="function_call"):
+class OutputCall(AnswerType, frozen=True, tag_field="type", tag="function_call"):
     id: str
     call_id: str
     name: str
@@ -147,27 +147,27 @@ class OutputCall(Answer, frozen=True, tag_field="type", tag="function_call"):
     status: str
 
 
-class ReasoningText(Answer, frozen=True):
+class ReasoningText(AnswerType, frozen=True):
     type: str
     text: str
 
 
-class OutputReasoning(Answer, frozen=True, tag_field="type", tag="reasoning"):
+class OutputReasoning(AnswerType, frozen=True, tag_field="type", tag="reasoning"):
     id: str
     summary: list[Any]
     content: list[ReasoningText] | UnsetType = UNSET
     status: str | UnsetType = UNSET
 
 
-class InputDetails(Answer, frozen=True):
+class InputDetails(AnswerType, frozen=True):
     cached_tokens: int
 
 
-class OutputDetails(Answer, frozen=True):
+class OutputDetails(AnswerType, frozen=True):
     reasoning_tokens: int
 
 
-class ResponseUsage(Answer, frozen=True):
+class ResponseUsage(AnswerType, frozen=True):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -175,7 +175,7 @@ class ResponseUsage(Answer, frozen=True):
     total_tokens: int
 
 
-class ResponseAnswer(Answer, frozen=True):
+class ResponseAnswer(AnswerType, frozen=True):
     """A response. With `stream` it comes as OpenAI's typed events."""
 
     id: str
@@ -203,7 +203,7 @@ class ResponseAnswer(Answer, frozen=True):
     metadata: dict[str, str]
 
 
-class InputItemList(Answer, frozen=True):
+class InputItemList(AnswerType, frozen=True):
     """A page of what a response answered."""
 
     object: Literal["list"]
@@ -213,7 +213,7 @@ class InputItemList(Answer, frozen=True):
     has_more: bool
 
 
-class DeletedResponse(Answer, frozen=True):
+class DeletedResponse(AnswerType, frozen=True):
     """A response that is forgotten."""
 
     id: str
@@ -221,7 +221,7 @@ class DeletedResponse(Answer, frozen=True):
     deleted: Literal[True]
 
 
-class CancelledWork(Answer, frozen=True):
+class CancelledWork(AnswerType, frozen=True):
     """A generation or response that is cancelled."""
 
     id: str
@@ -229,7 +229,7 @@ class CancelledWork(Answer, frozen=True):
     status: Literal["cancelled"]
 
 
-class ModelAnswer(Answer, frozen=True):
+class ModelAnswer(AnswerType, frozen=True):
     """A model that at least one ready node serves.
 
     `sampling_defaults` are its own values of parameters that a request leaves out.
@@ -247,14 +247,14 @@ class ModelAnswer(Answer, frozen=True):
     sampling_defaults: dict[str, float] | UnsetType = UNSET
 
 
-class ModelList(Answer, frozen=True):
+class ModelList(AnswerType, frozen=True):
     """The models that ready nodes serve."""
 
     object: Literal["list"]
     data: list[ModelAnswer]
 
 
-class TokenizeAnswer(Answer, frozen=True):
+class TokenizeAnswer(AnswerType, frozen=True):
     """The tokens of a prompt."""
 
     count: int
@@ -263,13 +263,13 @@ class TokenizeAnswer(Answer, frozen=True):
     token_strs: list[str] | None
 
 
-class DetokenizeAnswer(Answer, frozen=True):
+class DetokenizeAnswer(AnswerType, frozen=True):
     """The text of tokens."""
 
     prompt: str
 
 
-class ErrorBody(Answer, frozen=True):
+class ErrorBody(AnswerType, frozen=True):
     message: str
     type: str
     param: str | None
@@ -277,7 +277,7 @@ class ErrorBody(Answer, frozen=True):
     metadata: dict[str, str] | UnsetType = UNSET
 
 
-class ErrorAnswer(Answer, frozen=True):
+class ErrorAnswer(AnswerType, frozen=True):
     """What is wrong, and with which field."""
 
     error: ErrorBody

@@ -19,7 +19,7 @@ _IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.w
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class TensorRole:
     """A part of a decoder in the file: `name`, in `layer` if it belongs to one.
 
     It is one of `count` that are stacked in one tensor, at `index`.
@@ -40,14 +40,18 @@ def is_stored_in_full(tensor: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 1 or tensor.endswith(_IN_FULL)
 
 
-def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, Role]:
+def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
     """Returns the role of each tensor of a checkpoint, by its name without `.weight` and `.bias`."""
     names = spec.names
-    found = {names.embedding: Role("token_embd"), names.final_norm: Role("output_norm"), names.head: Role("output")}
+    found = {
+        names.embedding: TensorRole("token_embd"),
+        names.final_norm: TensorRole("output_norm"),
+        names.head: TensorRole("output"),
+    }
     if names.embedding_norm is not None:
-        found[names.embedding_norm] = Role("token_embd_norm")
+        found[names.embedding_norm] = TensorRole("token_embd_norm")
     if names.position is not None:
-        found[names.position] = Role("position_embd")
+        found[names.position] = TensorRole("position_embd")
     for layer in range(spec.num_layers):
         prefix = names.layer.format(layer=layer)
         for base, role in _of_layer(spec, dialect, layer):
@@ -55,25 +59,25 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, Role]:
     return found
 
 
-def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, Role]]:
+def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
     plain = (*_norms(names, dialect), *_attention(spec), *_mlp(names))
-    yield from ((base, Role(name, layer)) for base, name in plain if base is not None)
+    yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
         if query_or_key is not None and "{head}" in query_or_key:
-            yield from ((query_or_key.format(head=head), Role(name, layer, head, count)) for head in range(count))
+            yield from ((query_or_key.format(head=head), TensorRole(name, layer, head, count)) for head in range(count))
     if experts is None or names.router is None:
         return
-    yield names.router, Role("ffn_gate_inp", layer)
+    yield names.router, TensorRole("ffn_gate_inp", layer)
     if names.shared_gate is not None:
-        yield names.shared_gate, Role("ffn_gate_inp_shexp", layer)
+        yield names.shared_gate, TensorRole("ffn_gate_inp_shexp", layer)
     if names.router_correction:
-        yield names.router_correction, Role(CORRECTION, layer)
+        yield names.router_correction, TensorRole(CORRECTION, layer)
     for base, name in zip(names.expert_projections, (GATES, UPS, "ffn_down_exps"), strict=True):
-        yield names.shared_expert + base, Role(name.replace("exps", "shexp"), layer)
+        yield names.shared_expert + base, TensorRole(name.replace("exps", "shexp"), layer)
         for index in range(experts.num_experts):
-            yield names.expert.format(expert=index) + base, Role(name, layer, index, experts.num_experts)
+            yield names.expert.format(expert=index) + base, TensorRole(name, layer, index, experts.num_experts)
 
 
 def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, str]]:

@@ -25,7 +25,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.names import (
     QUERY,
     UPS,
     VALUE,
-    Role,
+    TensorRole,
     roles,
 )
 from ryzanstein.worker.refusal import CheckpointError
@@ -115,7 +115,7 @@ class _New:
         return Part(self.source, self.shape, name, stored_shape, start, count, **changes)
 
 
-def _parts(spec: DecoderSpec, dialect: Dialect, role: Role, new: _New, stored: Mapping[str, Any]) -> Iterator[Part]:
+def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, stored: Mapping[str, Any]) -> Iterator[Part]:
     heads = {QUERY: spec.num_heads, KEY: spec.num_kv_heads}.get(role.name) if dialect.permuted else None
     fused = role.tensor(FUSED, new.kind)
     if role.name == LATENT and role.tensor(LATENT, new.kind) not in stored:
@@ -136,7 +136,7 @@ def _parts(spec: DecoderSpec, dialect: Dialect, role: Role, new: _New, stored: M
         yield new.part(name, new.shape, 0, new.num_rows, heads=heads, plus_one=plus_one)
 
 
-def _stacked(role: Role, new: _New, stored: Mapping[str, Any]) -> Part:
+def _stacked(role: TensorRole, new: _New, stored: Mapping[str, Any]) -> Part:
     """Returns the place of one of several tensors that the file has in one, or in one with others."""
     fused = role.tensor(GATE_UPS, new.kind)
     count = 1 if len(new.shape) == 1 else new.num_rows
@@ -147,14 +147,14 @@ def _stacked(role: Role, new: _New, stored: Mapping[str, Any]) -> Part:
     return new.part(role.tensor(role.name, new.kind), (role.count, *new.shape), 0, count, first=role.index * count)
 
 
-def _of_fused(spec: DecoderSpec, role: Role, new: _New, name: str, heads: int | None) -> Part:
+def _of_fused(spec: DecoderSpec, role: TensorRole, new: _New, name: str, heads: int | None) -> Part:
     """Returns the place of queries, keys or values in a tensor that has all three, one after the other."""
     counts = [count * spec.head_dim for count in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)]
     first = sum(counts[: (QUERY, KEY, VALUE).index(role.name)])
     return new.part(name, (sum(counts), *new.shape[1:]), 0, new.num_rows, first=first, heads=heads)
 
 
-def _grouped(spec: DecoderSpec, dialect: Dialect, role: Role, new: _New) -> Iterator[Part]:
+def _grouped(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New) -> Iterator[Part]:
     """Yields the queries of each key-value head, then its key, then its value, as a checkpoint has them.
 
     In the file all queries are first, then all keys, then all values; or they are tensors of their own.
@@ -174,7 +174,7 @@ def _grouped(spec: DecoderSpec, dialect: Dialect, role: Role, new: _New) -> Iter
             start += count
 
 
-def _latent(spec: DecoderSpec, role: Role, new: _New) -> Iterator[Part]:
+def _latent(spec: DecoderSpec, role: TensorRole, new: _New) -> Iterator[Part]:
     """Yields, for each head, the weights of its keys, which the file has transposed, and of its values."""
     latent = spec.latent
     assert latent is not None
