@@ -20,7 +20,7 @@ OUTCOME = || code=$$?; mkdir -p .pytest_cache; echo $${code:-0} > .pytest_cache/
 RESUMING := -p tests.resuming --resume build/lab.passed
 # Duration of the simulations in `make test-lab`.
 MINUTES ?= 10
-RESULT ?= benchmarks/results/$(shell uname -n).json
+RESULT ?= lab/benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup dev parts run test test-long test-all test-machines coverage test-lab up bench chaos lint types protos manifests clean
@@ -29,7 +29,7 @@ help: ## Print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.run ## Create the virtual environment, the stubs and, once a machine, the kernels
-	@$(BIN)/python -P -m ryzanstein.worker.model.kernels --quiet || true
+	@$(BIN)/python -P -m ryzanstein.worker.kernels --quiet || true
 
 dev: $(VENV)/.dev setup ## The same, with what tests, lint and types need
 
@@ -78,7 +78,7 @@ chaos: parts dev ## Inject faults for an hour, each up to 30 times, and write do
 	mkdir -p build
 	$(BIN)/ryzanstein bench failover --runs 30 --minutes 60 --progress build/failover.jsonl --json build/failover.json --report docs/failure-budget.md
 
-bench: dev ## Run the benchmark suite; writes benchmarks/results/<host>.json, or RESULT=FILE
+bench: dev ## Run the benchmark suite; writes lab/benchmarks/results/<host>.json, or RESULT=FILE
 	$(BIN)/ryzanstein bench suite --json $(RESULT)
 
 lint: dev ## ruff, import contracts, buf lint

@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 TARGET = ROOT / "shared"
-KERNELS = "ryzanstein/worker/model/kernels/lib"  # in the wheel: none lie in a source tree
+KERNELS = "ryzanstein/worker/kernels/lib"  # in the wheel: none lie in a source tree
 
 
 def generate(target: Path = TARGET) -> None:
@@ -48,8 +48,8 @@ def generate(target: Path = TARGET) -> None:
 def add_kernels(build_data: dict[str, Any], folder: Path) -> None:
     """Compiles the kernels of every level into a folder, and makes them part of a wheel for their platform alone."""
     sys.path[:0] = [str(ROOT / "services"), str(ROOT / "shared")]
-    from ryzanstein.worker.model.kernels import wheel
-    from ryzanstein.worker.model.kernels.compilers import NotBuilt
+    from ryzanstein.worker.kernels import wheel
+    from ryzanstein.worker.kernels.compilers import NotBuilt
 
     try:
         if not wheel.wanted():

@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from ryzanstein.addresses import join_address, split_address
-from ryzanstein.cli.service_process import serves
+from ryzanstein.cli.processes.service_process import serves
 from ryzanstein.config import ServiceSettings
-from ryzanstein.metrics import MetricsServer, new_registry
+from ryzanstein.observe.metrics import MetricsServer, new_registry
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 
@@ -45,7 +45,10 @@ def test_hosts_and_ports_are_joined_and_split_here_alone() -> None:
     """The simulation's hosts are names without an address."""
     parts = re.compile(r"""[hH]ost\w*\}:\{|address\}:\{|r?partition\(":"\)\[0\]|host, _, port""")
     modules = [
-        path for folder in ("services", "shared") for path in (ROOT / folder).rglob("*.py") if "simulation" not in path.parts
+        path
+        for folder in ("services", "shared", "lab")
+        for path in (ROOT / folder).rglob("*.py")
+        if "simulation" not in path.parts
     ]
     found = {str(path.relative_to(ROOT)) for path in modules if parts.search(path.read_text())}
     assert found == {"shared/ryzanstein/addresses.py"}

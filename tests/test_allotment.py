@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from tests.control_groups import limited
 
-from ryzanstein import allotment
+from ryzanstein.process import allotment
 
 MIB = 2**20
 MEMINFO = "MemTotal:       16384000 kB\nMemFree: 1 kB\nMemAvailable:    8192000 kB\n"
 OWN = len(os.sched_getaffinity(0))
 ASKED = """
 import json
-from ryzanstein.allotment import *
+from ryzanstein.process.allotment import *
 print(json.dumps([usable_cores(), whole_cores(), memory_bytes(), available_memory_bytes()]))
 """
 

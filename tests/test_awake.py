@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ryzanstein.awake import PAUSE_S, TICK_S, AwakeClock
+from ryzanstein.process.awake import PAUSE_S, TICK_S, AwakeClock
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from structlog.contextvars import bound_contextvars, get_contextvars
 from structlog.testing import capture_logs
 
 from ryzanstein import errors
-from ryzanstein.background import STOP, Background, TaskEndedError
 from ryzanstein.backoff import Backoff, Streak
+from ryzanstein.process.background import STOP, Background, TaskEndedError
 
 SOON = Backoff(0.001, 0.002, 60.0)
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ryzanstein import gpus
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.gpus import DeviceChoice, Gpus, choose_device
+from ryzanstein.process import gpus
+from ryzanstein.process.gpus import DeviceChoice, Gpus, choose_device
 
 NONE = Gpus()
 ONE = Gpus(("0",), variable="0")

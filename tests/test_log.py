@@ -9,11 +9,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ryzanstein.native_lines import LineWriter
+from ryzanstein.observe.native_lines import LineWriter
 
 PROGRAM = """
 import structlog
-from ryzanstein import log
+from ryzanstein.observe import log
 log.setup("router", "info", node_id="node-3")
 logger = structlog.get_logger()
 logger.debug("not shown")
@@ -40,7 +40,7 @@ def test_a_header_that_is_no_text_is_reported_without_a_stack() -> None:
     """As gRPC logs it; any other error of a library keeps its own."""
     program = """
 import logging
-from ryzanstein import log
+from ryzanstein.observe import log
 log.setup("router")
 for fails in (lambda: b"\\xff".decode(), lambda: 1 / 0):
     try:
@@ -84,7 +84,7 @@ def test_a_full_disk_ends_no_service() -> None:
     """Neither its own lines do, nor those of libraries, which a process of ours writes."""
     program = """
 import os, time, structlog
-from ryzanstein import log
+from ryzanstein.observe import log
 log.setup_service("router")
 for _ in range(3):
     structlog.get_logger().info("ours")

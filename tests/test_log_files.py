@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.log_files import LogFile, Rotation, older
+from ryzanstein.observe.log_files import LogFile, Rotation, older
 
 WRITES = """
 import os, sys, structlog
-from ryzanstein import log
-from ryzanstein.log_files import Rotation
+from ryzanstein.observe import log
+from ryzanstein.observe.log_files import Rotation
 log.setup_service("router", rotation=Rotation(4096, 3))
 """
 

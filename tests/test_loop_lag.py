@@ -8,9 +8,9 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ryzanstein.awake import TICK_S, AwakeClock
-from ryzanstein.loop_lag import LoopLag
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.process.awake import TICK_S, AwakeClock
+from ryzanstein.process.loop_lag import LoopLag
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.worker.telemetry import WorkerTelemetry
 

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from ryzanstein import metrics_handler
-from ryzanstein.metrics import MetricsServer, new_registry
+from ryzanstein.observe import metrics_handler
+from ryzanstein.observe.metrics import MetricsServer, new_registry
 
 
 def test_the_endpoint_serves_service_and_process_metrics() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.model_paths import is_gguf, model_location, model_name
+from ryzanstein.files.model_paths import is_gguf, model_location, model_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DIGEST = "a" * 64

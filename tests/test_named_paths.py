@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.model_paths import model_location, model_name
-from ryzanstein.named_paths import read_option, read_setting, write_setting
+from ryzanstein.files.model_paths import model_location, model_name
+from ryzanstein.files.named_paths import read_option, read_setting, write_setting
 
 ODD = ["/m/a,b", "/m/x=y", "/m/with space/ü\n", '/m/"quoted"', "{brace"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.native_lines import LINES_PER_S, Lines, Records
+from ryzanstein.observe.native_lines import LINES_PER_S, Lines, Records
 
 START = """
 import ctypes, logging, os, subprocess, sys, time, warnings
 import structlog
-from ryzanstein import log
+from ryzanstein.observe import log
 log.setup_service("router", node_id="node-3")
 """
 

@@ -18,26 +18,29 @@ STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe
 ALLOWED = {
     "services/ryzanstein/router/core/embeddings.py": (2, "a task group awaits the parts of a request"),
     "services/ryzanstein/worker/agent/faces/embeddings.py": (2, "a task group awaits the inputs of a request"),
-    "shared/ryzanstein/awake.py": (1, "ends with the call, which raises what it ended with"),
-    "shared/ryzanstein/background.py": (3, "the one place; the two futures of `until` are looked at there"),
+    "shared/ryzanstein/process/awake.py": (1, "ends with the call, which raises what it ended with"),
+    "shared/ryzanstein/process/background.py": (3, "the one place; the two futures of `until` are looked at there"),
     "services/ryzanstein/router/nodes/links/connection.py": (2, "reader and writer log whatever ends them and end the stream"),
     "services/ryzanstein/router/faces/http/generate.py": (1, "end with the call, which raises what the first raised"),
     "services/ryzanstein/router/faces/http/stream.py": (1, "sends comments only, and ends with its stream"),
     "services/ryzanstein/router/faces/http/late.py": (1, "ends with the call or the response, which raise what it raised"),
     "services/ryzanstein/router/faces/http/merged.py": (1, "put what they end with into the queue that is read"),
-    "services/ryzanstein/router/faces/http/presence.py": (2, "both end with the call, which raises what the work raised"),
-    "services/ryzanstein/router/faces/http/server.py": (1, "`start` and `live` raise what it ended with"),
+    "services/ryzanstein/router/faces/http/serving/presence.py": (
+        2,
+        "both end with the call, which raises what the work raised",
+    ),
+    "services/ryzanstein/router/faces/http/serving/server.py": (1, "`start` and `live` raise what it ended with"),
     "services/ryzanstein/router/core/peers.py": (1, "ends with the call, which raises what it ended with"),
     "services/ryzanstein/worker/ranks/group.py": (1, "its end is the group's, see `_on_unwatched`"),
-    "services/ryzanstein/worker/ranks/shared_server.py": (1, "logs what it ended with, see `_on_ended`"),
+    "services/ryzanstein/worker/ranks/starting/shared_server.py": (1, "logs what it ended with, see `_on_ended`"),
     "services/ryzanstein/worker/agent/pages/mover.py": (1, "ends with the call, which raises what it ended with"),
-    "services/ryzanstein/worker/engines/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),
+    "services/ryzanstein/worker/supervision/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),
 }
 
 
 def _modules() -> Iterator[Path]:
     for folder in FOLDERS:
-        yield from (path for path in folder.rglob("*.py") if not {"benchmarks", "v1"} & set(path.relative_to(ROOT).parts))
+        yield from (path for path in folder.rglob("*.py") if "v1" not in path.parts)
 
 
 def _starts(path: Path) -> int:
@@ -47,6 +50,6 @@ def _starts(path: Path) -> int:
 
 
 def test_no_module_starts_a_task_whose_end_could_be_missed() -> None:
-    """Use `Background.supervise` or `Background.once` of `ryzanstein.background`."""
+    """Use `Background.supervise` or `Background.once` of `ryzanstein.process.background`."""
     found = Counter({str(path.relative_to(ROOT)): _starts(path) for path in _modules()})
     assert {path: count for path, count in found.items() if count} == {path: count for path, (count, _) in ALLOWED.items()}

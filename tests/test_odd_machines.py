@@ -15,7 +15,7 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.orchestrator.config import OrchestratorSettings
-from ryzanstein.process_start import lacks
+from ryzanstein.process.process_start import lacks
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.worker.config import WorkerSettings
 

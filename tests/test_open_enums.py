@@ -24,16 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein import wire
-from ryzanstein.cli import survey
 from ryzanstein.cli.answers import ChatAnswer
+from ryzanstein.cli.status import survey
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.attempt import Attempt
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import Attempt, GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View
 from ryzanstein.router.nodes.links.frames import deliver

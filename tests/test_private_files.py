@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli.service_process import ServiceProcess
-from ryzanstein.orchestrator.store import Store
+from ryzanstein.cli.processes.service_process import ServiceProcess
+from ryzanstein.files.private_files import private_file, private_folder
+from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
-from ryzanstein.private_files import private_file, private_folder
 from ryzanstein.router.journal.stores.sqlite_file import JournalFile
 from ryzanstein.router.sessions.stores import sqlite_file as sessions
 

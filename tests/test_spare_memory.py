@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ryzanstein.spare_memory import LEAST_BYTES, SpareMemory
+from ryzanstein.process.spare_memory import LEAST_BYTES, SpareMemory
 
 PEAK = """
-from ryzanstein.spare_memory import resident_bytes, trim
+from ryzanstein.process.spare_memory import resident_bytes, trim
 kept, freed = [], []
 for _ in range(2000):
     freed.append(bytearray(60_000))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ryzanstein import timeslice
+from ryzanstein.process import timeslice
 
 _GETATTR = {"x86_64": 315, "aarch64": 275}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
@@ -68,7 +68,9 @@ def test_the_usual_ones_can_be_had_back() -> None:
 
 
 def test_niceness_stays_what_it_is() -> None:
-    code = "import os; from ryzanstein import timeslice; os.nice(3); timeslice.ask_for_short_slices(); print(os.nice(0))"
+    code = (
+        "import os; from ryzanstein.process import timeslice; os.nice(3); timeslice.ask_for_short_slices(); print(os.nice(0))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "3\n"
 
 
@@ -76,7 +78,7 @@ def test_a_real_time_process_is_left_alone() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may make one")
     code = (
-        "import os; from ryzanstein import timeslice; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1)); "
+        "import os; from ryzanstein.process import timeslice; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1)); "
         "print(timeslice.ask_for_short_slices(), os.sched_getscheduler(0) == os.SCHED_RR)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False True\n"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.tools import MAX_DEPTH, MAX_TOOLS, MAX_TOOLS_CHARS, Tool, ToolMode, Tools
+from ryzanstein.generation.tools import MAX_DEPTH, MAX_TOOLS, MAX_TOOLS_CHARS, Tool, ToolMode, Tools
 
 
 def refusal(tools: Tools) -> str:

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 
-from ryzanstein.tracing import Tracing, traceparent
+from ryzanstein.observe.tracing import Tracing, traceparent
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

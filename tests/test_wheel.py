@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAB = ROOT / "services" / "ryzanstein" / "lab"
-KERNELS = "ryzanstein/worker/model/kernels"
+KERNELS = "ryzanstein/worker/kernels"
 LEVELS = {"x86_64": {"x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni"}, "aarch64": {"aarch64"}}
 MACHINE = {"x86_64": 62, "aarch64": 183}  # in an ELF header
 
@@ -131,8 +130,8 @@ def bare(tmp_path: Path) -> dict[str, str]:
 def test_an_environment_without_a_compiler_computes_with_the_packaged_library(installed: Path, bare: dict[str, str]) -> None:
     program = """
 import torch
-from ryzanstein.worker.model.kernels import opening, openmp
-from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.kernels import opening, openmp
+from ryzanstein.worker.settings.options import RunnerOptions
 before = openmp.loaded_openmp()
 opened = opening.open_kernels(RunnerOptions(kernels="native"))
 weight = torch.ones(512, 512)
@@ -187,15 +186,14 @@ def test_it_serves_the_demo_model_with_native_kernels(cluster: dict[str, Any], b
 
 @pytest.mark.timeout(1200)
 def test_the_laboratorys_wheel_has_all_of_it_and_nothing_else(builder: Path, tmp_path: Path) -> None:
-    files = {file for file in contents(built(builder, LAB, tmp_path)) if ".dist-info/" not in file}
-    listed = subprocess.run(["git", "ls-files", "."], cwd=LAB, capture_output=True, text=True, check=True).stdout.split()
-    assert {file for file in files if "__pycache__" not in file} == {f"ryzanstein/lab/{file}" for file in listed} - {
-        "ryzanstein/lab/pyproject.toml"
-    }
+    project = ROOT / "lab"
+    files = {file for file in contents(built(builder, project, tmp_path)) if ".dist-info/" not in file}
+    listed = subprocess.run(["git", "ls-files", "ryzanstein"], cwd=project, capture_output=True, text=True, check=True)
+    assert {file for file in files if "__pycache__" not in file} == set(listed.stdout.split())
 
 
 def test_without_the_laboratory_its_commands_say_what_is_missing() -> None:
     hidden = "import sys; sys.modules['ryzanstein.lab'] = None; from ryzanstein.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", hidden, "simulate"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "./services/ryzanstein/lab" in done.stderr
+    assert "./lab" in done.stderr

@@ -25,14 +25,20 @@ from ryzanstein.cluster import (
 )
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress, NodePlace
-from ryzanstein.generation.events import Delta, Finished, PromptScores, PromptToken, Started
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.template_options import TemplateOptions
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams
+from ryzanstein.generation.tokens import (
+    Delta,
+    Finished,
+    FinishReason,
+    PromptScores,
+    PromptToken,
+    Started,
+    Token,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker

@@ -1,11 +1,26 @@
-"""The cluster: nodes, their load and state, deployments. Frozen values, standard library only."""
+"""The cluster: nodes, their load and state, deployments. Frozen values, standard library only.
+
+Enums of the wire are open: newer peers send numbers that this process does not know.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Self
 
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.open_enum import OpenEnum
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+
+
+class OpenEnum(IntEnum):
+    """An enum that accepts any number, like a proto3 enum.
+
+    An unknown number becomes `UNSPECIFIED`, which every subclass has as 0.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        return cls(0) if isinstance(value, int) and value != 0 else None
 
 
 class NodeState(OpenEnum):

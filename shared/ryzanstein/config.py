@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ryzanstein.addresses import bare_host, checked_target
-from ryzanstein.state_home import VARIABLES
+from ryzanstein.files.state_home import VARIABLES
 
 # A larger number is a mistake: no count, size or time comes near these, and sums of them stay
 # exact.

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cluster import Beat, Deployment, Node
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.membership import beat_to_wire, deployment_from_wire, deployment_to_wire, node_to_wire

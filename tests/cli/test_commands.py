@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import serves
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import serves
 
 pytestmark = pytest.mark.cluster
 

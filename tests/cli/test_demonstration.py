@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein.cli.answers import ChatAnswer
-from ryzanstein.cli.demonstration import judge
-from ryzanstein.cli.fault import Failover
+from ryzanstein.cli.demo.demonstration import judge
+from ryzanstein.cli.demo.fault import Failover
 
 SMOOTH = Failover(
     killed_node="node-0",

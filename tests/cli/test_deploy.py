@@ -22,7 +22,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ryzanstein.cli.main import build
-from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc

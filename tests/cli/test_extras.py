@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from ryzanstein.cli import extras
+from ryzanstein.cli import programs as extras
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ryzanstein.cli.cluster_view import (
+from ryzanstein.cli.fitted_table import FittedTable
+from ryzanstein.cli.status.cluster_view import (
     ClusterStatus,
     LinkLossView,
     LinkView,
@@ -22,9 +23,8 @@ from ryzanstein.cli.cluster_view import (
     RouterView,
     SessionView,
 )
-from ryzanstein.cli.fitted_table import FittedTable
-from ryzanstein.cli.status import show
-from ryzanstein.cli.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
+from ryzanstein.cli.status.command import show
+from ryzanstein.cli.status.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
 from ryzanstein.cluster import Load, Node, NodeState
 
 NODES = [f"ryzanstein-worker-{number}.ryzanstein-worker.ns.svc" for number in (0, 1, 10, 11)]

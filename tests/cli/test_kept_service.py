@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from ryzanstein.backoff import Backoff
-from ryzanstein.cli.kept_service import KeptService
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import ServiceProcess
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import ServiceProcess
+from ryzanstein.cli.up.kept_service import KeptService
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cli.last_node import last_node, last_node_at
+from ryzanstein.cli.rollout.last_node import last_node, last_node_at
 from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 
 READY = NodeState.READY

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from ryzanstein.cli.answers import ChatAnswer, ask
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ryzanstein.cli.main import build
-from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.programs import PROGRAMS
 
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 import typer
 
-from ryzanstein.cli.models_to_serve import NamedModel, models_to_serve, template_setting
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.up.models_to_serve import NamedModel, models_to_serve, template_setting
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 

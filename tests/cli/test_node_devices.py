@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.cli.node_devices import NodeDevices
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.gpus import Gpus
+from ryzanstein.process.gpus import Gpus
 
 FOUR = Gpus(("0", "1", "GPU-c", "GPU-d"), "0,1,GPU-c,GPU-d")
 

@@ -16,7 +16,7 @@ from ryzanstein.lab.bench.engine.__main__ import app as bench
 from ryzanstein.lab.bench.router.__main__ import router as bench_router
 from ryzanstein.lab.chaos.__main__ import failover
 from ryzanstein.lab.simulation.command import main as simulate
-from ryzanstein.worker.model.synthesize import main as synthesize
+from ryzanstein.tools.synthesize.command import main as synthesize
 
 Command = Callable[..., Any]
 BAD = ("-3", "nan", "inf", "1e400", "9" * 30, "many", "")

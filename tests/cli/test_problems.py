@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ryzanstein.cli.cluster_view import (
+from ryzanstein.cli.status.cluster_view import (
     ClusterStatus,
     LinkLossView,
     LinkView,
@@ -18,8 +18,8 @@ from ryzanstein.cli.cluster_view import (
     RankView,
     RouterView,
 )
-from ryzanstein.cli.problems import problems
-from ryzanstein.cli.status import as_document, show
+from ryzanstein.cli.status.command import as_document, show
+from ryzanstein.cli.status.problems import problems
 from ryzanstein.cluster import Node, NodeState
 
 READY = Node("node-0", "10.0.0.1:50061", state=NodeState.READY)

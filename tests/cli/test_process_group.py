@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ryzanstein.cli.process_group import ProcessGroup
+from ryzanstein.cli.processes.process_group import ProcessGroup
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 LEAVES_ONE = [

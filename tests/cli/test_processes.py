@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli import processes, scrape
-from ryzanstein.cli.host import Host
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.service_process import ServiceFailedError
-from ryzanstein.cli.survey import look
+from ryzanstein.cli.processes import cluster as processes
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.host import Host
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import ServiceFailedError
+from ryzanstein.cli.status import scrape
+from ryzanstein.cli.status.survey import look
 from ryzanstein.demo import MODEL_DIR
 
 pytestmark = pytest.mark.cluster

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.cli.deployments import Assignments, DeploymentView
-from ryzanstein.cli.rollout import STEADY_S, Ending, Phase, Rollout
+from ryzanstein.cli.rollout.deployments import Assignments, DeploymentView
+from ryzanstein.cli.rollout.rollout import STEADY_S, Phase, Rollout, RolloutEnd
 from ryzanstein.cluster import Deployment, Node, NodeState
 
 READY, STARTING, DRAINING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.DRAINING, NodeState.FAILED
@@ -37,7 +37,7 @@ class Story:
         return [f"{name} {phase.value}" for name, phase in changes]
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> RolloutEnd | None:
         return self.rollout.ending({"a": "no such file", "b": "no such file"})
 
 
@@ -51,7 +51,7 @@ def test_nodes_are_ready_after_they_finished_their_work_and_loaded() -> None:
     assert story.ending is None
     story.look(a=(READY, "new"), b=(READY, "new"))
     story.look(a=(READY, "new"), b=(READY, "new"))
-    assert story.ending == Ending(True, "'new' is ready on 2 of 2 nodes: a, b")
+    assert story.ending == RolloutEnd(True, "'new' is ready on 2 of 2 nodes: a, b")
 
 
 def test_a_node_that_was_ready_under_the_same_name_counts_when_it_has_had_the_time_to_change() -> None:
@@ -83,7 +83,7 @@ def test_a_failure_that_lasts_ends_the_wait_with_its_reason() -> None:
     assert story.ending is None
     for _ in range(int(STEADY_S)):
         story.look(a=(FAILED, ""), b=(READY, "new"))
-    assert story.ending == Ending(False, "'new' is not ready: 1 of 2 nodes; a failed: no such file")
+    assert story.ending == RolloutEnd(False, "'new' is not ready: 1 of 2 nodes; a failed: no such file")
 
 
 def test_a_failure_from_before_is_none_of_the_new_model() -> None:
@@ -101,7 +101,7 @@ def test_a_model_that_fails_on_node_after_node_is_given_up() -> None:
     assert story.ending is None
     story.look(to="b", b=(STARTING, ""))
     assert story.look(to="a", b=(FAILED, "new")) == ["b failed", "a is assigned"]
-    assert story.ending == Ending(False, "'new' is not ready: 0 of 1 node; b failed: no such file")
+    assert story.ending == RolloutEnd(False, "'new' is not ready: 0 of 1 node; b failed: no such file")
 
 
 @pytest.mark.parametrize(("to", "ready"), [("ab", True), ("", False)])
@@ -140,10 +140,10 @@ def test_a_node_that_leaves_the_cluster_is_waited_for_again_when_it_is_back() ->
 def test_a_deployment_that_others_changed_or_removed_is_waited_for_no_longer() -> None:
     rollout = Rollout(ASKED)
     rollout.see(Assignments({}, {}), 0.0)
-    assert rollout.ending({}) == Ending(False, "'new' was removed meanwhile", in_force=False)
+    assert rollout.ending({}) == RolloutEnd(False, "'new' was removed meanwhile", in_force=False)
     theirs = DeploymentView(replace(ASKED, path="/models/theirs"), ("a",), ("a",))
     rollout.see(Assignments({"new": theirs}, {}), 1.0)
-    assert rollout.ending({}) == Ending(False, "'new' was deployed anew meanwhile, from /models/theirs", in_force=False)
+    assert rollout.ending({}) == RolloutEnd(False, "'new' was deployed anew meanwhile, from /models/theirs", in_force=False)
 
 
 def test_models_that_lose_their_last_node_are_named() -> None:
@@ -157,5 +157,5 @@ def test_every_node_is_wanted_without_a_number() -> None:
     story = Story(replace(ASKED, replicas=0))
     for _ in range(3):
         story.look(a=(READY, "new"), b=(READY, "new"))
-    assert story.ending == Ending(True, "'new' is ready on 2 of 2 nodes: a, b")
+    assert story.ending == RolloutEnd(True, "'new' is ready on 2 of 2 nodes: a, b")
     assert Phase.READY.value == "is ready"

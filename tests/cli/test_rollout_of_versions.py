@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.cli.deployments import Assignments, DeploymentView, Shortage
-from ryzanstein.cli.rollout import STEADY_S, Ending, Rollout
+from ryzanstein.cli.rollout.deployments import Assignments, DeploymentView, Shortage
+from ryzanstein.cli.rollout.rollout import STEADY_S, Rollout, RolloutEnd
 from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
 
 READY, STARTING, DRAINING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.DRAINING, NodeState.FAILED
@@ -44,7 +44,7 @@ class Looks:
         return [f"{name} {phase.value}" for name, phase in changes]
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> RolloutEnd | None:
         return self.rollout.ending({name: self.rollout.reason(name) for name in "abc"})
 
 
@@ -55,7 +55,7 @@ def test_a_version_is_loaded_beside_the_earlier_one() -> None:
     assert looks.look(to="a", a=(DEMO, NEW)) == []
     assert looks.ending is None
     assert looks.look(to="a", a=(DEMO, NEW)) == ["a is ready"]
-    assert looks.ending == Ending(True, "'new' is ready on 1 of 1 node: a")
+    assert looks.ending == RolloutEnd(True, "'new' is ready on 1 of 1 node: a")
 
 
 def test_a_version_that_does_not_fit_beside_waits_for_the_nodes_work() -> None:
@@ -82,7 +82,7 @@ def test_three_nodes_change_one_after_the_other_and_the_earlier_version_does_not
     assert looks.ending is None
     looks.look(a=(NEW,), b=(NEW,), c=(NEW,))
     assert looks.look(a=(NEW,), b=(NEW,), c=(NEW,)) == ["c is ready"]
-    assert looks.ending == Ending(True, "'new' is ready on 3 of 3 nodes: a, b, c")
+    assert looks.ending == RolloutEnd(True, "'new' is ready on 3 of 3 nodes: a, b, c")
 
 
 def test_a_refused_version_ends_the_wait_and_the_earlier_one_goes_on() -> None:
@@ -94,7 +94,7 @@ def test_a_refused_version_ends_the_wait_and_the_earlier_one_goes_on() -> None:
     for _ in range(int(STEADY_S)):
         assert looks.look(a=(REFUSED,), b=(OLD,), c=(OLD,)) == []
     sentence = "'new' is not ready: 0 of 3 nodes; a refused it and goes on with the earlier version: no such file"
-    assert looks.ending == Ending(False, sentence, earlier=True)
+    assert looks.ending == RolloutEnd(False, sentence, earlier=True)
 
 
 def test_a_refusal_counts_although_the_node_reports_it_only_once() -> None:
@@ -125,7 +125,7 @@ def test_a_version_that_fails_where_it_took_the_place_of_the_earlier_one_leaves_
     looks.look(a=(LOADING,), b=(OLD,), c=(OLD,))
     for _ in range(2 + int(STEADY_S)):
         looks.look(a=(BROKEN,), b=(OLD,), c=(OLD,))
-    assert looks.ending == Ending(False, "'new' is not ready: 0 of 3 nodes; a failed: no such file", earlier=True)
+    assert looks.ending == RolloutEnd(False, "'new' is not ready: 0 of 3 nodes; a failed: no such file", earlier=True)
 
 
 def test_what_a_node_was_started_with_counts_when_it_has_taken_the_revision() -> None:
@@ -151,7 +151,7 @@ def test_nodes_that_cannot_take_it_are_named_with_what_they_lack(short: list[Sho
     for _ in range(3 + int(STEADY_S)):
         looks.look(to="ab", short=short, a=(NEW,), b=(NEW,), c=(DEMO,))
     sentence = f"'new' is ready on 2 of 3 nodes, no free node (the cluster has 3, {why}): a, b"
-    assert looks.ending == Ending(True, sentence)
+    assert looks.ending == RolloutEnd(True, sentence)
 
 
 def test_many_short_nodes_are_counted_and_drained_ones_are_called_drained() -> None:
@@ -175,7 +175,7 @@ def test_an_older_node_among_newer_ones_is_followed_by_its_one_model() -> None:
     done = Node("b", "", state=READY, model="new")
     assert looks.look(to="ab", a=(NEW,), b=done) == ["a is ready"]
     assert looks.look(to="ab", a=(NEW,), b=done) == ["b is ready"]
-    assert looks.ending == Ending(True, "'new' is ready on 2 of 2 nodes: a, b")
+    assert looks.ending == RolloutEnd(True, "'new' is ready on 2 of 2 nodes: a, b")
 
 
 def test_only_what_gives_way_is_displaced() -> None:
@@ -193,4 +193,4 @@ def test_a_model_that_fell_asleep_again_is_ready() -> None:
     looks = Looks(replace(ASKED, replicas=1))
     for _ in range(3):
         looks.look(to="a", a=(replace(LOADING, asleep=True),))
-    assert looks.ending == Ending(True, "'new' is ready on 1 of 1 node: a")
+    assert looks.ending == RolloutEnd(True, "'new' is ready on 1 of 1 node: a")

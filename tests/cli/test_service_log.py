@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ryzanstein.cli.service_log import ServiceLog
+from ryzanstein.cli.processes.service_log import ServiceLog
 
 
 def test_the_last_lines_go_on_in_the_file_before(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.scrape import total
-from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess, serves
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import ServiceFailedError, ServiceProcess, serves
+from ryzanstein.cli.status.scrape import total
 
 READY_S = 30.0
 
@@ -86,7 +86,7 @@ def test_a_service_that_never_gets_ready_is_reported_when_the_time_is_up(service
 def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
     database, log = str(tmp_path / "o.sqlite"), str(tmp_path / "o.log")
     program = (
-        "import sys, time, pathlib; from ryzanstein.cli.service_process import ServiceProcess\n"
+        "import sys, time, pathlib; from ryzanstein.cli.processes.service_process import ServiceProcess\n"
         f"flags = {{'grpc_port': 0, 'metrics_port': 0, 'database': {database!r}}}\n"
         f"service = ServiceProcess('orchestrator', 'orchestrator', flags, (), pathlib.Path({log!r}))\n"
         "service.start(); print(service.pid, flush=True); time.sleep(600)\n"

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import ServiceFailedError, ServiceProcess
-from ryzanstein.cli.start_watch import StartWatch
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import ServiceFailedError, ServiceProcess
+from ryzanstein.cli.processes.start_watch import StartWatch
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 

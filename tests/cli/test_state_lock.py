@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli.ports import InUseError
-from ryzanstein.cli.state_lock import held
+from ryzanstein.cli.processes.ports import InUseError
+from ryzanstein.cli.up.state_lock import held
 
 HOLD = """
 import sys
 from pathlib import Path
-from ryzanstein.cli.state_lock import held
+from ryzanstein.cli.up.state_lock import held
 
 with held(Path(sys.argv[1])):
     print("held", flush=True)

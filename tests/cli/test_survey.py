@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ryzanstein.cli.cluster_view import ClusterStatus
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.problems import problems
-from ryzanstein.cli.status import as_document
-from ryzanstein.cli.status_tables import node_table
-from ryzanstein.cli.survey import look
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.status.cluster_view import ClusterStatus
+from ryzanstein.cli.status.command import as_document
+from ryzanstein.cli.status.problems import problems
+from ryzanstein.cli.status.status_tables import node_table
+from ryzanstein.cli.status.survey import look
 from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 
 READY, FAILED = NodeState.READY, NodeState.FAILED

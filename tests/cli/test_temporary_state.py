@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli.temporary_state import TemporaryState, remove_left
+from ryzanstein.cli.processes.temporary_state import TemporaryState, remove_left
 
 OWNER = """
 import sys
-from ryzanstein.cli.temporary_state import TemporaryState
+from ryzanstein.cli.processes.temporary_state import TemporaryState
 state = TemporaryState()
 (state.path / "sessions.sqlite").write_text("a conversation")
 print(state.path, flush=True)

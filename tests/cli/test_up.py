@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.cli.processes import ClusterSpec
-from ryzanstein.cli.up import crowding_of
+from ryzanstein.cli.processes.cluster import ClusterSpec
+from ryzanstein.cli.up.command import crowding_of
 from ryzanstein.demo import MODEL_DIR
 
 

@@ -30,7 +30,7 @@ from tests.cluster.conformance.grpc_driver import GrpcDriver
 from tests.cluster.conformance.http_driver import HttpDriver, SseDriver
 from tests.cluster.conformance.websocket_driver import SocketDriver
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import Code
 from ryzanstein.v1 import inference_pb2 as pb

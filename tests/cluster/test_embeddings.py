@@ -15,8 +15,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from openai import BadRequestError, OpenAI
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.service_process import ServiceProcess
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.service_process import ServiceProcess
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker

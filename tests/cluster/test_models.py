@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.survey import look
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.status.survey import look
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -29,7 +29,7 @@ LONG = 600
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("models") / "second"
-    command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(folder), "--preset", "S", "--seed", "3"]
+    command = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(folder), "--preset", "S", "--seed", "3"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, tp=1, more_models=(folder,))) as cluster:
         yield cluster

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cli.drain import drain_node
+from ryzanstein.cli.rollout.drain import drain_node
 
 pytestmark = pytest.mark.cluster
 

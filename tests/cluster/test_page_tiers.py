@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 
 pytestmark = pytest.mark.cluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cli.drain import drain_node, request_drain, undrain_node, withdraw_drain
+from ryzanstein.cli.rollout.drain import drain_node, request_drain, undrain_node, withdraw_drain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

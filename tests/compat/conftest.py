@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import Flags, ServiceProcess
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import Flags, ServiceProcess
 from ryzanstein.demo import MODEL_DIR
 
 ROOT = Path(__file__).parents[2]

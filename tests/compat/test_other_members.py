@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tests.compat.conftest import WAIT_S, Line, Peer, Processes
 
-from ryzanstein.cli.service_process import ServiceProcess
+from ryzanstein.cli.processes.service_process import ServiceProcess
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ryzanstein.demo.attention import causal_attention
+from ryzanstein.lab.demo.attention import causal_attention
 
 
 def test_training_attention_is_causal_grouped_attention() -> None:

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from ryzanstein.demo.dialogues import MAX_COUNT, Dialogue, DialogueTurn, Mix, dialogue
-from ryzanstein.demo.phrases import ANIMALS, NAME, SLOTS
-from ryzanstein.demo.words import Split
+from ryzanstein.lab.demo.dialogues import MAX_COUNT, Dialogue, DialogueTurn, Mix, dialogue
+from ryzanstein.lab.demo.phrases import ANIMALS, NAME, SLOTS
+from ryzanstein.lab.demo.words import Split
 
 
 def many(split: Split = Split.TRAIN, mix: Mix | None = None) -> list[Dialogue]:

@@ -5,10 +5,10 @@ import torch
 from tokenizers import Tokenizer
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.demo.dialogues import dialogue
-from ryzanstein.demo.encoding import Encoded, batches, encode, token_id
-from ryzanstein.demo.tokenizer import PAD
-from ryzanstein.demo.words import Split
+from ryzanstein.lab.demo.dialogues import dialogue
+from ryzanstein.lab.demo.encoding import Encoded, batches, encode, token_id
+from ryzanstein.lab.demo.tokenizer import PAD
+from ryzanstein.lab.demo.words import Split
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 ROWS = [encode(TOKENIZER, dialogue(Split.TRAIN, seed)) for seed in range(50)]

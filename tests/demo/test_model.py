@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.demo.dialogues import Dialogue, DialogueTurn, Mix
-from ryzanstein.demo.evaluate import EvaluationReport, as_json, as_table, evaluate, held_out
+from ryzanstein.lab.demo.dialogues import Dialogue, DialogueTurn, Mix
+from ryzanstein.lab.demo.evaluate import EvaluationReport, as_json, as_table, evaluate, held_out
 
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 

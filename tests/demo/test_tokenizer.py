@@ -10,10 +10,10 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.demo.dialogues import dialogue
-from ryzanstein.demo.encoding import encode
-from ryzanstein.demo.tokenizer import CHAT_TEMPLATE, END, SPECIAL_TOKENS, VOCAB_SIZE
-from ryzanstein.demo.words import Split
+from ryzanstein.lab.demo.dialogues import dialogue
+from ryzanstein.lab.demo.encoding import encode
+from ryzanstein.lab.demo.tokenizer import CHAT_TEMPLATE, END, SPECIAL_TOKENS, VOCAB_SIZE
+from ryzanstein.lab.demo.words import Split
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.demo.dialogues import dialogue
-from ryzanstein.demo.encoding import batches, encode
-from ryzanstein.demo.train import Options, config, loss_of, make_tokenizer, optimizers, pools, rate, save
-from ryzanstein.demo.words import Split
+from ryzanstein.lab.demo.dialogues import dialogue
+from ryzanstein.lab.demo.encoding import batches, encode
+from ryzanstein.lab.demo.train import Options, config, loss_of, make_tokenizer, optimizers, pools, rate, save
+from ryzanstein.lab.demo.words import Split
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from ryzanstein.demo.words import Split, Words, split_of
+from ryzanstein.lab.demo.words import Split, Words, split_of
 
 
 @pytest.mark.parametrize("split", list(Split))

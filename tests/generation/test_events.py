@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation.events import Delta
-from ryzanstein.generation.tokens import Token
+from ryzanstein.generation.tokens import Delta, Token
 
 
 def test_the_text_of_a_delta_is_the_text_of_its_tokens() -> None:

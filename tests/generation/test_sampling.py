@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.sampling_defaults import NAMES, NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.request import NAMES, NO_DEFAULTS, SamplingDefaults, SamplingParams
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defaults_to_wire, sampling_from_wire
 

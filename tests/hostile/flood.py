@@ -23,7 +23,7 @@ from tests.hostile.grpc_calls import BROKEN, outcome
 from tests.hostile.grpc_corpus import FILES, Method, methods, random_messages
 from tests.hostile.vitals import Vitals, bad_lines, vitals
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 
 AT_ONCE = 16

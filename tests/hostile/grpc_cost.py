@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
-from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.rpc.reading import RequestReading, readable

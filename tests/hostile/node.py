@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import uvloop
 
-from ryzanstein import log as logs
-from ryzanstein.lab.bench.router import scripted_node
-from ryzanstein.lab.bench.router.scripted_link import ScriptedLink
+from ryzanstein.lab.bench.router.scripted import node as scripted_node
+from ryzanstein.lab.bench.router.scripted.link import ScriptedLink
+from ryzanstein.observe import log as logs
 from ryzanstein.v1 import inference_pb2 as inference
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.hostile.flood import flood
 from tests.hostile.vitals import Vitals
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

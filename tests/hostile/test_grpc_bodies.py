@@ -11,7 +11,7 @@ from tests.hostile.grpc_calls import BROKEN, all_outcomes, outcome
 from tests.hostile.grpc_corpus import FILES, methods, named, random_messages
 from tests.hostile.vitals import bad_lines, vitals
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import worker_pb2 as worker
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from ryzanstein.cli.processes import LocalCluster
+from ryzanstein.cli.processes.cluster import LocalCluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ def nothing_left_in_shared_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels() -> None:
-    subprocess.run([sys.executable, "-P", "-m", "ryzanstein.worker.model.kernels", "--quiet"], check=False)
+    subprocess.run([sys.executable, "-P", "-m", "ryzanstein.worker.kernels", "--quiet"], check=False)
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from typing import Any
 import psutil
 import pytest
 
-from ryzanstein.cli.host import Host
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.service_process import serves
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.host import Host
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import serves
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.chaos.clocks import Clocks
+from ryzanstein.lab.chaos.machines.clocks import Clocks
 
 Machine = Any  # tests/machines/conftest.py
 EndsIn = Callable[[str, str, str], None]

@@ -10,13 +10,13 @@ import grpc
 import pytest
 
 from ryzanstein.cluster import Deployment, Node
-from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
-from ryzanstein.orchestrator.store import Store
+from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
+from ryzanstein.orchestrator.state.store import Store
+from ryzanstein.orchestrator.state.watch import ClusterDelta, Snapshot, Update
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
-from ryzanstein.orchestrator.watch import ClusterDelta, Snapshot, Update
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import orchestrator_pb2 as pb

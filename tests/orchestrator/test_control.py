@@ -12,7 +12,7 @@ from ryzanstein.cluster import Beat, Deployment, Load, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import TICK_S, ControlPlane
-from ryzanstein.orchestrator.store import Store
+from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 

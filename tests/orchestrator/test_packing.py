@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeState
-from ryzanstein.orchestrator.placement import MAX_SHORTAGES, Reports, place
+from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Reports, place
 
 GIB = 2**30
 NAMES = "uvwxyz"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.cluster import Deployment, Node, NodeState
-from ryzanstein.orchestrator.placement import place as place_all
+from ryzanstein.orchestrator.placing.placement import place as place_all
 
 
 def node(node_id, model="", state=NodeState.READY, **more):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ryzanstein.cluster import Deployment, Node, NodeState
-from ryzanstein.orchestrator.placement import Assigned, Reports, place
-from ryzanstein.orchestrator.refusals import REMEMBER_S, Refusals
+from ryzanstein.orchestrator.placing.placement import Assigned, Reports, place
+from ryzanstein.orchestrator.placing.refusals import REMEMBER_S, Refusals
 
 BROKEN = Deployment("broken", "/models/broken", 1, 1)
 

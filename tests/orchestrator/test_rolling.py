@@ -12,7 +12,7 @@ from ryzanstein.cluster import Beat, Deployment, ModelNeed, ModelReport, Node, N
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
-from ryzanstein.orchestrator.store import Store
+from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 READY, STARTING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.FAILED
@@ -316,7 +316,7 @@ async def test_a_node_is_asked_for_what_is_not_known_16_at_a_time_and_for_errors
         control.tick()
         node.beat(control)
         assert len(node.told) == 19
-        monkeypatch.setattr("ryzanstein.orchestrator.needs.ASK_AGAIN_S", 0.0)
+        monkeypatch.setattr("ryzanstein.orchestrator.placing.needs.ASK_AGAIN_S", 0.0)
         node.sizes["/m19"] = 1
         for _ in range(3):
             node.beat(control)

@@ -6,7 +6,7 @@ import pytest
 
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.orchestrator.store import Store, StoredMembership, StoreError
+from ryzanstein.orchestrator.state.store import Store, StoredMembership, StoreError
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.generation.events import Delta, Started
 from ryzanstein.generation.reply_format import ReplyFormat
-from ryzanstein.generation.tokens import Token
+from ryzanstein.generation.tokens import Delta, Started, Token
 from ryzanstein.replies.follower import ReplyFollower
 
 ANSWER = ["<think>", "\n", "so", " it", " is", "\n", "</think>", "\n\n", "Yes", "."]

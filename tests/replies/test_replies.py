@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.messages import Message, ToolCall
+from ryzanstein.generation.prompts import Message, ToolCall
 from ryzanstein.generation.reply_format import ReplyFormat
 from ryzanstein.replies.families import FAMILIES
 from ryzanstein.replies.parts import CallDelta, Content, Part, Reasoning

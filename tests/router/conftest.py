@@ -16,8 +16,7 @@ import grpc
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.features import CONSTRAINTS
+from ryzanstein.generation.request import CONSTRAINTS, Attempt
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ryzanstein.cli import scrape
-from ryzanstein.cli.service_process import serves
-from ryzanstein.metrics import MetricsServer, new_registry
+from ryzanstein.cli.processes.service_process import serves
+from ryzanstein.cli.status import scrape
+from ryzanstein.observe.metrics import MetricsServer, new_registry
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
-from ryzanstein.tracing import Tracing
 
 ROOT = Path(__file__).parents[2]
 NAMES = [name for kind in ("http", "https", "grpc", "all") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())]
@@ -24,9 +24,9 @@ NAMES = [name for kind in ("http", "https", "grpc", "all") for name in (f"{kind}
 OPENS = {"insecure_channel", "secure_channel", "urlopen", "build_opener", "OTLPSpanExporter", "Client", "AsyncClient"}
 DIRECT = {
     "shared/ryzanstein/rpc/client.py": {"insecure_channel"},
-    "shared/ryzanstein/tracing.py": {"OTLPSpanExporter"},
-    "services/ryzanstein/cli/scrape.py": {"build_opener"},
-    "benchmarks/embeddings.py": {"Client"},  # trust_env=False
+    "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
+    "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
+    "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}
 
@@ -73,10 +73,10 @@ async def test_channels_and_pages_are_direct_whatever_proxy_the_environment_name
 
 
 def test_connections_are_opened_where_no_proxy_is_used() -> None:
-    folders = (ROOT / "services", ROOT / "shared", ROOT / "benchmarks")
+    folders = (ROOT / "services", ROOT / "shared", ROOT / "lab")
     modules = [path for folder in folders for path in folder.rglob("*.py")]
     found = {str(path.relative_to(ROOT)): opened for path in modules if (opened := _opened(path))}
-    found.pop("services/ryzanstein/lab/simulation/rpc/__init__.py", None)
+    found.pop("lab/ryzanstein/lab/simulation/rpc/__init__.py", None)
     assert found == DIRECT
 
 

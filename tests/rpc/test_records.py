@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ryzanstein.rpc.records import MAX_RECORDS, MalformedError, TooManyRecordsError, check_records, shape_of
+from ryzanstein.rpc.reading import MAX_RECORDS, MalformedError, TooManyRecordsError, check_records, shape_of
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 

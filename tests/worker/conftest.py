@@ -16,11 +16,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, SamplingParams
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
@@ -147,7 +144,7 @@ def demo_dir() -> Path:
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of another shape than the demo's."""
     folder = tmp_path_factory.mktemp("models") / "second"
-    command = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(folder), "--preset", "S"]
+    command = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(folder), "--preset", "S"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return folder
 

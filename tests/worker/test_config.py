@@ -4,7 +4,7 @@ from pydantic_settings import CliApp
 
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.ranks.process import thread_environment
+from ryzanstein.worker.ranks.starting.process import thread_environment
 
 
 def test_flags_win_over_the_environment(monkeypatch):
@@ -20,7 +20,7 @@ def test_a_model_is_called_like_its_directory_unless_named(tmp_path):
 
 
 def test_ranks_share_the_cores_unless_configured_otherwise(monkeypatch):
-    monkeypatch.setattr("ryzanstein.allotment.usable_cores", lambda: 8.0)
+    monkeypatch.setattr("ryzanstein.process.allotment.usable_cores", lambda: 8.0)
     assert WorkerSettings(tp=2).rank_spec("/m").threads == 4
     assert WorkerSettings(tp=64).rank_spec("/m").threads == 1
     assert WorkerSettings(tp=2, threads_per_rank=3).rank_spec("/m").threads == 3
@@ -34,7 +34,7 @@ def test_ranks_learn_how_long_to_spin_before_their_runtime_starts():
 
 
 def test_threads_that_own_less_than_a_core_by_a_quota_do_not_spin(monkeypatch):
-    monkeypatch.setattr("ryzanstein.allotment.granted_cores", lambda: 1.5)
+    monkeypatch.setattr("ryzanstein.process.allotment.granted_cores", lambda: 1.5)
     alone, pair = (WorkerSettings(tp=tp, threads_per_rank=1, openmp_spins=7).rank_spec("/m") for tp in (1, 2))
     assert (alone.spins, pair.spins) == (True, False)
     assert thread_environment(alone)["GOMP_SPINCOUNT"] == "7"

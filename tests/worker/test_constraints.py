@@ -18,8 +18,8 @@ from tests.worker.constraints.random_schemas import random_schema
 from tests.worker.test_continuation import assert_every_cut_continues
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.features import CONSTRAINTS
 from ryzanstein.generation.prompts import TokenPrompt
+from ryzanstein.generation.request import CONSTRAINTS
 from ryzanstein.generation.tokens import FinishReason
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]

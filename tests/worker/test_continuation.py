@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation.attempt import ChoiceProgress
 from ryzanstein.generation.prompts import TokenPrompt
+from ryzanstein.generation.request import ChoiceProgress
 from ryzanstein.generation.tokens import FinishReason
 
 pytestmark = pytest.mark.cluster

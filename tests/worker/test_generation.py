@@ -6,8 +6,8 @@ import time
 import pytest
 
 from ryzanstein.errors import Code
-from ryzanstein.generation.attempt import ChoiceProgress
 from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.request import ChoiceProgress
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.v1 import worker_pb2 as pb
 

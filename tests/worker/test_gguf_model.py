@@ -27,11 +27,11 @@ NUM_TOKENS = 40
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model as a directory, and as files in floats and in blocks."""
     root = tmp_path_factory.mktemp("gguf")
-    make = [sys.executable, "-m", "ryzanstein.worker.model.synthesize", str(root / "small"), "--preset", "S"]
+    make = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(root / "small"), "--preset", "S"]
     subprocess.run(make, check=True, capture_output=True, timeout=60)
     for kind in ("f32", "q8_0"):
         convert = [
-            "ryzanstein.worker.model.gguf.convert",
+            "ryzanstein.tools.convert.command",
             str(root / "small"),
             str(root / f"small-{kind}.gguf"),
             "--type",

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.worker.model.shapes import ModelShape
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
+from ryzanstein.tools.synthesize.command import Recipe, synthesize
+from ryzanstein.tools.synthesize.shapes import ModelShape
 
 PHASES = ["spawn", "import", "group", "load", "warm_up"]
 SHAPE = ModelShape(1024, 4, 16, 4, 2816, 4096)  # 53 million parameters

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from ryzanstein.errors import Code
 from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.tools.synthesize.command import Recipe, synthesize
+from ryzanstein.tools.synthesize.shapes import ModelShape
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire.attempts import attempt_to_wire
-from ryzanstein.worker.model.shapes import ModelShape
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
 pytestmark = pytest.mark.cluster
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein import gpus
-from ryzanstein.allotment import memory_bytes
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.process import gpus
+from ryzanstein.process.allotment import memory_bytes
 from ryzanstein.worker import devices
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
-from ryzanstein.worker.engines.group import GroupEvents
 from ryzanstein.worker.ranks.native import NativeEngines
-from ryzanstein.worker.ranks.resident import private_bytes
+from ryzanstein.worker.ranks.starting.process import private_bytes
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
+from ryzanstein.worker.supervision.group import GroupEvents
 
 pytestmark = pytest.mark.long
 

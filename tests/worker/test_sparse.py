@@ -2,7 +2,7 @@
 
 import pytest
 
-from ryzanstein.worker.sparse import SparseAttention, SparseRule, parse_sparse_attention
+from ryzanstein.worker.settings.sparse import SparseAttention, SparseRule, parse_sparse_attention
 
 
 def test_what_is_said_is_read() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.worker.text.tokenizer import TextModel
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]

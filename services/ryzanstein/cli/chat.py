@@ -13,8 +13,7 @@ from rich.text import Text
 
 from ryzanstein.cli import display
 from ryzanstein.cli.answers import ChatAnswer, ask, shown
-from ryzanstein.cli.defaults import ROUTER_ADDRESS
-from ryzanstein.cli.options import Router, text_value
+from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb

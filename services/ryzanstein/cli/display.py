@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.errors import Code, RyzansteinError
 
 _FILE_WIDTH = 160

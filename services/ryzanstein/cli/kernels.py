@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-_COMMAND = (sys.executable, "-P", "-m", "ryzanstein.worker.model.kernels", "--json")
+_COMMAND = (sys.executable, "-P", "-m", "ryzanstein.worker.kernels", "--json")
 
 
 def have_kernels(doing: Callable[[str], None]) -> str:

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from ryzanstein.cli.chat import chat
-from ryzanstein.cli.demo import demo
-from ryzanstein.cli.deploy import deploy
-from ryzanstein.cli.drain import drain, undrain
+from ryzanstein.cli.demo.command import demo
 from ryzanstein.cli.programs import add_programs
-from ryzanstein.cli.status import status
-from ryzanstein.cli.up import up
+from ryzanstein.cli.rollout.deploy import deploy
+from ryzanstein.cli.rollout.drain import drain, undrain
+from ryzanstein.cli.status.command import status
+from ryzanstein.cli.up.command import up
 
 
 def _show_version(wanted: bool) -> None:

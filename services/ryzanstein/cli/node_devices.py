@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Self
 
-from ryzanstein.gpus import VISIBLE, Device, Gpus, choose_device
+from ryzanstein.process.gpus import VISIBLE, Device, Gpus, choose_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and checks of their values.
+"""Options shared by several commands, their defaults, and checks of their values.
 
 The error for a wrong value states the bound, and the exit code is 2.
 """
@@ -10,6 +10,13 @@ from typing import Annotated
 import typer
 
 from ryzanstein.addresses import split_address
+
+GRPC_PORT = 50051
+HTTP_PORT = 8000
+ORCHESTRATOR_PORT = 50050
+ROUTER_ADDRESS = f"127.0.0.1:{GRPC_PORT}"
+ORCHESTRATOR_ADDRESS = f"127.0.0.1:{ORCHESTRATOR_PORT}"
+
 
 LARGEST_PORT = 65535
 

@@ -1,6 +1,7 @@
 """The subcommands that are separate programs: one per service, `synthesize` and `bench`.
 
-They replace this process (exec), so signals, exit codes and `--help` are the program's own.
+They replace this process (exec), so signals, exit codes and `--help` are the program's own. A command whose extras are not
+installed says what to install.
 """
 
 from __future__ import annotations
@@ -13,18 +14,33 @@ from types import MappingProxyType
 
 import typer
 
-from ryzanstein.cli.extras import require
-from ryzanstein.process_start import become_service
+from ryzanstein.process.process_start import become_service
+
+# One package of each extra stands for all of it.
+_PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"), "worker": ("torch", "tokenizers", "safetensors")}
+)
+
+
+def require(command: str, *extras: str) -> None:
+    """Ends the command with exit code 2 and a sentence if one of the extras is not installed."""
+    missing = [extra for extra in extras if any(find_spec(package) is None for package in _PACKAGES[extra])]
+    if missing:
+        wanted = ",".join(missing)
+        said = f"`ryzanstein {command}` needs more than the base package: pip install 'ryzanstein[{wanted}]'"
+        typer.echo(said, err=True)
+        raise typer.Exit(2)
+
 
 PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "router": ("ryzanstein.router", "Run one router."),
         "orchestrator": ("ryzanstein.orchestrator", "Run the orchestrator."),
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
-        "synthesize": ("ryzanstein.worker.model.synthesize", "Write a random checkpoint in the Hugging Face layout."),
-        "convert": ("ryzanstein.worker.model.gguf.convert", "Convert between a GGUF file and the Hugging Face layout."),
-        "quantize": ("ryzanstein.worker.model.quantizing.command", "Write a quantized checkpoint, layer by layer."),
-        "models": ("ryzanstein.worker.model.architectures.catalog", "List the architectures that are served."),
+        "synthesize": ("ryzanstein.tools.synthesize.command", "Write a random checkpoint in the Hugging Face layout."),
+        "convert": ("ryzanstein.tools.convert.command", "Convert between a GGUF file and the Hugging Face layout."),
+        "quantize": ("ryzanstein.tools.quantize.command", "Write a quantized checkpoint, layer by layer."),
+        "models": ("ryzanstein.tools.catalog", "List the architectures that are served."),
         "simulate": (
             "ryzanstein.lab.simulation",
             "Simulate whole clusters in one process: one seed, or many new ones.",
@@ -64,7 +80,7 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
         if name == "bench" and arguments and arguments[0] in BENCHMARKS:
             program, arguments = BENCHMARKS[arguments[0]], arguments[1:]
         if program.startswith(_LABORATORY) and find_spec(_LABORATORY) is None:
-            where = "install it from the repository: pip install ./services/ryzanstein/lab"
+            where = "install it from the repository: pip install ./lab"
             typer.echo(f"`ryzanstein {name}` is in a package of its own, which is not installed; {where}", err=True)
             raise typer.Exit(2)
         require(name, *_extras(program))
@@ -76,6 +92,6 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
 
 def _extras(program: str) -> tuple[str, ...]:
     """Returns the extras that a program imports."""
-    if program.startswith("ryzanstein.worker"):
+    if program.startswith(("ryzanstein.worker", "ryzanstein.tools")):
         return ("worker",)
     return ("router",) if program.startswith("ryzanstein.router") else ()

@@ -7,7 +7,7 @@ settings.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from ryzanstein.process_start import begin
+    from ryzanstein.process.process_start import begin
 
     begin(ranks=False)
 
@@ -15,16 +15,16 @@ import sys
 
 import structlog
 
-from ryzanstein.background import STOP
-from ryzanstein.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
-from ryzanstein.orchestrator.store import Store, StoreError
+from ryzanstein.orchestrator.state.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.process.background import STOP
+from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.service_process import read_settings, run_service
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ryzanstein.config import ServiceSettings
-from ryzanstein.state_home import default_state
+from ryzanstein.files.state_home import default_state
 
 
 class OrchestratorSettings(ServiceSettings):

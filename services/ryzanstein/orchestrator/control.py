@@ -16,20 +16,20 @@ from typing import Any, TypeVar
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Deployment, Instruction, Node, NodeReport
-from ryzanstein.orchestrator.catalog import Catalog
-from ryzanstein.orchestrator.changes import Change, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.config import OrchestratorSettings
-from ryzanstein.orchestrator.needs import MeasuredNeeds
+from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
+from ryzanstein.orchestrator.placing.refusals import Refusals
+from ryzanstein.orchestrator.placing.unplaceable import unplaceable
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Reconciler, Sources
-from ryzanstein.orchestrator.recovery import MembershipRecorder, Settling
-from ryzanstein.orchestrator.refusals import Refusals
-from ryzanstein.orchestrator.registry import Registry
-from ryzanstein.orchestrator.store import Store, StoredMembership
+from ryzanstein.orchestrator.state.catalog import Catalog
+from ryzanstein.orchestrator.state.changes import Change, NodeChanged, NodeLeft
+from ryzanstein.orchestrator.state.recovery import MembershipRecorder, Settling
+from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.store import Store, StoredMembership
+from ryzanstein.orchestrator.state.watch import ClusterState, Update, WatchHub
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
-from ryzanstein.orchestrator.unplaceable import unplaceable
-from ryzanstein.orchestrator.watch import ClusterState, Update, WatchHub
+from ryzanstein.process.awake import AwakeClock
 
 log = structlog.get_logger(__name__)
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ryzanstein.cluster import Deployment, Instruction, Node
-from ryzanstein.orchestrator.catalog import Catalog
-from ryzanstein.orchestrator.needs import MeasuredNeeds
-from ryzanstein.orchestrator.packing import NodeShortage
-from ryzanstein.orchestrator.placement import MAX_SHORTAGES, Placement, Reports, place
-from ryzanstein.orchestrator.refusals import Refusals
-from ryzanstein.orchestrator.registry import Registry
-from ryzanstein.orchestrator.rolling import RollingChanges, kept
+from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
+from ryzanstein.orchestrator.placing.packing import NodeShortage
+from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Placement, Reports, place
+from ryzanstein.orchestrator.placing.refusals import Refusals
+from ryzanstein.orchestrator.placing.rolling import RollingChanges, kept
+from ryzanstein.orchestrator.state.catalog import Catalog
+from ryzanstein.orchestrator.state.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from grpc.aio import ServicerContext
 
-from ryzanstein.orchestrator.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
+from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
+from ryzanstein.orchestrator.state.watch import Snapshot, Update
 from ryzanstein.orchestrator.validation import check_deployment, check_node, check_node_id, check_report
-from ryzanstein.orchestrator.watch import Snapshot, Update
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
 from ryzanstein.wire.membership import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ryzanstein.background import Background
-from ryzanstein.loop_lag import LoopLag
-from ryzanstein.metrics import new_registry
+from ryzanstein.observe.metrics import new_registry
+from ryzanstein.process.background import Background
+from ryzanstein.process.loop_lag import LoopLag
 
 _WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Sized
 
 from ryzanstein import errors
 from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeReport
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.prompts import MAX_NAME_CHARS
 
 MAX_PATH_CHARS = 1024
 MAX_TP = 1024

@@ -9,7 +9,7 @@ settings.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from ryzanstein.process_start import begin
+    from ryzanstein.process.process_start import begin
 
     begin(ranks=False)
 
@@ -23,21 +23,21 @@ from typing import Protocol
 
 import structlog
 
-from ryzanstein.background import STOP
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.process.background import STOP
+from ryzanstein.process.service_process import read_settings, run_service
+from ryzanstein.process.spare_memory import SpareMemory
 from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.faces.http.app import create_app
-from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
-from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
+from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.service_process import read_settings, run_service
-from ryzanstein.spare_memory import SpareMemory
 
 log = structlog.get_logger(__name__)
 

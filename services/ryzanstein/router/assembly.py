@@ -18,14 +18,14 @@ from typing import TypeVar
 import structlog
 
 from ryzanstein.addresses import EVERY_HOST, join_address, with_port
-from ryzanstein.awake import AwakeClock
+from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import BalanceSettings, Chooser, ImbalanceThresholds, PolicyBounds, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.admission import Limits
 from ryzanstein.router.core.clustered import ClusteredCore
 from ryzanstein.router.core.local import LocalCore
-from ryzanstein.router.core.opening import journalled_core, open_journal
 from ryzanstein.router.core.parts import CoreParts, CorePolicy
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.faces.grpc.embeddings import EmbeddingServicer
@@ -34,7 +34,7 @@ from ryzanstein.router.faces.grpc.operators import RouterServicer
 from ryzanstein.router.faces.grpc.peers import PeerServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
 from ryzanstein.router.failover.hedges import HedgePolicy
-from ryzanstein.router.failover.patience import Patience
+from ryzanstein.router.failover.patience import AttemptPatience
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
@@ -42,6 +42,7 @@ from ryzanstein.router.nodes.linker import Linker
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
+from ryzanstein.router.opening import journalled_core, open_journal
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
@@ -50,7 +51,6 @@ from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
-from ryzanstein.tracing import Tracing
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
@@ -199,7 +199,7 @@ def _policy(settings: RouterSettings) -> CorePolicy:
         RunnerPolicy(
             settings.failover_wait_s,
             settings.max_fruitless_attempts,
-            Patience(settings.accept_s, settings.attempt_silence_s),
+            AttemptPatience(settings.accept_s, settings.attempt_silence_s),
             settings.failover_to_unlike,
         ),
         Limits(

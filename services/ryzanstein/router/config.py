@@ -11,11 +11,11 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from ryzanstein.config import ServiceSettings
+from ryzanstein.files.state_home import default_state
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
 from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
 from ryzanstein.router.storage.redis_url import checked_redis_url
-from ryzanstein.state_home import default_state
 
 STORE_BYTES: Mapping[str, int] = MappingProxyType({"sqlite": 2**30, "memory": 128 * 2**20, "redis": UNBOUNDED})
 

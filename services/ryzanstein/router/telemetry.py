@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ryzanstein.background import Background
-from ryzanstein.generation.events import Started
-from ryzanstein.loop_lag import LoopLag
-from ryzanstein.metrics import (
+from ryzanstein.generation.tokens import Started
+from ryzanstein.observe.metrics import (
     DURATION_BUCKETS,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
     new_registry,
 )
+from ryzanstein.process.background import Background
+from ryzanstein.process.loop_lag import LoopLag
 
 # Counters that alerts use exist from the start: `increase()` does not see the 1 of a series whose
 # first value is 1.

@@ -7,7 +7,7 @@ Exit codes: 0 stopped by SIGTERM or SIGINT; 1 failed (port taken, the initial mo
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from ryzanstein.process_start import begin
+    from ryzanstein.process.process_start import begin
 
     begin(ranks=True)
 
@@ -22,11 +22,11 @@ import structlog
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.service_process import read_settings, run_service
-from ryzanstein.tracing import Tracing
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
@@ -35,13 +35,12 @@ from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
 from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from ryzanstein.worker.agent.faces.embeddings import EmbeddingServicer
+from ryzanstein.worker.agent.faces.embeddings import NodeEmbeddingServicer
 from ryzanstein.worker.agent.faces.pages import PageServicer
 from ryzanstein.worker.agent.faces.service import WorkerServicer
 from ryzanstein.worker.agent.faces.texts import TextServicer
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
-from ryzanstein.worker.agent.membership.member import Member
-from ryzanstein.worker.agent.membership.node_membership import NodeMembership
+from ryzanstein.worker.agent.membership.node_membership import NodeMember, NodeMembership
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
@@ -52,12 +51,12 @@ from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.devices import device_of_node, keep_freed_memory
-from ryzanstein.worker.ranks.shared_server import RankServers
-from ryzanstein.worker.ranks.source import NewRankServer
+from ryzanstein.worker.ranks.starting.shared_server import RankServers
+from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
 from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
 from ryzanstein.worker.text.grammars.process import GrammarProcess
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
 
@@ -164,7 +163,7 @@ async def _serve_rpc(
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
-    add_EmbeddingServiceServicer_to_server(EmbeddingServicer(models, telemetry.embeddings), rpc.server)
+    add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:
@@ -188,7 +187,7 @@ async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerT
     membership: NodeMembership | None = None
     tasks = []
     if settings.orchestrator:
-        member = Member(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
+        member = NodeMember(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
         membership = NodeMembership(settings.orchestrator, member, telemetry)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))

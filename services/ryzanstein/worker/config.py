@@ -8,22 +8,22 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ryzanstein import allotment
 from ryzanstein.config import ServiceSettings
-from ryzanstein.generation.names import MAX_NAME_CHARS, name_fault
-from ryzanstein.generation.sampling import MAX_CHOICES
-from ryzanstein.gpus import Device
-from ryzanstein.model_paths import model_name
-from ryzanstein.named_paths import is_object, read_setting
-from ryzanstein.state_home import default_state
-from ryzanstein.worker.engines.recovery import RecoveryPolicy
-from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.files.model_paths import model_name
+from ryzanstein.files.named_paths import is_object, read_setting
+from ryzanstein.files.state_home import default_state
+from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
+from ryzanstein.generation.request import MAX_CHOICES
+from ryzanstein.process import allotment
+from ryzanstein.process.gpus import Device
 from ryzanstein.worker.ranks.group import GroupBounds
+from ryzanstein.worker.ranks.health.slowness import SlowBounds
+from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.slowness import SlowBounds
-from ryzanstein.worker.ranks.watchdog import StallBounds
-from ryzanstein.worker.sparse import parse_sparse_attention
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.worker.settings.sparse import parse_sparse_attention
+from ryzanstein.worker.supervision.recovery import RecoveryPolicy
+from ryzanstein.worker.text.programs.starting import ProgramBounds
 
 MAX_FURTHER_MODELS = 31
 MAX_PATH_CHARS = 1024

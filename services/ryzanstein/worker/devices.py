@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from ryzanstein import allotment, errors, gpus
+from ryzanstein import errors
+from ryzanstein.process import allotment, gpus
 
 SHARE = 0.9
 """The share of the memory that models may take: the rest is for the system and the agent."""

@@ -17,27 +17,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ryzanstein import errors
-from ryzanstein.model_paths import is_gguf
+from ryzanstein.files.model_paths import is_gguf
 from ryzanstein.worker import devices
+from ryzanstein.worker.architectures.registry import read_config, spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.cache.sizes import CacheRequest, cache_size, slot_width
+from ryzanstein.worker.cache.staging import BUDGET_BYTES
+from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
+from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+from ryzanstein.worker.checkpoints.quantized_files.sizes import KEPT, unpacked_entries
+from ryzanstein.worker.checkpoints.tensor_entry import TensorEntry
+from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.model.architectures.registry import read_config, spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.cache_size import CacheRequest, cache_size, slot_width
-from ryzanstein.worker.model.gguf.description import GgufDescription
-from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.layer_groups import layer_groups
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
-from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.sparse_layers import sparsified
-from ryzanstein.worker.model.staging import BUDGET_BYTES
-from ryzanstein.worker.model.tensor_entry import TensorEntry
-from ryzanstein.worker.model.tensor_files import read_tensor_files
-from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
-from ryzanstein.worker.quantization import Format
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.quantization import Format
 
 if TYPE_CHECKING:
-    from ryzanstein.worker.model.collectives import Collectives
+    from ryzanstein.worker.collectives import Collectives
 
 RANK_BYTES = 200 * 2**20
 """What a rank on a CPU takes without a model: Python, torch and the libraries' own memory.

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ryzanstein.background import Background
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY, RyzansteinError
-from ryzanstein.loop_lag import LoopLag
-from ryzanstein.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
+from ryzanstein.observe.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
+from ryzanstein.process.background import Background
+from ryzanstein.process.loop_lag import LoopLag
 from ryzanstein.worker.constraints.refusal import Cause
 from ryzanstein.worker.engine.messages import ClassStats, ConstraintStats, EngineStats, HotStats
-from ryzanstein.worker.engines.group import LossCause, RankProgress
-from ryzanstein.worker.engines.messages import RankReady
-from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.page_metrics import PageMetrics
-from ryzanstein.worker.quantization import KV_COMPRESSIONS
+from ryzanstein.worker.settings.quantization import KV_COMPRESSIONS
+from ryzanstein.worker.supervision.group import LossCause, RankProgress
+from ryzanstein.worker.supervision.messages import RankReady
+from ryzanstein.worker.supervision.recovery import Rung
 from ryzanstein.worker.text.grammars.verdicts import GrammarObserver
 from ryzanstein.worker.text.templates.rendering import RenderLimit
 
@@ -103,7 +103,7 @@ class ConstraintMetrics:
         self.mask_wait.inc(now.wait_s - old.wait_s)
 
 
-class EmbeddingMetrics:
+class NodeEmbeddingMetrics:
     """The metrics of vectors that a node is asked for."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -181,7 +181,7 @@ class WorkerTelemetry:
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.template_limits = self._counter("template_limits_total", "Chats whose template exceeded a limit.", "limit")
         self.constraints = ConstraintMetrics(self.registry)
-        self.embeddings = EmbeddingMetrics(self.registry)
+        self.embeddings = NodeEmbeddingMetrics(self.registry)
         self.beats = self._counter("beats_total", "Status beats sent.")
         self.orchestrator_losses = self._counter("orchestrator_losses_total", "Losses of the orchestrator, by cause.", "cause")
         self.pages = PageMetrics(self.registry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.generation.messages import MAX_TOOL_CALLS
+from ryzanstein.generation.prompts import MAX_TOOL_CALLS
 
 
 @dataclass(frozen=True, slots=True)

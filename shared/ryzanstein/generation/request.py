@@ -1,14 +1,224 @@
-"""What a client asks for."""
+"""What a client asks for: a prompt, how its tokens are chosen, when the answer ends. And an attempt to run it on one node.
+
+A model's own sampling values (generation_config.json) count where a request says nothing. A request goes only to nodes that
+know the features that it needs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from ryzanstein import errors
-from ryzanstein.generation.features import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
-from ryzanstein.generation.prompts import ChatPrompt, Prompt
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.template_options import PLAIN_TEMPLATE
+from ryzanstein.constraints import Constraint
+from ryzanstein.generation.prompts import PLAIN_TEMPLATE, ChatPrompt, Prompt
+
+EXTENDED = "extended-parameters"
+"""The feature of nodes that know everything in `SamplingParams` from `bad_words` on, and `TemplateOptions`."""
+TOOLS = "tools"
+"""The feature of nodes that know tools, and messages that are not plain."""
+CONSTRAINTS = "constraints"
+"""The feature of nodes that enforce `SamplingParams.constraint`."""
+PROMPT_CUTS = "prompt-cuts"
+"""The feature of nodes that know `SamplingParams.keep_prompt_head`."""
+KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS})
+"""All features that this version knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceProgress:
+    """What one choice has generated so far. `finished` choices must not run again."""
+
+    token_ids: tuple[int, ...] = ()
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """A node, and where it is reached: host:port."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt to run a generation on one node.
+
+    `attempt` is a fencing number. `generated` has one entry per choice. `accepted_before`: an
+    earlier node had accepted the generation. `backup`: where it goes next if the node fails.
+    `previous`: a node that may have pages of the conversation's earlier turns. `conversation` is the
+    same for all its turns; empty outside of one.
+    """
+
+    generation_id: str
+    attempt: int
+    request: GenerationRequest
+    generated: tuple[ChoiceProgress, ...]
+    accepted_before: bool = False
+    backup: NodePlace | None = None
+    previous: NodePlace | None = None
+    conversation: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """A model's own values; None: that of `SamplingParams`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def said(self) -> dict[str, float]:
+        """The values that the model has, by name."""
+        values = {name: getattr(self, name) for name in NAMES}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def filled(self, params: SamplingParams) -> SamplingParams:
+        """Returns the parameters with these values for those that the request left out. None is left out then."""
+        own = {name: value for name, value in self.said.items() if name in params.unset}
+        return replace(params, **own, unset=frozenset())  # type: ignore[arg-type]
+
+
+NO_DEFAULTS = SamplingDefaults()
+NAMES = tuple(each.name for each in fields(SamplingDefaults))
+
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16
+MIN_REPETITION_PENALTY = 0.001
+"""Logits divided by much less are no numbers any more."""
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
+MAX_ALLOWED_TOKEN_IDS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The parameters by which tokens are chosen.
+
+    `validate` enforces the bounds of `SamplingParams` in inference.proto. `seed` is None only
+    before the router has chosen one. `max_tokens` None means all that is left of the context.
+    `allowed_token_ids` empty allows all. `truncate_prompt_tokens` keeps so many of the prompt's last
+    tokens. With `keep_prompt_head` a prompt that does not fit is cut, see inference.proto. `unset` names
+    the parameters that the request left out, until the router has filled in the model's own values.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+    constraint: Constraint | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    keep_prompt_head: int | None = None
+    unset: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def validate(self) -> None:
+        """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise errors.invalid(f"sampling.{name}", f"must be in [{low}, {high}]", value)
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise errors.invalid(f"sampling.{name}", "must be greater than 0", getattr(self, name))
+        if self.truncate_prompt_tokens is not None and (self.keep_prompt_head or 0) >= self.truncate_prompt_tokens:
+            bound = f"must be less than truncate_prompt_tokens ({self.truncate_prompt_tokens})"
+            raise errors.invalid("sampling.keep_prompt_head", bound, self.keep_prompt_head)
+        self._validate_lists()
+        if self.constraint is not None:
+            self.constraint.validate()
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether it has a parameter that only nodes with the feature `EXTENDED` know."""
+        return any(getattr(self, name) != getattr(_DEFAULTS, name) for name in EXTENDED_PARAMS)
+
+    def _validate_lists(self) -> None:
+        for name, bound in _LENGTHS:
+            if len(getattr(self, name)) > bound:
+                raise errors.invalid(f"sampling.{name}", f"must have at most {bound} entries", len(getattr(self, name)))
+        for name, most in (("stop", MAX_STOP_CHARS), ("bad_words", MAX_BAD_WORD_CHARS)):
+            _check_texts(f"sampling.{name}", getattr(self, name), most)
+        for _, bias in self.logit_bias:
+            if not -100 <= bias <= 100:
+                raise errors.invalid("sampling.logit_bias", "each value must be in [-100, 100]", bias)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
+
+
+def in_bounds(name: str, value: float) -> bool:
+    """Returns whether a parameter may have this value."""
+    low, high = next((low, high) for each, low, high in _RANGES if each == name)
+    return low <= value <= high and (value > 0 or name not in _POSITIVE)
+
+
+def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    for text in texts:
+        if not 1 <= len(text) <= most:
+            raise errors.invalid(field, f"each string must have 1 to {most} characters", len(text))
+
+
+EXTENDED_PARAMS = (
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+)
+_DEFAULTS = SamplingParams()
+_UINT32 = 2**32 - 1
+_POSITIVE = ("top_p", "repetition_penalty")
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("top_k", 0, _UINT32),
+    ("min_p", 0, 1),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, 2),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("seed", 0, 2**64 - 1),
+    ("max_tokens", 1, _UINT32),
+    ("min_tokens", 0, _UINT32),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_CHOICES),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("truncate_prompt_tokens", 1, _UINT32),
+    ("keep_prompt_head", 0, _UINT32),
+)
+_LENGTHS = (
+    ("stop", MAX_STOP_STRINGS),
+    ("stop_token_ids", MAX_STOP_TOKEN_IDS),
+    ("logit_bias", MAX_LOGIT_BIAS),
+    ("bad_words", MAX_BAD_WORDS),
+    ("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
+)
+
 
 MAX_PRIORITY = 10
 

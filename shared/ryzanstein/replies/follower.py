@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ryzanstein.generation.events import Delta, Finished, Started
-from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.generation.tokens import Delta, Finished, FinishReason, Started, Token
 from ryzanstein.replies.parts import Part
 from ryzanstein.replies.reader import ReplyReader, Said, shown_reason
 

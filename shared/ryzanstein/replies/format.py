@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation.messages import MAX_TOOL_CALLS
-from ryzanstein.generation.prompts import ChatPrompt, Prompt
+from ryzanstein.generation.prompts import MAX_TOOL_CALLS, ChatPrompt, Prompt
 from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
+from ryzanstein.generation.tools import ToolMode
 from ryzanstein.replies.families import FAMILIES
-from ryzanstein.tools import ToolMode
 
 
 def reply_format(prompt: Prompt, style: ReplyStyle) -> ReplyFormat | None:

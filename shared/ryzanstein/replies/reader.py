@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyFormat
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.replies.families import FAMILIES, content_until

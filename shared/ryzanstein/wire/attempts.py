@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein import clock, errors
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress, NodePlace
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, valid_priority
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, valid_priority
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import (
     conversation_from_wire,

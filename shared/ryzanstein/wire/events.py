@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ryzanstein import errors
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, PromptScores, PromptToken, Started
 from ryzanstein.generation.reply_format import ReplyFormat
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
+from ryzanstein.generation.tokens import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptScores,
+    PromptToken,
+    Started,
+    Token,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
 from ryzanstein.v1 import inference_pb2 as inference
 
 

@@ -14,7 +14,7 @@ from ryzanstein.cluster import (
     NodeState,
     Numerics,
 )
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS
+from ryzanstein.generation.request import NO_DEFAULTS
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defaults_to_wire

@@ -7,23 +7,35 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import MAX_TOOL_CALLS, Message, Role, ToolCall
-from ryzanstein.generation.names import MAX_NAME_CHARS, user_key
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, valid_priority
-from ryzanstein.generation.sampling import (
+from ryzanstein.generation.prompts import (
+    MAX_NAME_CHARS,
+    MAX_TOOL_CALLS,
+    PLAIN_TEMPLATE,
+    ChatPrompt,
+    Message,
+    Prompt,
+    Role,
+    TemplateOptions,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    user_key,
+)
+from ryzanstein.generation.request import (
     EXTENDED_PARAMS,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    NAMES,
+    GenerationRequest,
+    SamplingDefaults,
     SamplingParams,
     in_bounds,
+    valid_priority,
 )
-from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
-from ryzanstein.generation.template_options import PLAIN_TEMPLATE, TemplateOptions
-from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
+from ryzanstein.generation.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.constraints import constraint_from_wire, constraint_to_wire
 

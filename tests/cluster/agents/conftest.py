@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 
 BUILD = Path(__file__).parents[3] / "build"
 PROGRAMS = Path(__file__).parent / "programs"

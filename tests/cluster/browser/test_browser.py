@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.cluster.browser.pages import CuttingProxy, PageServer, page_server, report_of
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jinja2
 import jsonschema
 import pytest
 
-from ryzanstein.worker.model.gguf.file import GgufFile
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
 
 pytestmark = pytest.mark.timeout(300)
 

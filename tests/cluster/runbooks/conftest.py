@@ -30,11 +30,11 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
-from ryzanstein.cli.service_process import ServiceFailedError
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.chaos.plan import INJECTION_DIR
+from ryzanstein.lab.chaos.stage.plan import INJECTION_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 from ryzanstein.v1 import worker_pb2 as worker
@@ -241,7 +241,7 @@ class Line:
 
     def __init__(self, target: str) -> None:
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
-        command = (sys.executable, "-m", "ryzanstein.lab.chaos.proxy", self.address, target)
+        command = (sys.executable, "-m", "ryzanstein.lab.chaos.machines.proxy", self.address, target)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._hear("ready")
 

@@ -18,10 +18,10 @@ import grpc
 import psutil
 import pytest
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.scrape import total
-from ryzanstein.lab.chaos.clocks import Clocks
-from ryzanstein.lab.chaos.small_disk import SmallDisk
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.status.scrape import total
+from ryzanstein.lab.chaos.machines.clocks import Clocks
+from ryzanstein.lab.chaos.machines.small_disk import SmallDisk
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
@@ -187,7 +187,7 @@ def test_slow_rank(world: Any, walk: Any, all_ready: None) -> None:
     throttles: list[subprocess.Popen[bytes]] = []
 
     def strike() -> None:
-        command = (sys.executable, "-m", "ryzanstein.lab.chaos.throttle", str(world.ranks("node-0")[1].pid), "20")
+        command = (sys.executable, "-m", "ryzanstein.lab.chaos.machines.throttle", str(world.ranks("node-0")[1].pid), "20")
         throttles.append(subprocess.Popen(command, stdin=subprocess.PIPE))
 
     def heal() -> None:

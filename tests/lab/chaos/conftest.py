@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError
+from ryzanstein.lab.chaos.machines.network import HostNetwork, NetworkImpossibleError
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.lab.chaos.budget import BudgetRow, Quantiles, summed
 from ryzanstein.lab.chaos.catalog import chosen
-from ryzanstein.lab.chaos.document import CampaignFacts, document
 from ryzanstein.lab.chaos.fault import Fault
-from ryzanstein.lab.chaos.observation import Observation
-from ryzanstein.lab.chaos.report import page
+from ryzanstein.lab.chaos.report.budget import BudgetRow, Quantiles, summed
+from ryzanstein.lab.chaos.report.document import CampaignFacts, document
+from ryzanstein.lab.chaos.report.page import page
+from ryzanstein.lab.chaos.trial.observation import Observation
 
 TIMES = {
     "detected_s": 0.01,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.lab.chaos import evidence
 from ryzanstein.lab.chaos.catalog import chosen
-from ryzanstein.lab.chaos.evidence import Moment
-from ryzanstein.lab.chaos.logs import LogLine, LogReader, parse
-from ryzanstein.lab.chaos.reading import AnswerReading, TokenArrival
-from ryzanstein.lab.chaos.scrape import BREAKER_STATE, moved
+from ryzanstein.lab.chaos.clients.reading import AnswerReading, TokenArrival
+from ryzanstein.lab.chaos.stage.logs import LogLine, LogReader, parse
+from ryzanstein.lab.chaos.stage.scrape import BREAKER_STATE, moved
+from ryzanstein.lab.chaos.trial import evidence
+from ryzanstein.lab.chaos.trial.evidence import Moment
 
 
 def line(at: float, service: str, event: str, **fields: Any) -> LogLine:

@@ -13,17 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ryzanstein.cli.host import LOCAL
-from ryzanstein.lab.chaos import small_disk
-from ryzanstein.lab.chaos.child import Child
-from ryzanstein.lab.chaos.clocks import Clocks
-from ryzanstein.lab.chaos.fast_clock import FastClock
-from ryzanstein.lab.chaos.network import NetworkImpossibleError
-from ryzanstein.lab.chaos.pace import FastPace
-from ryzanstein.lab.chaos.preloaded import INJECTION_DIR
-from ryzanstein.lab.chaos.redis_server import RedisServer
-from ryzanstein.lab.chaos.signals import family, stopped
-from ryzanstein.lab.chaos.small_disk import SmallDisk
+from ryzanstein.cli.processes.host import LOCAL
+from ryzanstein.lab.chaos.machines import small_disk
+from ryzanstein.lab.chaos.machines.child import Child
+from ryzanstein.lab.chaos.machines.clocks import Clocks
+from ryzanstein.lab.chaos.machines.fast_clock import FastClock
+from ryzanstein.lab.chaos.machines.network import NetworkImpossibleError
+from ryzanstein.lab.chaos.machines.preloaded import INJECTION_DIR
+from ryzanstein.lab.chaos.machines.redis_server import RedisServer
+from ryzanstein.lab.chaos.machines.small_disk import SmallDisk
+from ryzanstein.lab.chaos.stage.pace import FastPace
+from ryzanstein.lab.chaos.stage.signals import family, stopped
 
 pytestmark = pytest.mark.long
 
@@ -156,7 +156,7 @@ def test_a_rank_that_is_forked_keeps_pace(tmp_path: Path) -> None:
 def test_a_throttled_process_gets_a_twentieth_and_then_all_again(spinner: Child) -> None:
     spinner.start()
     assert spinner.pid is not None
-    throttle = Child((sys.executable, "-m", "ryzanstein.lab.chaos.throttle", str(spinner.pid), "20"), interactive=True)
+    throttle = Child((sys.executable, "-m", "ryzanstein.lab.chaos.machines.throttle", str(spinner.pid), "20"), interactive=True)
     try:
         assert stopped_share(spinner.pid, 20) == 0
         throttle.start()
@@ -186,7 +186,7 @@ def test_a_killed_redis_comes_back_with_what_it_was_announced(tmp_path: Path, pa
     part("redis-server")
     import redis
 
-    from ryzanstein.cli.ports import free_ports
+    from ryzanstein.cli.processes.ports import free_ports
 
     (port,) = free_ports(1)
     server = RedisServer(LOCAL, tmp_path, port)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.chaos.catalog import CATALOG, by_layout
-from ryzanstein.lab.chaos.network import HostNetwork
+from ryzanstein.lab.chaos.machines.network import HostNetwork
 
 pytestmark = pytest.mark.cluster
 
@@ -94,7 +94,7 @@ def _children(pid: int) -> list[int]:
 
 def test_without_the_right_to_make_namespaces_that_is_said_loudly(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": str(tmp_path)}
-    code = "import ryzanstein.lab.chaos.network as n, sys; n._PATH = ''; sys.argv[1:] = " + repr(
+    code = "import ryzanstein.lab.chaos.machines.network as n, sys; n._PATH = ''; sys.argv[1:] = " + repr(
         ["--runs", "1", "--only", "tcp_reset", "--json", str(tmp_path / "x.json")]
     )
     command = [sys.executable, "-c", f"{code}; from ryzanstein.lab.chaos.__main__ import main; sys.exit(main())"]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ryzanstein.cli.host import Host
-from ryzanstein.lab.chaos.child import Child, wait_listening
-from ryzanstein.lab.chaos.network import HostNetwork, NetworkImpossibleError, program
+from ryzanstein.cli.processes.host import Host
+from ryzanstein.lab.chaos.machines.child import Child, wait_listening
+from ryzanstein.lab.chaos.machines.network import HostNetwork, NetworkImpossibleError, program
 
 PORT = 7000
 _ECHO = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.chaos.faults.pages import FAULTS
-from ryzanstein.lab.chaos.stage import LaboratoryError
+from ryzanstein.lab.chaos.stage.stage import LaboratoryError
 
 
 async def test_a_node_without_pages_on_disk_is_not_killed(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.lab.chaos.observation import Observation
-from ryzanstein.lab.chaos.progress import Conditions, FinishedRun, ForeignProgressError, Progress
+from ryzanstein.lab.chaos.report.progress import Conditions, FinishedRun, ForeignProgressError, Progress
+from ryzanstein.lab.chaos.trial.observation import Observation
 
 HERE = Conditions("0.1.0", "a processor", 2, "seed", 3)
 SEEN = Observation(

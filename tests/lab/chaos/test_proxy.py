@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ryzanstein.cli.ports import free_ports
-from ryzanstein.cli.service_process import ServiceFailedError
-from ryzanstein.lab.chaos.child import Child
-from ryzanstein.lab.chaos.proxy import LineWeather, ProxyProcess
+from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.cli.processes.service_process import ServiceFailedError
+from ryzanstein.lab.chaos.machines.child import Child
+from ryzanstein.lab.chaos.machines.proxy import LineWeather, ProxyProcess
 
 DELAY_S = 0.15
 
@@ -104,7 +104,7 @@ def test_an_unknown_command_is_refused(command: str) -> None:
 
 async def test_as_a_process_it_obeys_its_standard_input(echo: int) -> None:
     (port,) = free_ports(1)
-    command = (sys.executable, "-m", "ryzanstein.lab.chaos.proxy", f"127.0.0.1:{port}", f"127.0.0.1:{echo}")
+    command = (sys.executable, "-m", "ryzanstein.lab.chaos.machines.proxy", f"127.0.0.1:{port}", f"127.0.0.1:{echo}")
     proxy = Child(command, interactive=True)
     proxy.start()
     try:

@@ -20,7 +20,7 @@ import pytest
 from tests.cluster.conftest import Answer, Client, Harness
 from tests.worker.constraints.random_schemas import random_schema
 
-from ryzanstein.cli.processes import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
 

@@ -14,23 +14,21 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import Code
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartEnd, StartFault
-from ryzanstein.lab.simulation.scripted_model import ScriptedModel
-from ryzanstein.tracing import Tracing
+from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks, StartEnd, StartFault
+from ryzanstein.lab.simulation.scripted.model import ScriptedModel
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.engines.group import GroupEvents, LossCause
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.supervision.group import GroupEvents, LossCause
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 

@@ -21,7 +21,7 @@ PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203, 767199570, 6867641
 PAST_FAILURES_OF_MODELS = (1000000101, 1500000016, 1092415984)
 
 _PLANTED = """
-from ryzanstein.lab.simulation import clock
+from ryzanstein.lab.simulation.machine import clock
 clock.install()
 from ryzanstein.router.core.admission import Admission
 from ryzanstein.lab.simulation.checks import BrokenPromise
@@ -35,11 +35,11 @@ assert any(violation.failure is BrokenPromise.BOUND for violation in outcome.vio
 
 # A loss of one model's ranks ends the generations of all models of the node.
 _PLANTED_BETWEEN_MODELS = """
-from ryzanstein.lab.simulation import clock
+from ryzanstein.lab.simulation.machine import clock
 clock.install()
 from collections import defaultdict
 from ryzanstein.lab.simulation.checks import BrokenPromise
-from ryzanstein.lab.simulation.loop import OWNER
+from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.plan import plan
 from ryzanstein.lab.simulation.simulation import simulate
 from ryzanstein.worker.agent.versions.generations import RunningGenerations
@@ -60,7 +60,7 @@ assert any(found(seed) for seed in (1000000119, 1000000143, 1000000116, 10000001
 
 # No router knows which keys the others hold.
 _PLANTED_KEYS = """
-from ryzanstein.lab.simulation import clock
+from ryzanstein.lab.simulation.machine import clock
 clock.install()
 from ryzanstein.lab.simulation.checks import BrokenPromise
 from ryzanstein.lab.simulation.plan import plan

@@ -8,9 +8,7 @@ import pytest
 
 from ryzanstein.cluster import Load, NodeState
 from ryzanstein.router.choose import Affinity, BalanceSettings, ImbalanceThresholds, NodeView, ranked
-from ryzanstein.router.choose.balance import Balance
-from ryzanstein.router.choose.decayed import DecayedCounts
-from ryzanstein.router.choose.recent_load import EVEN, Imbalance, RecentLoad
+from ryzanstein.router.choose.recent_load import EVEN, Balance, DecayedCounts, Imbalance, RecentLoad
 
 NODES = [NodeView(name, "m", NodeState.READY, Load(running=2, capacity=8)) for name in ("a", "b", "c", "d")]
 

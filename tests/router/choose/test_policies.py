@@ -11,10 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from ryzanstein.cluster import Load, NodeState
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.choose import Affinity, ChoiceOutcome, NodeView, PolicyName, ranked
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from ryzanstein.router.choose.marks import marks
-from ryzanstein.router.choose.prefix import PrefixIndex
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt, TokenPrompt
+from ryzanstein.router.choose.policies import PrefixIndex, marks
 
 
 def chat(*texts: str, system: str = "Be brief.") -> ChatPrompt:

@@ -15,10 +15,8 @@ import pytest
 
 from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.features import CONSTRAINTS, PROMPT_CUTS
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import CONSTRAINTS, PROMPT_CUTS, GenerationRequest, SamplingParams
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker

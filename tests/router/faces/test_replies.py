@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
 from ryzanstein.generation.reply_format import ReplyFormat
-from ryzanstein.generation.tokens import FinishReason, Token, Usage
+from ryzanstein.generation.tokens import Delta, Finished, FinishReason, GenerationEvent, Started, Token, Usage
 from ryzanstein.replies.reader import Said, read_message
 from ryzanstein.router.faces.answer import Answer
-from ryzanstein.router.faces.grpc.replies import read_events
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.pieces import Ending, Pieces, Speech
+from ryzanstein.router.faces.grpc.inference import read_events
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.pieces import Ending, Pieces, Speech
 from ryzanstein.v1 import inference_pb2 as inference
 
 TEXT = (

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from ryzanstein.constraints import Constraint, ConstraintKind
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt, TokenPrompt, ToolCall
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.faces.request_key import MAX_KEY_CHARS, key_of_header, keyed
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation.features import PROMPT_CUTS
+from ryzanstein.generation.request import PROMPT_CUTS
 from ryzanstein.v1 import inference_pb2 as inference
 
 TOKENS = 24

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.generation.features import EXTENDED, PROMPT_CUTS
+from ryzanstein.generation.request import EXTENDED, PROMPT_CUTS
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 

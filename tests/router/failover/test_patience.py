@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Load
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import Token
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.failover.attempt import AttemptRun
-from ryzanstein.router.failover.patience import Patience, Quiet
+from ryzanstein.router.failover.patience import AttemptPatience, Quiet
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
+from ryzanstein.router.nodes.roster import AttemptPlacement
 from ryzanstein.router.telemetry import RouterTelemetry
 
-PATIENCE = Patience(accept_s=5.0, silence_s=20.0)
+PATIENCE = AttemptPatience(accept_s=5.0, silence_s=20.0)
 IDLE, QUEUE = Load(running=3, waiting=0, capacity=64), Load(running=64, waiting=128, capacity=64)
 
 

@@ -7,11 +7,9 @@ from collections.abc import Collection
 
 import pytest
 
-from ryzanstein.generation.events import Delta
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
+from ryzanstein.generation.tokens import Delta, FinishReason, Token, TokenLogprobs
 from ryzanstein.router.generations.cursor import MAX_DELTA_TOKENS, MAX_LOGPROB_TOKENS, follow
 from ryzanstein.router.generations.generation import Generation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ryzanstein.router.generations.wakes import READERS_PER_TURN, Wakes
+from ryzanstein.router.generations.retained import READERS_PER_TURN, ReaderWakeups
 
 
 async def turn() -> None:
@@ -12,7 +12,7 @@ async def turn() -> None:
 
 
 async def test_few_are_woken_in_one_turn_and_all_in_the_end() -> None:
-    wakes, readers = Wakes(), [asyncio.Event() for _ in range(3 * READERS_PER_TURN + 1)]
+    wakes, readers = ReaderWakeups(), [asyncio.Event() for _ in range(3 * READERS_PER_TURN + 1)]
     wakes.add(readers)
     woken = []
     while not all(reader.is_set() for reader in readers):
@@ -23,7 +23,7 @@ async def test_few_are_woken_in_one_turn_and_all_in_the_end() -> None:
 
 
 async def test_the_longest_waiting_is_first_and_news_twice_is_one_wake() -> None:
-    wakes, readers = Wakes(), [asyncio.Event() for _ in range(2 * READERS_PER_TURN)]
+    wakes, readers = ReaderWakeups(), [asyncio.Event() for _ in range(2 * READERS_PER_TURN)]
     wakes.add(readers)
     wakes.add(readers[:1])
     await turn()
@@ -34,7 +34,7 @@ async def test_the_longest_waiting_is_first_and_news_twice_is_one_wake() -> None
 
 
 async def test_news_after_the_wake_is_another_wake() -> None:
-    wakes, reader = Wakes(), asyncio.Event()
+    wakes, reader = ReaderWakeups(), asyncio.Event()
     for _ in range(3):
         wakes.add([reader])
         await turn()

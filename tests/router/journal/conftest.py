@@ -18,7 +18,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ryzanstein.cli.ports import free_ports
+from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub, SessionServiceStub
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, RequestKey
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
+from ryzanstein.generation.request import GenerationRequest, RequestKey, SamplingParams
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult
 from ryzanstein.router.journal.encoding import (
@@ -30,7 +28,6 @@ from ryzanstein.router.journal.encoding import (
     with_own_deadline,
 )
 from ryzanstein.router.journal.journal import JournalRecord
-from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.v1 import journal_pb2 as journal_pb
 
 CHOICES = 3

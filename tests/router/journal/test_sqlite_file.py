@@ -14,11 +14,9 @@ import pytest
 
 from ryzanstein import clock
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest, RequestKey
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import GenerationRequest, RequestKey, SamplingParams
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.journal.journal import Append, AppendOutcome, Head, JournalUnavailableError, KeyClaim, Owner
-from ryzanstein.router.journal.lease import keep_lease
+from ryzanstein.router.journal.journal import Append, AppendOutcome, Head, JournalUnavailableError, KeyClaim, Owner, keep_lease
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import FlushPace, JournalRecorder
 from ryzanstein.router.journal.stores import sqlite_file

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ryzanstein.errors import Code
-from ryzanstein.generation.features import EXTENDED
+from ryzanstein.generation.request import EXTENDED
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 

@@ -11,7 +11,7 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.cluster import NO_MODEL, STOPS
-from ryzanstein.router.nodes.departed import DepartedModels
+from ryzanstein.router.nodes.table import DepartedModels
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.faces.http.responses import kept as kept_module
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import Message, Role, ToolCall
 from ryzanstein.router.faces.http.responses.kept import KeptResponses, _key
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.redis import RedisSessions

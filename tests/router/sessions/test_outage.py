@@ -19,7 +19,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
 from ryzanstein.router.sessions.store import Session, SessionBounds, store_unavailable

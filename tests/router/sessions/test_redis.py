@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.storage.redis_client import redis_client

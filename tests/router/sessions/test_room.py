@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.room import MESSAGE_BYTES, StoreRoom, bytes_of

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore

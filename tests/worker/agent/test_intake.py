@@ -13,13 +13,10 @@ from ryzanstein import errors
 from ryzanstein.constraints import Constraint, ConstraintKind
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.tools import Tool, ToolMode, Tools
+from ryzanstein.generation.request import Attempt, GenerationRequest, SamplingParams
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.text.calling import instructions
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge

@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, Role, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import Attempt, GenerationRequest, SamplingParams
 from ryzanstein.worker.agent.intake import ReadPrompt
 from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
 

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks
-from ryzanstein.tracing import Tracing
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, SamplingParams
+from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent

@@ -11,17 +11,14 @@ import pytest
 
 from ryzanstein.cluster import Beat
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.lab.simulation.ranks import RankProfile, SimulatedRanks, StartFault
-from ryzanstein.tracing import Tracing
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, SamplingParams
+from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks, StartFault
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.worker.agent.faces import stream
-from ryzanstein.worker.agent.faces.inbox import ReadAhead
-from ryzanstein.worker.agent.faces.stream import RouterStream
+from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory, SharedRoom
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent

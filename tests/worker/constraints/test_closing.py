@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ryzanstein.worker.constraints.schema import checked
+from ryzanstein.worker.constraints.schemas.schema import checked
 
 TEXT = {"type": "string"}
 CITY = {"type": "object", "properties": {"name": TEXT}, "required": ["name"]}

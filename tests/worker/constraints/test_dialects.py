@@ -13,9 +13,9 @@ from ryzanstein.constraints import Constraint
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
-from ryzanstein.worker.constraints.schema import checked
+from ryzanstein.worker.constraints.schemas.schema import checked
+from ryzanstein.worker.constraints.schemas.unions import told_apart
 from ryzanstein.worker.constraints.table import TokenTable
-from ryzanstein.worker.constraints.unions import told_apart
 from ryzanstein.worker.text.grammars.tokens import token_table
 from ryzanstein.worker.text.tokenizer import TextModel
 

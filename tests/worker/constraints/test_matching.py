@@ -16,10 +16,10 @@ import pytest
 from tests.worker.constraints.random_schemas import random_schema
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
-from ryzanstein.worker.constraints.matching import MOST_BLANKS, MOST_TOKEN_S, Bits, GrammarState, Patience
+from ryzanstein.worker.constraints.matching import MOST_BLANKS, MOST_TOKEN_S, Bits, GrammarState, TokenPatience
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.engine.plan import SampleRow
@@ -296,7 +296,7 @@ def test_a_grammar_whose_tokens_take_long_fails_soon(tokens: Tokens) -> None:
 
 def test_choices_of_one_group_are_slow_only_once(tokens: Tokens) -> None:
     moves: list[int] = []
-    patience = Patience(lambda: moves.append(1))
+    patience = TokenPatience(lambda: moves.append(1))
     first, second = (tokens.state(Constraint.json_object(), patience=patience) for _ in range(2))
     patience.spent(2 * MOST_TOKEN_S)
     for state in (first, second):

@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 from tests.worker.constraints.random_schemas import random_schema
 
-from ryzanstein.worker.constraints.finite import endless
-from ryzanstein.worker.constraints.keywords import ANNOTATIONS, ENFORCED
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
-from ryzanstein.worker.constraints.schema import checked, checked_schema
-from ryzanstein.worker.constraints.unions import told_apart
+from ryzanstein.worker.constraints.schemas.finite import endless
+from ryzanstein.worker.constraints.schemas.keywords import ANNOTATIONS, ENFORCED
+from ryzanstein.worker.constraints.schemas.schema import checked, checked_schema
+from ryzanstein.worker.constraints.schemas.unions import told_apart
 
 NESTED: Any = {}
 for _ in range(70):

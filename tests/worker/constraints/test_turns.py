@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
-from ryzanstein.worker.constraints.matching import Bits, GrammarState, Patience
+from ryzanstein.worker.constraints.matching import Bits, GrammarState, TokenPatience
 from ryzanstein.worker.constraints.table import Words
-from ryzanstein.worker.constraints.turns import MASKS_S, QUICK_S, MaskTurns, Turn
+from ryzanstein.worker.constraints.turns import MASKS_S, QUICK_S, MaskTurn, MaskTurns
 from ryzanstein.worker.engine.plan import SampleRow
 from ryzanstein.worker.text.grammars.tokens import token_table
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -25,7 +25,7 @@ from ryzanstein.worker.text.tokenizer import TextModel
 class Choice:
     """Takes so much of its group's time for a mask, and notes the order."""
 
-    group: Patience
+    group: TokenPatience
     order: list[Choice]
     cost_s: float = 0.1
     held: threading.Event = field(default_factory=threading.Event)
@@ -37,16 +37,16 @@ class Choice:
         words.fill(7)
 
 
-def choices(group: Patience, order: list[Choice], count: int) -> list[Choice]:
+def choices(group: TokenPatience, order: list[Choice], count: int) -> list[Choice]:
     made = [Choice(group, order) for _ in range(count)]
     for each in made:
         each.held.set()
     return made
 
 
-def begun(turns: MaskTurns, *those: Choice) -> list[Turn]:
+def begun(turns: MaskTurns, *those: Choice) -> list[MaskTurn]:
     """All of them wait before the first is computed."""
-    first = Choice(Patience(), [])
+    first = Choice(TokenPatience(), [])
     waiting = [turns.begin(first), *(turns.begin(each) for each in those)]
     first.held.set()
     return waiting[1:]
@@ -54,7 +54,7 @@ def begun(turns: MaskTurns, *those: Choice) -> list[Turn]:
 
 def test_the_group_that_has_taken_least_is_next() -> None:
     turns, order = MaskTurns(4, 1), []
-    many, few = choices(Patience(), order, 6), choices(Patience(), order, 2)
+    many, few = choices(TokenPatience(), order, 6), choices(TokenPatience(), order, 2)
     waiting = begun(turns, *many, *few)
     assert all(turn.done.wait(20) for turn in waiting)
     assert {order.index(each) for each in few} <= {0, 1, 2, 3}, "not behind the six"
@@ -63,7 +63,7 @@ def test_the_group_that_has_taken_least_is_next() -> None:
 def test_a_group_that_comes_later_does_not_owe_what_it_never_took() -> None:
     """It begins where the others are, and does not hold them up until it has taken as much."""
     turns, order = MaskTurns(4, 1), []
-    old, new = Patience(), Patience()
+    old, new = TokenPatience(), TokenPatience()
     old.used_s = 100.0
     (turn,) = begun(turns, *choices(old, order, 1))
     assert turn.done.wait(20)
@@ -75,7 +75,7 @@ def test_a_group_that_comes_later_does_not_owe_what_it_never_took() -> None:
 
 def test_what_cannot_wait_is_computed_at_once_and_what_is_forgotten_never() -> None:
     turns, order = MaskTurns(4, 1), []
-    blocked, urgent, forgotten = Choice(Patience(), order), *choices(Patience(), order, 2)
+    blocked, urgent, forgotten = Choice(TokenPatience(), order), *choices(TokenPatience(), order, 2)
     first = turns.begin(blocked)
     turn, gone = turns.begin(urgent), turns.begin(forgotten)
     del forgotten

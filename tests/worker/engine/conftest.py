@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import ChoiceEnd, GroupFailed, StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import (
     OutOfMemory,
@@ -22,7 +23,6 @@ from ryzanstein.worker.engine.plan import (
     StepPlan,
     needs_full_logits,
 )
-from ryzanstein.worker.engine.settings import EngineSettings
 
 VOCABULARY = 97
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.memory.blocks import BlockPool
 
 
 def lender(run, **given):

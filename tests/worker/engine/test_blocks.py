@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ryzanstein.worker.engine.blocks import BlockPool
+from ryzanstein.worker.engine.memory.blocks import BlockPool
 
 NUM_BLOCKS = 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ryzanstein.errors import CONSTRAINT_FAILED
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.worker.engine.plan import SampleRow, needs_full_logits
 

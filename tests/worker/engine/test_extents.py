@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.engine.prefix import chain_keys
-from ryzanstein.worker.engine.settings import EngineSettings
+from ryzanstein.worker.engine.extents import EngineSettings, Extents, Lasting
+from ryzanstein.worker.engine.memory.prefix import chain_keys
 
 SIZE = 4
 extents = st.builds(

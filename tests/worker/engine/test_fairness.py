@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.accounts import DECODE_WEIGHT, PREFILL_WEIGHT
+from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, PREFILL_WEIGHT
 
 pytestmark = pytest.mark.long
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from ryzanstein.worker.engine.idle_blocks import IdleBlocks
+from ryzanstein.worker.engine.memory.idle_blocks import IdleBlocks
 
 
 class Slow:

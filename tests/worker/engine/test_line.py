@@ -5,11 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.accounts import Accounts
-from ryzanstein.worker.engine.ordered import OrderedSequences
-from ryzanstein.worker.engine.queue import WaitingLine
-from ryzanstein.worker.engine.sequence import Group, Sequence
-from ryzanstein.worker.engine.yielding import first_to_yield
+from ryzanstein.worker.engine.scheduling.queue import OrderedSequences, WaitingLine, first_to_yield
+from ryzanstein.worker.engine.sequence import Accounts, Sequence, SequenceGroup
 
 
 class Line:
@@ -22,7 +19,7 @@ class Line:
 
     def join(self, tenant: str, priority: int = 0, generated: tuple[int, ...] = ()) -> Sequence:
         message = self.group(self.num, [1, 2, 3], priority=priority, tenant=tenant, generated=[list(generated)])
-        sequence = Sequence(Group(message, self.num, 0.0, self.line.open(priority, tenant)), 0)
+        sequence = Sequence(SequenceGroup(message, self.num, 0.0, self.line.open(priority, tenant)), 0)
         self.num += 1
         self.line.insert(sequence)
         return sequence

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.errors import Code
-from ryzanstein.worker.engine.thrift import Thrift
+from ryzanstein.worker.engine.scheduling.pace import StepLimit
 
 
 def tokens(it) -> dict:
@@ -124,7 +124,7 @@ def test_a_request_of_higher_priority_does_not_wait_for_prompts_that_memory_make
 
 
 def test_a_single_token_is_always_tried() -> None:
-    thrift = Thrift(8)
+    thrift = StepLimit(8)
     for num_tokens in (8, 4, 2, 1, 1):
         assert thrift.allows(1)
         thrift.short(num_tokens)
@@ -133,7 +133,7 @@ def test_a_single_token_is_always_tried() -> None:
 
 
 def test_steps_far_below_the_bound_do_not_raise_it() -> None:
-    thrift = Thrift(64)
+    thrift = StepLimit(64)
     thrift.short(64)
     for _ in range(1000):
         thrift.went(4)
@@ -141,7 +141,7 @@ def test_steps_far_below_the_bound_do_not_raise_it() -> None:
 
 
 def test_steps_at_the_bound_double_it() -> None:
-    thrift = Thrift(64)
+    thrift = StepLimit(64)
     thrift.short(64)
     for _ in range(64):
         thrift.went(32)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.scheduling.pace import StepPace
 
 
 def measured(steps, noise_s: float = 0.0, base_s: float = 0.01, token_s: float = 0.0002) -> StepPace:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.worker.engine.parking import RETURN_S
-from ryzanstein.worker.engine.prefix import chain_keys
-from ryzanstein.worker.engine.travel import name_of
+from ryzanstein.worker.engine.memory.parking import RETURN_S
+from ryzanstein.worker.engine.memory.prefix import chain_keys
+from ryzanstein.worker.engine.memory.travel import name_of
 
 SIZE, LONG = 4, 160
 

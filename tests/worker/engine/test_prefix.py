@@ -3,11 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.accounts import Account
-from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.extents import Extents
-from ryzanstein.worker.engine.prefix import KEY_BYTES, PageGroup, PrefixCache, chain_key, chain_keys
-from ryzanstein.worker.engine.sequence import BlockTable, Group, Sequence
+from ryzanstein.worker.engine.memory.blocks import BlockPool
+from ryzanstein.worker.engine.memory.prefix import KEY_BYTES, PageGroup, PrefixCache, chain_key, chain_keys
+from ryzanstein.worker.engine.sequence import Account, BlockTable, Sequence, SequenceGroup
 
 SIZE = 4
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -23,14 +22,14 @@ def computed(pool: BlockPool, sequence: Sequence) -> None:
 def test_a_match_is_the_longest_common_run_of_full_blocks_but_never_the_last_token(group, first, second) -> None:
     pool = BlockPool(32)
     cache = PrefixCache([PageGroup(0, None, pool)], Extents(block_size=SIZE))
-    one = Sequence(Group(group(1, first), 0, 0.0, Account("")), 0)
+    one = Sequence(SequenceGroup(group(1, first), 0, 0.0, Account("")), 0)
     computed(pool, one)
     cache.publish(one)
     common = 0
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
     expected = min(common, len(second) - 1) // SIZE
-    matched = cache.match(Sequence(Group(group(2, second), 1, 0.0, Account("")), 0))
+    matched = cache.match(Sequence(SequenceGroup(group(2, second), 1, 0.0, Account("")), 0))
     assert matched.tables[0].blocks == one.tables[0].blocks[:expected]
 
 
@@ -38,10 +37,10 @@ def test_a_match_is_the_longest_common_run_of_full_blocks_but_never_the_last_tok
 def test_generated_tokens_are_found_by_the_next_turns_prompt(group, prompt, generated, more) -> None:
     pool = BlockPool(32)
     cache = PrefixCache([PageGroup(0, None, pool)], Extents(block_size=SIZE))
-    one = Sequence(Group(group(1, prompt, max_tokens=99, generated=[generated]), 0, 0.0, Account("")), 0)
+    one = Sequence(SequenceGroup(group(1, prompt, max_tokens=99, generated=[generated]), 0, 0.0, Account("")), 0)
     computed(pool, one)
     cache.publish(one)
-    turn = Sequence(Group(group(2, prompt + generated + [7] * more), 1, 0.0, Account("")), 0)
+    turn = Sequence(SequenceGroup(group(2, prompt + generated + [7] * more), 1, 0.0, Account("")), 0)
     full = len(prompt + generated) // SIZE
     assert cache.match(turn).tables[0].blocks == one.tables[0].blocks[: min(full, (turn.num_tokens - 1) // SIZE)]
 
@@ -61,7 +60,7 @@ def test_a_match_ends_at_the_last_page_after_which_every_group_finds_what_is_see
     """`there` says for each page which of the groups have it."""
     pool, extents = BlockPool(64), Extents(tuple(windows), SIZE)
     cache = PrefixCache([PageGroup(number, window, pool) for number, window in enumerate(windows)], extents)
-    sequence = Sequence(Group(group(1, range(num_tokens)), 0, 0.0, Account("")), 0)
+    sequence = Sequence(SequenceGroup(group(1, range(num_tokens)), 0, 0.0, Account("")), 0)
     keys = chain_keys(range(12 * SIZE), SIZE)
     for page, groups in enumerate(there):
         for number in range(len(windows)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.worker.engine.blocks import BlockPool
-from ryzanstein.worker.engine.kv_pages import KVPages
+from ryzanstein.worker.engine.memory.blocks import BlockPool
+from ryzanstein.worker.engine.memory.kv_pages import KVPages
 
 
 def answers(it) -> dict:

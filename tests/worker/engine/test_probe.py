@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.errors import Code
-from ryzanstein.worker.engine.probe import RanksUnsound
+from ryzanstein.worker.engine.outcome import RanksUnsound
 
 POISON = 13
 

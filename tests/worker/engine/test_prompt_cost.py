@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engine.prompt_cost import PromptCost, num_pairs
+from ryzanstein.worker.engine.scheduling.pace import PromptCost, num_pairs
 
 OBJECTIVE_S = 0.1
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from ryzanstein.worker.engine.blocks import BlockPool
 from ryzanstein.worker.engine.extents import Lasting
-from ryzanstein.worker.engine.prefix import chain_keys
-from ryzanstein.worker.engine.travel import ARRIVED_SHARE, TravelingPages, name_of
+from ryzanstein.worker.engine.memory.blocks import BlockPool
+from ryzanstein.worker.engine.memory.prefix import chain_keys
+from ryzanstein.worker.engine.memory.travel import ARRIVED_SHARE, TravelingPages, name_of
 
 SIZE = 4
 

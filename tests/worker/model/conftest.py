@@ -20,13 +20,13 @@ import pytest
 import torch
 from tests.worker.model.architectures.checkpoints import write
 
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import Masks, SampledToken, SampleRow, StepPlan
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kernels.build import library
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.kernels.build import library
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.settings.options import RunnerOptions
 
 SHAPE = {
     "hidden_size": 64,

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
-from ryzanstein.worker.engine.settings import EngineSettings
 from ryzanstein.worker.model.runner import ModelRunner
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ryzanstein.worker.collectives.segment import segment_bytes
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.segment import segment_bytes
 
 _PROGRAM = Path(__file__).with_name("rank_program.py")
 _WITHIN_S = 90

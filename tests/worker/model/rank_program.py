@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 import torch
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.collectives import Collectives
+from ryzanstein.worker.collectives.opening import GroupAddress, open_collectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.collectives.waiting import WaitPolicy
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan
-from ryzanstein.worker.model.collectives import Collectives
-from ryzanstein.worker.model.collectives.opening import GroupAddress, open_collectives
-from ryzanstein.worker.model.collectives.waiting import WaitPolicy
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
 
 GREEDY = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
 SIZES = (1, 7, 2048, 100_003, 600_001)  # the last two split into parts, and into several chunks of a slot

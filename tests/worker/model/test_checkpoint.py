@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
 

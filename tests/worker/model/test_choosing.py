@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model import choosing
 from ryzanstein.worker.model.choosing import MOST_DIVERGENCE, load_chosen
-from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.loading import LoadedModel, load_model, slice_bytes
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
 
 OPTIONS = RunnerOptions(quantization="auto", num_blocks=64)
 ALONE = TensorParallel(0, 1, LocalCollectives())

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ryzanstein.worker.model.collectives import CollectiveTimeout, NoProgress, OutOfStep
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.collectives.opening import GroupAddress, default_backend, open_collectives
-from ryzanstein.worker.model.collectives.waiting import WaitPolicy
-from ryzanstein.worker.model.segment import MAX_RANKS, segment_bytes, slot_offset
+from ryzanstein.worker.collectives import CollectiveTimeout, NoProgress, OutOfStep
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.opening import GroupAddress, default_backend, open_collectives
+from ryzanstein.worker.collectives.segment import MAX_RANKS, segment_bytes, slot_offset
+from ryzanstein.worker.collectives.waiting import WaitPolicy
 
 
 @pytest.fixture
@@ -103,7 +103,12 @@ def test_slots_fill_the_segment_without_overlap() -> None:
 
 
 def test_the_agents_half_of_the_package_imports_no_torch() -> None:
-    modules = "collectives", "refusal", "segment", "collectives.opening", "parallel", "tensor_files", "architectures.registry"
-    imports = "; ".join(f"import ryzanstein.worker.model.{module}" for module in modules)
+    rooms = {
+        "collectives": ("opening", "parallel", "segment"),
+        "checkpoints": ("tensor_files",),
+        "architectures": ("registry",),
+    }
+    modules = ["refusal", *(f"{room}.{module}" for room, some in rooms.items() for module in some)]
+    imports = "; ".join(f"import ryzanstein.worker.{module}" for module in modules)
     command = [sys.executable, "-c", f"{imports}; import sys; sys.exit('torch' in sys.modules)"]
     assert subprocess.run(command, timeout=60, check=False, cwd=Path.cwd()).returncode == 0

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ryzanstein.worker.checkpoints.content import ModelContent, Seen
 from ryzanstein.worker.model import loading
-from ryzanstein.worker.model.content import Content, Seen
-from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused
 
 
 def change(model_dir: Path, name: str = "model.layers.0.mlp.down_proj.weight") -> None:
@@ -45,7 +45,7 @@ def test_other_files_of_the_model_count_too(name: str, tmp_path: Path) -> None:
     digests = set()
     for text in ("{}", "{ }", "[]"):
         (tmp_path / name).write_text(text)
-        digests.add(Content.of(tmp_path, [], Seen.of(tmp_path)).digest)
+        digests.add(ModelContent.of(tmp_path, [], Seen.of(tmp_path)).digest)
     assert len(digests) == 3
 
 
@@ -57,7 +57,7 @@ def test_a_large_file_is_read_at_places_spread_over_it(tmp_path: Path) -> None:
             begin = at // 2**16 * 2**16
             numbers[begin : begin + 2**16] = os.urandom(2**16)
         path.write_bytes(numbers)
-        digests.add(Content.of(path, [str(path)], Seen.of(path)).digest)
+        digests.add(ModelContent.of(path, [str(path)], Seen.of(path)).digest)
     assert len(digests) == 4
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_is_replaced_behind_its_header_is_refused(checkpoint: Callab
     seen = Seen.of(model_dir)
     change(model_dir)
     with pytest.raises(CheckpointError, match="its files changed"):
-        Content.of(model_dir, [str(model_dir / "model.safetensors")], seen)
+        ModelContent.of(model_dir, [str(model_dir / "model.safetensors")], seen)
 
 
 class TwoRanks:
@@ -103,9 +103,9 @@ class TwoRanks:
 def test_ranks_that_read_different_files_refuse_the_model(
     same: bool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ryzanstein.worker.model.collectives.local import LocalCollectives
-    from ryzanstein.worker.model.options import RunnerOptions
-    from ryzanstein.worker.model.parallel import TensorParallel
+    from ryzanstein.worker.collectives.local import LocalCollectives
+    from ryzanstein.worker.collectives.parallel import TensorParallel
+    from ryzanstein.worker.settings.options import RunnerOptions
 
     model_dir = checkpoint()
     options = RunnerOptions(num_blocks=64, block_size=4, num_threads=1)

@@ -11,13 +11,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed
-from ryzanstein.worker.model.draw import Draw
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.likeliest import new_likeliest
-from ryzanstein.worker.model.sampler import sample
-from ryzanstein.worker.model.truncation import drawn, weights
+from ryzanstein.worker.kernels.functions.draw import Draw
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.sampling.sampler import new_likeliest, sample
+from ryzanstein.worker.sampling.truncation import drawn, weights
 
 LAST = 1 - 2**-53  # the greatest uniform number
 UNIFORM = st.one_of(st.sampled_from([0.0, 0.5, LAST]), st.floats(0, LAST))

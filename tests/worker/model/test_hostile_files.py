@@ -20,9 +20,9 @@ import pytest
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, ModelRefused
-from ryzanstein.worker.model.shapes import ModelShape
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
+from ryzanstein.tools.synthesize.command import Recipe, synthesize
+from ryzanstein.tools.synthesize.shapes import ModelShape
+from ryzanstein.worker.refusal import MAX_MESSAGE_CHARS, ModelRefused
 from ryzanstein.worker.text.tokenizer import TextModel
 
 WITHIN_S = 10.0

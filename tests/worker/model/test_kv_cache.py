@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.cache_size import CacheRequest, blocks_in, bytes_of_block, cache_size, slot_width
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kv_cache import KVCache
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.architectures.registry import spec_of
+from ryzanstein.worker.cache.kv_cache import KVCache
+from ryzanstein.worker.cache.sizes import CacheRequest, blocks_in, bytes_of_block, cache_size, slot_width
+from ryzanstein.worker.cache.zones import zones_of
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.runner import ModelRunner
-from ryzanstein.worker.model.zones import zones_of
-from ryzanstein.worker.quantization import KvCompression
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
+from ryzanstein.worker.settings.quantization import KvCompression
 
 LLAMA = {
     "model_type": "llama",

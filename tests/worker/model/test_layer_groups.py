@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, LayerSpec
-from ryzanstein.worker.model.layer_groups import LayerGroups, layer_groups
+from ryzanstein.worker.architectures.registry import spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec
+from ryzanstein.worker.cache.layer_groups import LayerGroups, layer_groups
 
 LLAMA = spec_of(
     {

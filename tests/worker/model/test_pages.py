@@ -7,9 +7,9 @@ import mmap
 import pytest
 import torch
 
-from ryzanstein.worker.model.kv_cache import KVCache
-from ryzanstein.worker.model.pages import OwnHeads, PageLayout, PagePort
-from ryzanstein.worker.model.zoned_cache import ZonedCache
+from ryzanstein.worker.cache.kv_cache import KVCache
+from ryzanstein.worker.cache.pages import OwnHeads, PageLayout, PagePort
+from ryzanstein.worker.cache.zoned_cache import ZonedCache
 
 PLANES, TOKENS, HEADS, WIDTH = 3, 4, 4, 8
 PART = 48

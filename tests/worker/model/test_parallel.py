@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
-from ryzanstein.worker.model.refusal import UnevenSplit
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
+from ryzanstein.worker.refusal import UnevenSplit
 
 
 def ranks(size: int) -> list[TensorParallel]:

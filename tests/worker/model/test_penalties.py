@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.model.penalties import adjusted
+from ryzanstein.worker.sampling.penalties import adjusted
 
 VOCAB = 50
 penalties = st.builds(

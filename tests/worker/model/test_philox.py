@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ryzanstein.worker.model.philox import philox4x32, uniform
+from ryzanstein.worker.kernels.functions.draw import philox4x32, uniform
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.kernels.build import NotBuilt, library
-from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.kernels.build import NotBuilt, library
+from ryzanstein.worker.settings.quantization import Quantization
 
-PERPLEXITY = Path(__file__).parents[3] / "benchmarks" / "perplexity.py"
+PERPLEXITY = Path(__file__).parents[3] / "lab" / "benchmarks" / "perplexity.py"
 OPTIONS = {"num_blocks": 200, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 256, "max_sequences": 8}
 SHAPE = {
     "hidden_size": 96,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ryzanstein.demo
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed, StepPlan
 
 GREEDY = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, needs_full_logits
-from ryzanstein.worker.model.draw import Draw
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.penalties import adjusted
-from ryzanstein.worker.model.sampler import restricted
-from ryzanstein.worker.model.sampler import sample as sample_rows
-from ryzanstein.worker.model.truncation import floors, weights
+from ryzanstein.worker.kernels.functions.draw import Draw
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.sampling.penalties import adjusted
+from ryzanstein.worker.sampling.sampler import restricted
+from ryzanstein.worker.sampling.sampler import sample as sample_rows
+from ryzanstein.worker.sampling.truncation import floors, weights
 
 VOCAB = 40
 Sample = Callable[[torch.Tensor, Sequence[SampleRow]], list[SampledToken]]

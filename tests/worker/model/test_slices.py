@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ryzanstein.worker.model.checkpoint import MappedWeights
-from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.checkpoints.checkpoint import MappedWeights
+from ryzanstein.worker.checkpoints.memory import WeightMemory
+from ryzanstein.worker.checkpoints.safetensors_files import SafetensorsFiles
+from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.loading import load_model, slice_bytes
-from ryzanstein.worker.model.memory import WeightMemory
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products.formats import WeightFormat
-from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
-from ryzanstein.worker.model.tensor_files import read_tensor_files
+from ryzanstein.worker.products.formats import WeightFormat
+from ryzanstein.worker.settings.options import RunnerOptions
 
 CPU = torch.device("cpu")
 SHAPE = (3001, 1003)  # in float32 more than one window of 8 MiB

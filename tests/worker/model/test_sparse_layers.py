@@ -13,8 +13,8 @@ from tests.worker.model.lone_engine import check_company
 from tests.worker.model.rank_processes import answers_of_ranks
 from tests.worker.model.schedules import Schedules, differing, rows_of
 
-from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.sparse_layers import sparsified
+from ryzanstein.worker.refusal import ModelRefused
 
 SCHEDULES = Schedules(block_size=16, num_blocks=32, shared=64)
 OPTIONS = {**SCHEDULES.options, "kernels": "native"}

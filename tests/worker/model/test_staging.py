@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ryzanstein.worker.cache.staging import BUDGET_BYTES, Staging, staging_slots
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.staging import BUDGET_BYTES, Staging, staging_slots
 
 BLOCK = 4
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from typer import Typer
 from typer.testing import CliRunner
 
-from ryzanstein.worker.model.shapes import PRESETS, ModelShape, usual_shape
-from ryzanstein.worker.model.synthesize import Recipe, main, synthesize
+from ryzanstein.tools.synthesize.command import Recipe, main, synthesize
+from ryzanstein.tools.synthesize.shapes import PRESETS, ModelShape, usual_shape
 
 SMALL = ModelShape(
     hidden_size=64, num_layers=3, num_heads=4, num_kv_heads=2, intermediate_size=128, vocab_size=300, context_length=64

@@ -13,7 +13,7 @@ from tests.worker.model.lone_engine import check_company
 from tests.worker.model.rank_processes import answers_of_ranks
 from tests.worker.model.schedules import Schedules, differing, rows_of
 
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.refusal import ModelRefused
 
 pytestmark = pytest.mark.long
 

@@ -11,11 +11,11 @@ import time
 import msgspec
 
 from ryzanstein.worker.engine.messages import ChoiceEnd, EngineStats, StepEvents, SubmitGroup
-from ryzanstein.worker.engines.messages import RankReady
-from ryzanstein.worker.ranks import fork_server
-from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
+from ryzanstein.worker.ranks.health.board import RankBoard
 from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, CheckRanks, RankRefused
+from ryzanstein.worker.ranks.starting import fork_server
+from ryzanstein.worker.supervision.messages import RankReady
 
 STEP_S = 0.002
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from ryzanstein.worker.ranks import fork_server
+from ryzanstein.worker.ranks.starting import fork_server
 
 
 def prepare() -> None:

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from ryzanstein.worker.engines.group import IDLE
-from ryzanstein.worker.ranks.board import Board, RankBoard, board_bytes
+from ryzanstein.worker.ranks.health.board import Board, RankBoard, board_bytes
+from ryzanstein.worker.supervision.group import IDLE
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.messages import CancelGroup, SubmitGroup
 from ryzanstein.worker.ranks import channel as channels
 from ryzanstein.worker.ranks.channel import AgentChannel, ChannelClosed, FrameSplitter, FrameTooLarge, RankChannel, encode

@@ -6,7 +6,7 @@ import time
 
 from ryzanstein.constraints import Constraint
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.cache import Grammars
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.messages import SubmitGroup

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkFailed, ForkServer, ForkServerLost
-from ryzanstein.worker.ranks.process import end
+from ryzanstein.worker.ranks.starting.forking import RANK_COMMAND, ForkFailed, ForkServer, ForkServerLost
+from ryzanstein.worker.ranks.starting.process import end
 
 pytestmark = pytest.mark.distributed
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
-from ryzanstein.worker.engines.group import GroupEvents, LossCause, RanksLost, RanksRefused
-from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
+from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RanksLost, RanksRefused
 
 pytestmark = pytest.mark.distributed
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page, PageSizes
 from ryzanstein.worker.engine.messages import EngineStats, StepEvents, SubmitGroup
-from ryzanstein.worker.engines.group import GroupEvents
-from ryzanstein.worker.engines.messages import PagesAnswer
-from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.supervision.group import GroupEvents
+from ryzanstein.worker.supervision.messages import PagesAnswer
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 

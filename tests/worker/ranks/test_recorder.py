@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ryzanstein.worker.engines.messages import ProfileTrace, StartProfile
-from ryzanstein.worker.ranks import recorder as recorder_module
-from ryzanstein.worker.ranks.board import RankBoard, board_bytes
-from ryzanstein.worker.ranks.recorder import StepRecorder
+from ryzanstein.worker.ranks.health import recorder as recorder_module
+from ryzanstein.worker.ranks.health.board import RankBoard, board_bytes
+from ryzanstein.worker.ranks.health.recorder import StepRecorder
+from ryzanstein.worker.supervision.messages import ProfileTrace, StartProfile
 
 
 class Rank:
@@ -89,9 +89,9 @@ def test_a_trace_beyond_the_bound_is_empty(rank: Rank, monkeypatch: pytest.Monke
 
 FIRST = """
 import os, sys, torch
-from ryzanstein.worker.ranks.board import RankBoard, board_bytes
-from ryzanstein.worker.engines.messages import StartProfile
-from ryzanstein.worker.ranks.recorder import StepRecorder
+from ryzanstein.worker.ranks.health.board import RankBoard, board_bytes
+from ryzanstein.worker.supervision.messages import StartProfile
+from ryzanstein.worker.ranks.health.recorder import StepRecorder
 
 fd = os.memfd_create("test-board")
 os.ftruncate(fd, board_bytes(1))

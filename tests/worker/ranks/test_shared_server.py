@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.worker.engines.group import GroupEvents, LossCause
-from ryzanstein.worker.engines.recovery import RecoveryPolicy
-from ryzanstein.worker.engines.supervisor import Supervisor
-from ryzanstein.worker.ranks.forking import ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds
+from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.native import NativeEngines
-from ryzanstein.worker.ranks.shared_server import RankServers
-from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.ranks.starting.shared_server import RankServers
+from ryzanstein.worker.supervision.group import GroupEvents, LossCause
+from ryzanstein.worker.supervision.recovery import RecoveryPolicy
+from ryzanstein.worker.supervision.supervisor import Supervisor
 
 pytestmark = pytest.mark.distributed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.worker.engines.group import RankProgress
-from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness
+from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness
+from ryzanstein.worker.supervision.group import RankProgress
 
 
 class Group:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.worker.engines.group import GroupEvents, LossCause
-from ryzanstein.worker.engines.recovery import RecoveryPolicy, Rung
-from ryzanstein.worker.engines.supervisor import Supervisor
 from ryzanstein.worker.ranks.group import GroupBounds
+from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.native import NativeEngines
-from ryzanstein.worker.ranks.watchdog import StallBounds
+from ryzanstein.worker.supervision.group import GroupEvents, LossCause
+from ryzanstein.worker.supervision.recovery import RecoveryPolicy, Rung
+from ryzanstein.worker.supervision.supervisor import Supervisor
 
 pytestmark = pytest.mark.distributed
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.worker.engines.group import GroupEvents, RanksLost
-from ryzanstein.worker.ranks.forking import ForkFailed, ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.wiring import Wiring
+from ryzanstein.worker.ranks.starting.forking import ForkFailed, ForkServer
+from ryzanstein.worker.ranks.starting.wiring import Wiring
+from ryzanstein.worker.supervision.group import GroupEvents, RanksLost
 
 SPEC = RankSpec("echo", 3)
 ECHO = (sys.executable, str(Path(__file__).with_name("echo_rank.py")))

@@ -12,11 +12,10 @@ from transformers import AutoTokenizer
 
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.replies.reader import read_message
-from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.constraints.lark import grammar
 from ryzanstein.worker.text.call_grammar import MAX_CALLS, call_constraint, form_or_calls
 from ryzanstein.worker.text.calling import Calling, instructions

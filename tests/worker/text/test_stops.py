@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.worker.text.stops import StopScanner
+from ryzanstein.worker.text.choice import StopScanner
 
 letters = st.text("ab", max_size=30)
 stops = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)

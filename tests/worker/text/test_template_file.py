@@ -11,9 +11,7 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.text.tokenizer import TextModel
 

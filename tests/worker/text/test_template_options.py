@@ -11,9 +11,7 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.template_options import TemplateOptions
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 HELLO = (Message(Role.USER, "hello"),)

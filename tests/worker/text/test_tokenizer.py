@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 
 import ryzanstein.demo
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt, TokenPrompt
 from ryzanstein.worker.text.tokenizer import TextModel
 
 DEMO = Path(next(iter(ryzanstein.demo.__path__)))

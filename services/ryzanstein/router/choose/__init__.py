@@ -5,12 +5,10 @@ computes the same order, without a shared map.
 """
 
 from ryzanstein.router.choose.affinity import Affinity, affinity, beginning
-from ryzanstein.router.choose.balance import ImbalanceThresholds
-from ryzanstein.router.choose.chooser import Chooser
-from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Ranking
+from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Chooser, Ranking
 from ryzanstein.router.choose.node_view import NodeView, is_usable
 from ryzanstein.router.choose.policies import PolicyBounds, PolicyChoice, PolicyName
-from ryzanstein.router.choose.recent_load import Imbalance
+from ryzanstein.router.choose.recent_load import Imbalance, ImbalanceThresholds
 from ryzanstein.router.choose.rendezvous import ranked
 
 __all__ = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from ryzanstein.generation.messages import Role
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, Role, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
 
 # A shorter prefix saves little. A longer one would separate requests that share almost everything.

@@ -1,18 +1,28 @@
 """Has any node of a model answer a call: the least loaded, then others. Waits while there is none.
 
 For calls that leave no state on a node, so that the answer of each is as good.
+
+Completions that fill in the middle: a node writes what stands around it in the model's own tokens.
+
+That is done before the generation begins, so that every node that runs or continues it computes the
+same prompt.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation.prompts import Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import MAX_STOP_TOKEN_IDS, GenerationRequest
 from ryzanstein.router.failover.placement import RunnerPolicy
+from ryzanstein.router.nodes.calls import texts
+from ryzanstein.router.nodes.calls.texts import Infilled
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 
@@ -83,3 +93,33 @@ class AnyNode:
             if left_s <= 0:
                 raise errors.deadline_exceeded()
         await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)
+
+
+def has_middle(prompt: Prompt) -> bool:
+    """Returns whether the answer goes between two texts."""
+    return isinstance(prompt, TextPrompt) and prompt.suffix is not None
+
+
+async def filled(request: GenerationRequest, deadline: float, nodes: AnyNode) -> GenerationRequest:
+    """Returns a request to fill in the middle as one in tokens; any other as it is.
+
+    Waits for a node as a generation does. The model must be named.
+    """
+    prompt = request.prompt
+    if not isinstance(prompt, TextPrompt) or prompt.suffix is None:
+        return request
+    prefix, suffix = prompt.text, prompt.suffix
+    for name in ("truncate_prompt_tokens", "keep_prompt_head"):
+        if getattr(request.sampling, name) is not None:
+            raise errors.invalid(f"sampling.{name}", "is not supported with a suffix")
+
+    async def asked(link: NodeLink) -> Infilled:
+        return await texts.infill(link, request.model, prefix, suffix, deadline)
+
+    infilled = await nodes.ask(request.model, deadline, asked)
+    stops = tuple(dict.fromkeys((*request.sampling.stop_token_ids, *infilled.stop_token_ids)))
+    if len(stops) > MAX_STOP_TOKEN_IDS:
+        most = MAX_STOP_TOKEN_IDS - len(infilled.stop_token_ids)
+        raise errors.invalid("stop_token_ids", f"must have at most {most} entries with a suffix", len(stops))
+    sampling = replace(request.sampling, stop_token_ids=stops)
+    return replace(request, prompt=TokenPrompt(tuple(infilled.token_ids)), sampling=sampling)

@@ -18,15 +18,21 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.backoff import Backoff
-from ryzanstein.generation.events import GenerationEvent
+from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.parts import CoreParts
-from ryzanstein.router.core.peers import MOVED, RESTARTED, TOO_OLD, OwnerLostError, Peers, moved
-from ryzanstein.router.core.reader import PassedReader
+from ryzanstein.router.core.peers import MOVED, RESTARTED, TOO_OLD, OwnerLostError, PassedReader, Peers, moved
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.encoding import check_readable
-from ryzanstein.router.journal.journal import Head, Journal, JournalRecord, JournalUnavailableError, Owner
-from ryzanstein.router.journal.lease import LEASE_KEEPER, keep_lease
+from ryzanstein.router.journal.journal import (
+    LEASE_KEEPER,
+    Head,
+    Journal,
+    JournalRecord,
+    JournalUnavailableError,
+    Owner,
+    keep_lease,
+)
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.recorder import JournalRecorder
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.generation.prompts import Prompt
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.router.nodes.calls.texts import Tokenized
-from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.table import ServedModel
 
 
 class Core(Protocol):

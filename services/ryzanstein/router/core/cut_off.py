@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from ryzanstein.background import Background
+from ryzanstein.process.background import Background
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.recorder import Recorder
 from ryzanstein.router.sessions.turn import Turn

@@ -17,7 +17,7 @@ from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.failover.placement import RunnerPolicy
-from ryzanstein.router.nodes.calls.embeddings import embed
+from ryzanstein.router.nodes.calls.texts import embed
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.telemetry import RouterTelemetry

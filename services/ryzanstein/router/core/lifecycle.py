@@ -19,6 +19,7 @@ from structlog.contextvars import bound_contextvars
 from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.observe.tracing import traceparent
 from ryzanstein.router.core.admission import Admission, Place
 from ryzanstein.router.core.cut_off import CutOffs
 from ryzanstein.router.core.parts import CoreParts
@@ -29,7 +30,6 @@ from ryzanstein.router.generations.generation import Generation, paused
 from ryzanstein.router.generations.idempotency import IdempotencyKeys
 from ryzanstein.router.generations.retained import ReadingWindow, RetainedGenerations
 from ryzanstein.router.sessions.turn import Turn
-from ryzanstein.tracing import traceparent
 
 log = structlog.get_logger(__name__)
 

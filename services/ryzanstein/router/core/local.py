@@ -14,14 +14,12 @@ from dataclasses import replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation.events import GenerationEvent
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.router.core.admission import Admission, HeldPrompt, Place
-from ryzanstein.router.core.any_node import AnyNode
+from ryzanstein.router.core.any_node import AnyNode, filled, has_middle
 from ryzanstein.router.core.embeddings import Embedder
-from ryzanstein.router.core.infill import filled, has_middle
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
@@ -30,9 +28,8 @@ from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenE
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts
-from ryzanstein.router.nodes.calls.texts import Tokenized
-from ryzanstein.router.nodes.calls.token_count import count_prompt_tokens
-from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.calls.texts import Tokenized, count_prompt_tokens
+from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn
 

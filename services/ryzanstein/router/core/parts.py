@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.router.core.admission import Limits
 from ryzanstein.router.failover.hedges import HedgePolicy
 from ryzanstein.router.failover.placement import RunnerPolicy
@@ -14,7 +15,6 @@ from ryzanstein.router.generations.retained import UnreadTurns
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
-from ryzanstein.tracing import Tracing
 
 
 class OtherRouters(Protocol):

@@ -3,6 +3,8 @@
 A call names the owner that it addresses (`OWNER` in its metadata). Any other router refuses it, so
 that calls never loop. An owner is lost when it cannot be reached, does not answer, or its lease
 expires during the call.
+
+The position of a reader that is passed from router to router.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from grpc_status import rpc_status
 
 from ryzanstein import errors
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
-from ryzanstein.generation.events import Delta, GenerationEvent
-from ryzanstein.generation.names import TENANT_ID
+from ryzanstein.generation.prompts import TENANT_ID
+from ryzanstein.generation.tokens import Delta, Finished, GenerationEvent, PromptScores, Started
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.rpc.client import open_channel
@@ -31,6 +33,33 @@ from ryzanstein.v1 import peer_pb2 as peer
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 from ryzanstein.v1.peer_pb2_grpc import PeerServiceStub
 from ryzanstein.wire.events import event_from_wire
+
+
+class PassedReader:
+    """Advances with the events that the reader gets; `wants` is False for one it already has."""
+
+    def __init__(self, from_index: Mapping[int, int]) -> None:
+        self.from_index = dict(from_index)
+        self._started = False
+        self._prompt = 0
+        self._ended: set[int] = set()
+
+    def wants(self, event: GenerationEvent) -> bool:
+        match event:
+            case Started():
+                first, self._started = not self._started, True
+                return first
+            case PromptScores():
+                self._prompt, before = max(self._prompt, event.first_index + len(event.tokens)), self._prompt
+                return self._prompt > before
+            case Delta():
+                self.from_index[event.choice] = event.first_index + len(event.tokens)
+                return True
+            case Finished():
+                first = event.choice not in self._ended
+                self._ended.add(event.choice)
+                return first
+
 
 log = structlog.get_logger(__name__)
 

@@ -7,9 +7,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from ryzanstein import errors
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, PromptScores, PromptToken, Started
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.tokens import FinishReason, Token, Usage
+from ryzanstein.generation.prompts import Message
+from ryzanstein.generation.tokens import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptScores,
+    PromptToken,
+    Started,
+    Token,
+    Usage,
+)
 from ryzanstein.replies.reader import read_aside, shown_reason
 
 _QUICK_TOKENS = 1024

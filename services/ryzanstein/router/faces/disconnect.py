@@ -12,7 +12,7 @@ from enum import Enum
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.events import GenerationEvent
+from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.router.core.core import Core
 
 CANCEL_ON_DISCONNECT = "x-cancel-on-disconnect"

@@ -18,11 +18,9 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, RequestKey
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.generation.template_options import PLAIN_TEMPLATE
-from ryzanstein.tools import NO_TOOLS
+from ryzanstein.generation.prompts import PLAIN_TEMPLATE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.request import GenerationRequest, RequestKey, SamplingParams
+from ryzanstein.generation.tools import NO_TOOLS
 
 MAX_KEY_CHARS = 255
 HEADER = "Idempotency-Key"

@@ -13,15 +13,14 @@ import structlog
 
 from ryzanstein.cluster import Load, Numerics
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.events import PromptScores
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.router.failover.patience import Quiet
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult, GapError
-from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Blame, blame
 from ryzanstein.router.nodes.links.connection import PROTOCOL
+from ryzanstein.router.nodes.roster import AttemptPlacement
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)

@@ -34,7 +34,7 @@ class Quiet:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class AttemptPatience:
     """How long an attempt may produce nothing.
 
     `accept_s` is the time until the node has accepted it. `silence_s` is the time until a token,

@@ -17,14 +17,11 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Numerics
 from ryzanstein.errors import Code
-from ryzanstein.generation.attempt import NodePlace
-from ryzanstein.generation.features import CONSTRAINTS
-from ryzanstein.generation.messages import Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.prompts import ChatPrompt, Role
+from ryzanstein.generation.request import CONSTRAINTS, GenerationRequest, NodePlace
 from ryzanstein.router.choose import Ranking, beginning
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, SLOW, Lost
-from ryzanstein.router.failover.patience import Patience
+from ryzanstein.router.failover.patience import AttemptPatience
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.links.link import UNLOADED
 from ryzanstein.router.nodes.roster import Roster
@@ -59,7 +56,7 @@ class RunnerPolicy:
 
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
-    patience: Patience = field(default_factory=Patience)
+    patience: AttemptPatience = field(default_factory=AttemptPatience)
     failover_to_unlike: bool = True
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.request import Attempt
 from ryzanstein.router.failover.attempt import (
     BACK_PRESSURE,
     NO_PROGRESS,

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from ryzanstein import errors
-from ryzanstein.generation.events import Delta, GenerationEvent, PromptScores
-from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.generation.tokens import Delta, FinishReason, GenerationEvent, PromptScores
 from ryzanstein.router.generations.generation import Generation
 
 MAX_DELTA_TOKENS = 512

@@ -15,12 +15,10 @@ from typing import Protocol
 from ryzanstein import errors
 from ryzanstein.cluster import Numerics
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.events import Finished, PromptScores, PromptToken, Started
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.prompts import Message, TextPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.tokens import FinishReason, Usage
+from ryzanstein.generation.tokens import Finished, FinishReason, PromptScores, PromptToken, Started, Usage
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_aside
 from ryzanstein.router.generations.token_log import TokenLog

@@ -3,22 +3,53 @@
 A generation runs for the grace period after its last reader left; then it is paused. At the end of
 the window it is cancelled. A generation that has ended is forgotten at the end of the window, or
 earlier when the ended ones hold more tokens than the limit.
+
+Notifies readers of new tokens, a few per loop iteration.
+
+If all readers were notified at once, each frame would wait until every reader has had its message.
+Under load the frames would pile up unread, and each token would be sent alone and late. With a few
+readers at a time, frames are read in between, and what has arrived meanwhile goes into one message:
+load makes messages larger, not the wait longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock, AwakeTimer
+from ryzanstein.process.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.wakes import Wakes
 from ryzanstein.router.telemetry import RouterTelemetry
+
+READERS_PER_TURN = 4
+
+
+class ReaderWakeups:
+    """The readers of all generations that have something new to read, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[asyncio.Event, None] = {}
+
+    def add(self, readers: Iterable[asyncio.Event]) -> None:
+        if not self._due:
+            self._loop.call_soon(self._turn)
+        for reader in readers:
+            self._due[reader] = None
+
+    def _turn(self) -> None:
+        due = self._due
+        for reader in [reader for reader, _ in zip(due, range(READERS_PER_TURN), strict=False)]:
+            del due[reader]
+            reader.set()
+        if due:
+            self._loop.call_soon(self._turn)
+
 
 UnreadTurns = Literal["keep", "drop"]
 """What a session keeps of an answer that is ended because it has no reader.
@@ -65,7 +96,7 @@ class RetainedGenerations:
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._awake = awake
-        self._wakes = Wakes()
+        self._wakes = ReaderWakeups()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0

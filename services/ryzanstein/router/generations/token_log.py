@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from ryzanstein.generation.attempt import ChoiceProgress
+from ryzanstein.generation.request import ChoiceProgress
 from ryzanstein.generation.tokens import FinishReason, Token
 
 

@@ -10,12 +10,9 @@ from google.rpc import status_pb2
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import ROUTER_TOO_OLD, Code, RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.events import PromptScores, Started
-from ryzanstein.generation.features import KNOWN_FEATURES
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.request import GenerationRequest, RequestKey
-from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.generation.request import KNOWN_FEATURES, Attempt, GenerationRequest, RequestKey
+from ryzanstein.generation.tokens import FinishReason, PromptScores, Started, Token
 from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error

@@ -3,14 +3,36 @@
 A generation has an owner and an epoch. Every writer states the epoch that it knows; a writer whose
 epoch is too old is fenced off. Taking a generation over is a compare-and-set of the epoch. The
 journal knows no tokens: requests and batches are bytes (`encoding`).
+
+Keeps this router's lease in the journal. Once it expires, others may take its generations.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+from ryzanstein.router.journal.metrics import JournalOutage
+
+LEASE_KEEPER = "journal_lease"
+_RETRY_S = 0.25
+
+
+async def keep_lease(journal: Journal, owner: Owner, lease_s: float, outage: JournalOutage) -> None:
+    """Renews three times per lease length, until cancelled."""
+    while True:
+        try:
+            await journal.renew(owner)
+        except JournalUnavailableError as error:
+            outage.begin(error)
+            await asyncio.sleep(_RETRY_S)
+        else:
+            outage.end(LEASE_KEEPER)
+            await asyncio.sleep(lease_s / 3)
+
 
 # The time from the claim of a key to the opening of its generation. In between, the session is
 # claimed and its history is read.

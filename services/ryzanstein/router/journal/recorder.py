@@ -19,8 +19,8 @@ from itertools import islice
 import structlog
 
 from ryzanstein import clock
-from ryzanstein.background import Background
 from ryzanstein.backoff import Backoff
+from ryzanstein.process.background import Background
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.journal.encoding import BatchWriter, encode_request
 from ryzanstein.router.journal.journal import Append, AppendOutcome, Journal, JournalUnavailableError, KeyClaim, Owner

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from ryzanstein.private_files import opener, private_folder
+from ryzanstein.files.private_files import opener, private_folder
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from ryzanstein.cluster import NO_MODEL, Node, NodeState
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.prompts import MAX_NAME_CHARS
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import open_channel

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import structlog
 
-from ryzanstein.awake import AwakeClock
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.likeness import Likeness
 from ryzanstein.router.nodes.links.link import CLOSED, NodeLink

@@ -1,26 +1,60 @@
 """What a router asks of its nodes: which are linked, healthy and usable; and sends attempts to them.
 
 All answers are this router's own knowledge, at this moment. It opens and closes no link.
+
+An attempt on a node: what a generation does with it once it is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, NodeState, Numerics
-from ryzanstein.generation.attempt import Attempt, NodePlace
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.request import NO_DEFAULTS, Attempt, GenerationRequest, NodePlace, SamplingDefaults
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
-from ryzanstein.router.nodes.attempt_placement import AttemptPlacement
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.links.frames import AttemptSink
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport
-from ryzanstein.router.nodes.served import ServedModel
-from ryzanstein.router.nodes.table import NodeTable, further_models
+from ryzanstein.router.nodes.table import NodeTable, ServedModel, further_models
+
+_MAX_TENANTS = 4096  # pairs of tenant and priority whose newest begun attempt a link remembers
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlacement:
+    """An attempt on a node."""
+
+    link: NodeLink
+    node_id: str
+    handle: int
+    tenant: str
+    priority: int
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether an attempt that was sent to the node later has already produced output.
+
+        Both have the same tenant and priority, so fairness between tenants and priority do not
+        explain it.
+        """
+        return self.link.newest_begun.get((self.tenant, self.priority), 0) > self.handle
+
+    def began(self) -> None:
+        """Records that the attempt has produced output."""
+        newest, key = self.link.newest_begun, (self.tenant, self.priority)
+        if len(newest) >= _MAX_TENANTS and key not in newest:
+            newest.clear()  # for a moment no attempt counts as overtaken
+        newest[key] = max(newest.get(key, 0), self.handle)
+
+    def cancel(self) -> None:
+        self.link.cancel(self.handle)
+
+    def release(self) -> None:
+        self.link.release(self.handle)
 
 
 class Roster:

@@ -1,18 +1,56 @@
-"""What a router knows of its nodes at first hand. `Linker` alone changes it, `Roster` answers from it."""
+"""What a router knows of its nodes at first hand. `Linker` alone changes it, `Roster` answers from it.
+
+A model whose last node has disappeared stays known for a while. The node may be cut off from the orchestrator, or
+restarting: a request for the model is not the client's mistake. It waits, and may be sent again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ryzanstein.cluster import Beat
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.prompts import MAX_NAME_CHARS
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.router.nodes.breaker import Breaker
-from ryzanstein.router.nodes.departed import DepartedModels
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import RecentLosses
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that at least one ready node serves; `context_length` in tokens.
+
+    `sampling_defaults` are its own values of parameters.
+    """
+
+    name: str
+    context_length: int
+    ready_nodes: int
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+
+
+_KEEP_S = 3600.0
+
+
+class DepartedModels:
+    """The names, each for `keep_s` seconds since it was last added. `now` is a monotonic clock."""
+
+    def __init__(self, now: Callable[[], float], keep_s: float = _KEEP_S) -> None:
+        self._now = now
+        self._keep_s = keep_s
+        self._until: dict[str, float] = {}
+
+    def add(self, model: str) -> None:
+        now = self._now()
+        self._until = {name: until for name, until in self._until.items() if until > now}
+        self._until[model] = now + self._keep_s
+
+    def __contains__(self, model: str) -> bool:
+        return self._until.get(model, 0.0) > self._now()
+
 
 MAX_FURTHER_MODELS = 31  # of one node
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from ryzanstein.background import Background
+from ryzanstein.process.background import Background
 from ryzanstein.router.sessions.claims import Holding, SessionBusyError
 from ryzanstein.router.sessions.store import ServingStore, StoreUnavailableError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import Message
 from ryzanstein.router.storage.bounds import UNBOUNDED
 
 LARGEST_SHARE = 4

@@ -15,8 +15,7 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.names import MAX_NAME_CHARS
+from ryzanstein.generation.prompts import MAX_NAME_CHARS, Message
 from ryzanstein.router.sessions.room import MESSAGE_BYTES, bytes_of
 from ryzanstein.router.storage.bounds import UNBOUNDED
 

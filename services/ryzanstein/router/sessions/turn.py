@@ -13,8 +13,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.store import ServingStore, Session, SessionBounds, is_response

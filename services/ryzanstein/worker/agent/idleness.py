@@ -11,7 +11,7 @@ from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
-class Room(Protocol):
+class MemoryToWake(Protocol):
     """Where a model that sleeps gets memory when it wakes, and gives it back; see `memory`."""
 
     async def take(self) -> None: ...
@@ -26,7 +26,7 @@ class Idleness:
 
     def __init__(self, versions: ModelVersions, telemetry: WorkerTelemetry) -> None:
         self.unload_s = 0.0
-        self.room: Room | None = None
+        self.room: MemoryToWake | None = None
         self._versions, self._telemetry = versions, telemetry
         self._waking: dict[ModelVersion, asyncio.Task[None]] = {}
         self._busy_s = time.monotonic()

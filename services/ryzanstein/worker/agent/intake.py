@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from ryzanstein import clock, errors
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, FieldViolation, RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.events import MAX_PROMPT_SCORES
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.tools import Tools
+from ryzanstein.generation.request import Attempt, SamplingParams
+from ryzanstein.generation.tokens import MAX_PROMPT_SCORES
+from ryzanstein.generation.tools import Tools
 from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.engine.messages import SubmitGroup

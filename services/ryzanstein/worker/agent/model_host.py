@@ -20,12 +20,12 @@ from ryzanstein import errors
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, NodeState
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.model_paths import model_location, model_name
+from ryzanstein.files.model_paths import model_location, model_name
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
-from ryzanstein.worker.engines.group import EngineFactory, EngineGroup, RankLoss
-from ryzanstein.worker.engines.messages import RankReady
-from ryzanstein.worker.engines.recovery import Recovery, Rung
-from ryzanstein.worker.engines.supervisor import Supervisor
+from ryzanstein.worker.supervision.group import EngineFactory, EngineGroup, RankLoss
+from ryzanstein.worker.supervision.messages import RankReady
+from ryzanstein.worker.supervision.recovery import Recovery, Rung
+from ryzanstein.worker.supervision.supervisor import Supervisor
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel

@@ -15,8 +15,8 @@ from itertools import count
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.background import STOP, Background
 from ryzanstein.cluster import MODEL_CHANGES
+from ryzanstein.process.background import STOP, Background
 from ryzanstein.worker.agent.node import Health, NodeAgent
 from ryzanstein.worker.agent.operations import Operations
 

@@ -3,6 +3,8 @@
 A token's path: StepEvents from rank 0, `RunningGenerations` (text), the router's link, all in one
 call in the event loop. The beat is sent by the same loop, so a frozen agent sends none. This module
 knows neither gRPC servicers nor the orchestrator.
+
+The links of a model to the routers that are connected to it.
 """
 
 from __future__ import annotations
@@ -17,30 +19,77 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import Beat, NodeState, Numerics
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Prompt
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS
-from ryzanstein.tracing import Tracing
+from ryzanstein.generation.request import NO_DEFAULTS
+from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
-from ryzanstein.worker.agent.router_links import RouterLinks
-from ryzanstein.worker.agent.routers import LinkBounds
+from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.submission import Submissions
 from ryzanstein.worker.agent.versions.model_versions import ModelVersions
 from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.ranks.forking import ForkServer
-from ryzanstein.worker.ranks.source import NewRankServer
+from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, NoJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
+
+MAX_LINKS = 256
+
+
+class RouterLinks:
+    """Opens and closes links. What a router submitted ends with its link."""
+
+    def __init__(self, bounds: LinkBounds, versions: ModelVersions, telemetry: WorkerTelemetry) -> None:
+        self._bounds, self._versions, self._telemetry = bounds, versions, telemetry
+        self._links: list[RouterLink] = []
+
+    def open(self, router_id: str) -> RouterLink:
+        """Returns a link for the router. Release it with `close`.
+
+        Raises RESOURCE_EXHAUSTED when too many routers are connected.
+        """
+        if len(self._links) >= MAX_LINKS:
+            raise RyzansteinError(f"too many routers, the limit is {MAX_LINKS}", Code.RESOURCE_EXHAUSTED, "TOO_MANY_LINKS")
+        link = RouterLink(router_id, self._bounds)
+        self._links.append(link)
+        self._telemetry.links.set(len(self._links))
+        log.info("router connected", router_id=router_id)
+        return link
+
+    def close(self, link: RouterLink) -> None:
+        """Cancels what the router submitted and releases the link."""
+        for version in self._versions:
+            version.running.close_link(link)
+        self._links.remove(link)
+        if link.overflowed:
+            self._telemetry.link_overflows.inc()
+        self._telemetry.links.set(len(self._links))
+        log.info("router disconnected", router_id=link.router_id, overflowed=link.overflowed)
+
+    def end(self) -> None:
+        """Ends all links because the agent stops; the routers fail over what still runs.
+
+        The ends of the last generations are sent before that.
+        """
+        for link in self._links:
+            link.end()
+
+    def beat(self, beat: Beat) -> None:
+        """Sends a beat to all routers."""
+        for link in self._links:
+            link.beat(beat)
+
 
 _MEMORY_EVERY_BEATS = 4  # read from files, so not with every beat
 

@@ -15,10 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from ryzanstein import errors
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.messages import Role
-from ryzanstein.generation.prompts import ChatPrompt, Prompt
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import ChatPrompt, Prompt, Role
+from ryzanstein.generation.request import Attempt, SamplingParams
 from ryzanstein.worker.agent.intake import ReadPrompt
 
 ANSWER_TOKENS = 1024

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.events import PromptScores
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire
 from ryzanstein.wire.membership import beat_to_wire

@@ -15,7 +15,7 @@ import structlog
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.request import Attempt
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.intake import Judged, ReadPrompt

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from ryzanstein.allotment import whole_cores
+from ryzanstein.process.allotment import whole_cores
 from ryzanstein.worker.text.control import LONG_CHARS
 
 _Text = TypeVar("_Text")

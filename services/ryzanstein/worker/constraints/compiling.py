@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ryzanstein.constraints import Constraint, ConstraintKind
-from ryzanstein.worker.constraints import finite
-from ryzanstein.worker.constraints.easing import enforceable
 from ryzanstein.worker.constraints.lark import grammar
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
-from ryzanstein.worker.constraints.schema import checked_schema
+from ryzanstein.worker.constraints.schemas import finite
+from ryzanstein.worker.constraints.schemas.easing import enforceable
+from ryzanstein.worker.constraints.schemas.schema import checked_schema
 from ryzanstein.worker.constraints.table import TokenTable
 
 if TYPE_CHECKING:

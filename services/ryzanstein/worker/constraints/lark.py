@@ -9,7 +9,7 @@ from typing import Any
 
 from ryzanstein.constraints import Constraint, ConstraintKind
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
-from ryzanstein.worker.constraints.schema import checked, checked_schema
+from ryzanstein.worker.constraints.schemas.schema import checked, checked_schema
 
 # Forced text would be given as the tokens that a tokenizer makes of it; here each token is free that
 # leads to it, and no tokenizer is needed.

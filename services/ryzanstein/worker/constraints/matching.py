@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ryzanstein.worker.constraints.table import TokenTable, Words
-from ryzanstein.worker.constraints.turns import MaskTurns, Turn
+from ryzanstein.worker.constraints.turns import MaskTurn, MaskTurns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -27,7 +27,7 @@ _REPLAYED = 16
 _MAX_MASKS = 64
 
 
-class Patience:
+class TokenPatience:
     """Whether a grammar is quick enough, for all choices of a group: when one has failed, the others cost no more.
 
     `moved` is called for each token that took too long, so that nobody takes many of them for a stall.
@@ -83,15 +83,15 @@ class GrammarState:
         generated: Sequence[int],
         *,
         keeps_on: bool = False,
-        patience: Patience | None = None,
+        patience: TokenPatience | None = None,
         turns: MaskTurns | None = None,
     ) -> None:
         self.matcher = matcher
         self.cost_s = 0.0
         self._turns = turns
-        self._turn: Turn | None = None
+        self._turn: MaskTurn | None = None
         self._bits, self._keeps_on = bits, keeps_on
-        self.group = patience or Patience()
+        self.group = patience or TokenPatience()
         self._num_blanks = 0
         self._stopped = False
         self.num_broken = 0

@@ -29,7 +29,7 @@ MASKS_S = 0.01
 _NICENESS = 10
 
 
-class Group(Protocol):
+class MaskGroup(Protocol):
     """What the choices of a group have in common: the processor time that their masks have taken."""
 
     used_s: float
@@ -39,7 +39,7 @@ class Slow(Protocol):
     """A choice whose mask is computed ahead."""
 
     @property
-    def group(self) -> Group: ...
+    def group(self) -> MaskGroup: ...
 
     def compute(self, words: Words) -> None:
         """Writes the mask of the choice's next token."""
@@ -47,11 +47,11 @@ class Slow(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class MaskTurn:
     """A mask that is being computed, or waits for that. `words` means nothing before it is `done`."""
 
     slow: weakref.ref[Slow]
-    group: Group
+    group: MaskGroup
     words: Words
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -63,7 +63,7 @@ class MaskTurns:
         self._num_words, self._num_threads = num_words, num_threads
         self._pool = ThreadPoolExecutor(1, "slow-masks", _yield_to_ranks)
         self._lock = threading.Lock()
-        self._waiting: list[Turn] = []
+        self._waiting: list[MaskTurn] = []
         self._num_pending = 0
         self._least_s = 0.0
         self._share_s = MASKS_S * num_threads
@@ -82,9 +82,9 @@ class MaskTurns:
         """Returns whether a mask that took so long is computed ahead the next time."""
         return mask_s > self._share_s
 
-    def begin(self, slow: Slow) -> Turn:
+    def begin(self, slow: Slow) -> MaskTurn:
         """Puts a choice in the queue. One that ends meanwhile, and is forgotten, costs nothing."""
-        turn = Turn(weakref.ref(slow), slow.group, np.empty(self._num_words, np.uint32))
+        turn = MaskTurn(weakref.ref(slow), slow.group, np.empty(self._num_words, np.uint32))
         with self._lock:
             turn.group.used_s = max(turn.group.used_s, self._least_s)
             self._waiting.append(turn)
@@ -92,7 +92,7 @@ class MaskTurns:
         self._pool.submit(self._next)
         return turn
 
-    def finish(self, turn: Turn) -> Words:
+    def finish(self, turn: MaskTurn) -> Words:
         """Returns the mask. Computes it now if its turn has not come."""
         with self._lock:
             if own := turn in self._waiting:
@@ -111,7 +111,7 @@ class MaskTurns:
             self._least_s = turn.group.used_s
         self._compute(turn)
 
-    def _compute(self, turn: Turn) -> None:
+    def _compute(self, turn: MaskTurn) -> None:
         began = time.perf_counter()
         try:
             if (slow := turn.slow()) is not None:

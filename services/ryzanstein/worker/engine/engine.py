@@ -14,12 +14,11 @@ from collections.abc import Sequence as SequenceOf
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.worker.engine.accounts import DECODE_WEIGHT
-from ryzanstein.worker.engine.batch import Batch, Members
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.groups import Groups
+from ryzanstein.worker.engine.memory.travel import take_sealed
 from ryzanstein.worker.engine.messages import ClassStats, EngineStats, StepEvents, SubmitGroup
-from ryzanstein.worker.engine.outcome import StepOutcome
-from ryzanstein.worker.engine.pace import StepPace
+from ryzanstein.worker.engine.outcome import Probe, StepOutcome
 from ryzanstein.worker.engine.plan import (
     Executor,
     OutOfMemory,
@@ -28,13 +27,10 @@ from ryzanstein.worker.engine.plan import (
     SequencesFailed,
     TokenConstraint,
 )
-from ryzanstein.worker.engine.probe import Probe
-from ryzanstein.worker.engine.prompt_cost import PromptCost
-from ryzanstein.worker.engine.scheduler import Scheduler
-from ryzanstein.worker.engine.sequence import Sequence
-from ryzanstein.worker.engine.settings import EngineSettings
-from ryzanstein.worker.engine.thrift import Thrift
-from ryzanstein.worker.engine.travel import take_sealed
+from ryzanstein.worker.engine.scheduling.batch import Batch, Members
+from ryzanstein.worker.engine.scheduling.pace import PromptCost, StepLimit, StepPace
+from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
+from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, Sequence
 
 
 class Engine:
@@ -62,7 +58,7 @@ class Engine:
         self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
-        self._thrift = Thrift(settings.token_budget)
+        self._thrift = StepLimit(settings.token_budget)
         self._probe = Probe(executor)
         self._num_decoded: Counter[int] = Counter()
         self._step = 0

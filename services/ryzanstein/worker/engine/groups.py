@@ -12,14 +12,14 @@ from collections.abc import Sequence as SequenceOf
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
-from ryzanstein.worker.engine.pace import StepPace
 from ryzanstein.worker.engine.plan import TokenConstraint
-from ryzanstein.worker.engine.scheduler import Scheduler
-from ryzanstein.worker.engine.sequence import Group, Sequence
-from ryzanstein.worker.engine.settings import EngineSettings
-from ryzanstein.worker.engine.shedding import Shedding
+from ryzanstein.worker.engine.scheduling.pace import StepPace
+from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
+from ryzanstein.worker.engine.scheduling.shedding import Shedding
+from ryzanstein.worker.engine.sequence import Sequence, SequenceGroup
 
 # After this time a client no longer expects a refusal. Most refusals come at once; few waits are
 # predicted so badly.
@@ -40,8 +40,8 @@ class Groups:
 
         By cause: "full", "displaced", "objective" or "deadline".
         """
-        self._groups: dict[int, Group] = {}
-        self._joined: list[Group] = []
+        self._groups: dict[int, SequenceGroup] = {}
+        self._joined: list[SequenceGroup] = []
         self._num_arrived = 0
         self._num_followers = 0
         self._next_deadline = math.inf
@@ -155,14 +155,14 @@ class Groups:
                 self._outcome.add_accepted(group.id)
         self._joined = [group for group in waiting if self._groups.get(group.id) is group]
 
-    def _open_group(self, message: SubmitGroup, now: float) -> Group:
+    def _open_group(self, message: SubmitGroup, now: float) -> SequenceGroup:
         """Returns a new group, charged to its tenant's account.
 
         In a full queue other groups may have to give up their places. Raises QUEUE_FULL if none has
         to.
         """
         account = self._scheduler.waiting.open(message.priority, message.tenant if self._settings.fair else "")
-        group = Group(message, self._num_arrived, now, account)
+        group = SequenceGroup(message, self._num_arrived, now, account)
         self._num_arrived += 1
         try:
             self._make_place(group)
@@ -171,7 +171,7 @@ class Groups:
             raise
         return group
 
-    def _make_place(self, group: Group) -> None:
+    def _make_place(self, group: SequenceGroup) -> None:
         bound = self._settings.max_waiting
         while self.num_waiting + len(group.message.generated) > bound:
             other = self._scheduler.waiting.displaceable(group)
@@ -203,7 +203,7 @@ class Groups:
         sequence.group.followers.append(sequence)
         self._num_followers += 1
 
-    def _start_next(self, group: Group) -> None:
+    def _start_next(self, group: SequenceGroup) -> None:
         self._num_followers -= 1
         self._scheduler.add(group.followers.pop(0))
 
@@ -230,7 +230,7 @@ class Groups:
             raise errors.context_too_long(num_prompt, max_tokens, num_tokens)
 
 
-def _deadline(group: Group) -> float:
+def _deadline(group: SequenceGroup) -> float:
     deadline = group.message.deadline
     return math.inf if deadline is None else deadline
 

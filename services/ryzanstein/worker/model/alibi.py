@@ -15,8 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import AlibiSpec, DecoderSpec
-from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.architectures.spec import AlibiSpec, DecoderSpec
+from ryzanstein.worker.collectives.parallel import TensorParallel
 
 _TABLE = 1024  # positions by which a table of biases grows
 

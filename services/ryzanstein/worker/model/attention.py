@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
-from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys
-from ryzanstein.worker.model.kv_cache import LayerPages
+from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.kernels.functions.attention import AttentionFunctions, PagedKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.generation.sampling import SamplingParams
-from ryzanstein.model_paths import is_gguf
+from ryzanstein.files.model_paths import is_gguf
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.architectures.registry import read_config
+from ryzanstein.worker.checkpoints.checkpoint import MappedWeights
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed, StepPlan
-from ryzanstein.worker.model.architectures.registry import read_config
-from ryzanstein.worker.model.checkpoint import MappedWeights
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.loading import LoadedModel, load_model, open_model
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products.formats import WeightFormat
-from ryzanstein.worker.model.refusal import BeyondHalf
-from ryzanstein.worker.model.sampler import sample
 from ryzanstein.worker.model.sparse_layers import sparsified
-from ryzanstein.worker.quantization import Format
+from ryzanstein.worker.products.formats import WeightFormat
+from ryzanstein.worker.refusal import BeyondHalf
+from ryzanstein.worker.sampling.sampler import sample
+from ryzanstein.worker.settings.options import RunnerOptions
+from ryzanstein.worker.settings.quantization import Format
 
 MOST_DIVERGENCE = 0.04
 """Nats for each token.

@@ -12,11 +12,13 @@ from functools import partial
 
 from torch import Tensor
 
-from ryzanstein.worker.model.angles import Angles
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.cache.kv_cache import KVCache, LayerPages
+from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.cache.zoned_cache import ZonedCache
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.kv_cache import KVCache, LayerPages
-from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
 from ryzanstein.worker.model.layers.latent_attention import attention_half
@@ -24,8 +26,6 @@ from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.zoned_cache import ZonedCache
 
 
 class DecoderLayer:

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.gguf.block_types import FLOATS
-from ryzanstein.worker.model.gguf.description import GgufDescription
-from ryzanstein.worker.model.gguf.dialects.names import ROPE_FACTORS
-from ryzanstein.worker.model.gguf.dialects.places import Part, by_source, tensor_parts
-from ryzanstein.worker.model.gguf.file import GgufFile, GgufTensor
-from ryzanstein.worker.model.gguf.rows import checked_tensor, read_rows
-from ryzanstein.worker.model.gguf.small_blocks import Bytes
+from ryzanstein.worker.architectures.registry import spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
+from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS
+from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, by_source, tensor_parts
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile, GgufTensor
+from ryzanstein.worker.checkpoints.gguf.rows import checked_tensor, read_rows
+from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes
+from ryzanstein.worker.kernels.functions.block_types import FLOATS
 from ryzanstein.worker.model.listing import tensor_shapes
-from ryzanstein.worker.model.products.blocks import MappedBlocks
+from ryzanstein.worker.products.blocks import MappedBlocks
 
 
 def open_gguf(path: Path, *, as_stored: bool = False) -> tuple[DecoderSpec, GgufFiles]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.collectives.local import LocalCollectives
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.decoder import Decoder
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
-from ryzanstein.worker.model.products.int8 import FillRows, Int8Table
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
+from ryzanstein.worker.products.int8 import FillRows, Int8Table
 
 
 def tensor_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:

@@ -8,13 +8,27 @@ from pathlib import Path
 
 import torch
 
-from ryzanstein.model_paths import is_gguf
+from ryzanstein.files.model_paths import is_gguf
+from ryzanstein.worker.architectures.registry import read_config, spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
+from ryzanstein.worker.cache.kv_cache import KVCache
+from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.cache.pages import RankPages
+from ryzanstein.worker.cache.sizes import CacheRequest, CacheSize, cache_size, slot_width
+from ryzanstein.worker.cache.staging import Staging
+from ryzanstein.worker.cache.zoned_cache import ZonedCache
+from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
+from ryzanstein.worker.checkpoints.checkpoint import CheckedWeights, MappedWeights, WeightFiles
+from ryzanstein.worker.checkpoints.content import DIGEST_BYTES, ModelContent, Seen
+from ryzanstein.worker.checkpoints.memory import available_bytes
+from ryzanstein.worker.checkpoints.quantized_files.opening import open_quantized
+from ryzanstein.worker.checkpoints.safetensors_files import SafetensorsFiles
+from ryzanstein.worker.checkpoints.tensor_entry import TensorEntry
+from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
+from ryzanstein.worker.checkpoints.tying import untied_where_stored, with_embedding
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.alibi import alibi_bias
-from ryzanstein.worker.model.architectures.registry import read_config, spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, WeightNames
-from ryzanstein.worker.model.cache_size import CacheRequest, CacheSize, cache_size, slot_width
-from ryzanstein.worker.model.checkpoint import CheckedWeights, MappedWeights, WeightFiles
-from ryzanstein.worker.model.content import DIGEST_BYTES, Content, Seen
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.inputs.batches import DecodeBatches
@@ -24,26 +38,12 @@ from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.paged import PagedSegments
 from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers
 from ryzanstein.worker.model.inputs.torch_reader import fastest_view
-from ryzanstein.worker.model.kernels.opening import OpenedKernels, open_kernels
-from ryzanstein.worker.model.kv_cache import KVCache
-from ryzanstein.worker.model.layer_groups import layer_groups
-from ryzanstein.worker.model.memory import available_bytes
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.pages import RankPages
-from ryzanstein.worker.model.parallel import TensorParallel
 from ryzanstein.worker.model.plain_plans import PlainPlans
-from ryzanstein.worker.model.products.formats import WeightFormat
-from ryzanstein.worker.model.quantized_files.opening import open_quantized
-from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused
-from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
-from ryzanstein.worker.model.staging import Staging
-from ryzanstein.worker.model.tensor_entry import TensorEntry
-from ryzanstein.worker.model.tensor_files import read_tensor_files
-from ryzanstein.worker.model.tying import untied_where_stored, with_embedding
-from ryzanstein.worker.model.zoned_cache import ZonedCache
-from ryzanstein.worker.model.zones import Zones, without_compression, zones_of
-from ryzanstein.worker.quantization import Format
+from ryzanstein.worker.products.formats import WeightFormat
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
+from ryzanstein.worker.settings.quantization import Format
 
 EMBEDDING_MODULES = "modules.json"
 
@@ -59,7 +59,7 @@ class LoadedModel:
     size: CacheSize
     """The size of what is the model's own; the cache may have room for more blocks."""
     content: str
-    """The digest of `Content`."""
+    """The digest of `ModelContent`."""
     quantization: Format
     zones: Zones | None = None
     without_compression: str = ""
@@ -111,7 +111,7 @@ class _Checked:
     kernels: OpenedKernels
     weight_bytes: int
     size: CacheSize
-    content: Content
+    content: ModelContent
     zones: Zones | None
     without_compression: str
     borrowable_blocks: int
@@ -199,7 +199,7 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     size = cache_size(spec, tp, _request(options, zones))
     _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
-    content = Content.of(model_dir, (file for _, file in files.places()), seen)
+    content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
     return _Checked(spec, files, weight_format, kernels, weights.nbytes, size, content, zones, unfit, borrowable)
 
 

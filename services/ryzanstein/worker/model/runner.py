@@ -3,6 +3,10 @@
 `ranks` reaches the tensors only through it.
 
 Every rank executes the same plans in the same order. Rank 0 also gets the rows and returns tokens.
+
+Distinguishes lack of memory from other failures of a step.
+
+torch, numpy, Python and our kernels report it in different ways.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import (
     Masks,
     OutOfMemory,
@@ -24,14 +29,30 @@ from ryzanstein.worker.engine.plan import (
     StepPlan,
     needs_full_logits,
 )
+from ryzanstein.worker.kernels import REVISION
 from ryzanstein.worker.model.choosing import load_chosen
-from ryzanstein.worker.model.kernels import REVISION
 from ryzanstein.worker.model.loading import LoadedModel, load_model
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.model.sampler import hidden_states, refuse_invalid, sample, scores
-from ryzanstein.worker.model.shortage import give_back, is_shortage
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.sampling.sampler import hidden_states, refuse_invalid, sample, scores
+from ryzanstein.worker.settings.options import RunnerOptions
+
+# Messages of plain RuntimeErrors: of torch's CPU allocator, and of a C++ exception that torch
+# passes on.
+_WORDS = ("can't allocate memory", "bad_alloc")
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Returns whether memory was short: the same step might succeed if smaller, or later."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+def give_back(device: torch.device) -> None:
+    """Releases memory that torch caches for sizes it has seen, so that other sizes can use it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
 
 _SCORED_ROWS = 32  # rows of logits at once: 32 MiB for a vocabulary of 262,144
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, LayerSpec
-from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.quantization import KvCompression
-from ryzanstein.worker.sparse import SparseAttention, parse_sparse_attention
+from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.quantization import KvCompression
+from ryzanstein.worker.settings.sparse import SparseAttention, parse_sparse_attention
 
 
 def sparsified(spec: DecoderSpec, setting: str) -> DecoderSpec:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.constraints.cache import Grammars
-from ryzanstein.worker.constraints.matching import GrammarState, Patience
+from ryzanstein.worker.constraints.matching import GrammarState, TokenPatience
 from ryzanstein.worker.engine.messages import ConstraintStats, SubmitGroup
 from ryzanstein.worker.engine.plan import TokenConstraint
 
@@ -73,7 +73,7 @@ class ConstrainedGroups:
         return ConstraintStats(grammars.hits, grammars.misses, grammars.evictions, computed_s, masks.waited_s)
 
     def _states(self, message: SubmitGroup, matcher: LLMatcher) -> list[TokenConstraint]:
-        bits, keeps_on, patience = self._grammars.bits, message.sampling.ignore_eos, Patience(self._moved)
+        bits, keeps_on, patience = self._grammars.bits, message.sampling.ignore_eos, TokenPatience(self._moved)
         return [
             GrammarState(matcher.deep_copy(), bits, generated, keeps_on=keeps_on, patience=patience, turns=self._masks.turns)
             for generated in message.generated

@@ -19,19 +19,10 @@ from typing import Any
 import structlog
 
 from ryzanstein.worker.engine.messages import StepEvents
-from ryzanstein.worker.engines.group import (
-    GroupEvents,
-    LossCause,
-    RankLoss,
-    RankProgress,
-    RanksLost,
-    RanksRefused,
-)
-from ryzanstein.worker.engines.messages import PagesAnswer, ProfileTrace, RankReady
-from ryzanstein.worker.ranks.board import Board
 from ryzanstein.worker.ranks.channel import AgentChannel
-from ryzanstein.worker.ranks.forking import ForkFailed, ForkServerLost
-from ryzanstein.worker.ranks.idleness import IdleChecks
+from ryzanstein.worker.ranks.health.board import Board
+from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness, SlowRank
+from ryzanstein.worker.ranks.health.watchdog import IdleChecks, StallBounds, Watchdog
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
     AgentMessage,
@@ -41,10 +32,11 @@ from ryzanstein.worker.ranks.messages import (
     RankRefused,
     RankSpec,
 )
-from ryzanstein.worker.ranks.process import end, exit_text
-from ryzanstein.worker.ranks.slowness import SlowBounds, Slowness, SlowRank
-from ryzanstein.worker.ranks.source import ForkedRank, RankServer
-from ryzanstein.worker.ranks.watchdog import StallBounds, Watchdog
+from ryzanstein.worker.ranks.starting.forking import ForkFailed, ForkServerLost
+from ryzanstein.worker.ranks.starting.process import end, exit_text
+from ryzanstein.worker.ranks.starting.source import ForkedRank, RankServer
+from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RankLoss, RankProgress, RanksLost, RanksRefused
+from ryzanstein.worker.supervision.messages import PagesAnswer, ProfileTrace, RankReady
 
 log = structlog.get_logger(__name__)
 

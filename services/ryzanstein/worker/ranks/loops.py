@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Never
 import msgspec
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.collectives import PeerGaveUp
 from ryzanstein.worker.constraints.cache import Grammars
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.engine.engine import Engine
+from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import (
     CancelGroup,
     ExportPages,
@@ -28,16 +30,14 @@ from ryzanstein.worker.engine.messages import (
     SubmitGroup,
 )
 from ryzanstein.worker.engine.plan import OutOfMemory, PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
-from ryzanstein.worker.engine.settings import EngineSettings
-from ryzanstein.worker.engines.group import IDLE, TOKENS
-from ryzanstein.worker.engines.messages import PageRequest, RankReady, StartProfile
-from ryzanstein.worker.model.collectives import PeerGaveUp
-from ryzanstein.worker.ranks.board import RankBoard
 from ryzanstein.worker.ranks.channel import RankChannel, encode
 from ryzanstein.worker.ranks.constrained import ConstrainedGroups
+from ryzanstein.worker.ranks.health.board import RankBoard
+from ryzanstein.worker.ranks.health.recorder import StepRecorder
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec
-from ryzanstein.worker.ranks.recorder import StepRecorder
 from ryzanstein.worker.ranks.slab import RankSlab
+from ryzanstein.worker.supervision.group import IDLE, TOKENS
+from ryzanstein.worker.supervision.messages import PageRequest, RankReady, StartProfile
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ryzanstein.gpus import Device
+from ryzanstein.process.gpus import Device
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
-from ryzanstein.worker.engines.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
-from ryzanstein.worker.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
 
 PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ryzanstein.worker.engines.group import GroupEvents, LossCause, RankLoss
-from ryzanstein.worker.ranks.forking import RANK_COMMAND, ForkServer
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.ranks.process import thread_environment
-from ryzanstein.worker.ranks.source import NewRankServer, RankServer
+from ryzanstein.worker.ranks.starting.forking import RANK_COMMAND, ForkServer
+from ryzanstein.worker.ranks.starting.process import thread_environment
+from ryzanstein.worker.ranks.starting.source import NewRankServer, RankServer
+from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RankLoss
 
 
 class NativeEngines:

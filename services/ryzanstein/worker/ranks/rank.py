@@ -11,15 +11,15 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Never
 
-from ryzanstein.timeslice import take_usual_slices
-from ryzanstein.worker.engine.probe import RanksUnsound
-from ryzanstein.worker.engines.group import TOKENS
-from ryzanstein.worker.model.collectives import CollectiveTimeout
-from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.ranks import fork_server
-from ryzanstein.worker.ranks.board import RankBoard
+from ryzanstein.process.timeslice import take_usual_slices
+from ryzanstein.worker.collectives import CollectiveTimeout
+from ryzanstein.worker.engine.outcome import RanksUnsound
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
+from ryzanstein.worker.ranks.health.board import RankBoard
 from ryzanstein.worker.ranks.messages import PEER_LOST, AgentMessage, RankCommand, RankCrashed, RankRefused, RankSpec, StartRank
+from ryzanstein.worker.ranks.starting import fork_server
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.supervision.group import TOKENS
 
 if TYPE_CHECKING:
     import structlog
@@ -56,12 +56,12 @@ def _run(agent: RankChannel[AgentMessage], start: StartRank) -> int:
 
 def prepare() -> None:
     """Imports in advance what takes a rank longest before it can load a model."""
+    import ryzanstein.worker.collectives.shm
     import ryzanstein.worker.engine.engine
-    import ryzanstein.worker.model.collectives.shm
     import ryzanstein.worker.model.runner
     import ryzanstein.worker.ranks.loops
     import ryzanstein.worker.ranks.slab
-    import ryzanstein.worker.ranks.startup  # noqa: F401
+    import ryzanstein.worker.ranks.starting.startup  # noqa: F401
 
 
 def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:
@@ -71,7 +71,7 @@ def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:
     """
     import structlog
 
-    from ryzanstein import log
+    from ryzanstein.observe import log
 
     log.setup("worker", spec.log_level, node_id=spec.node_id, rank=rank)
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -81,9 +81,10 @@ def _log(spec: RankSpec, rank: int) -> structlog.stdlib.BoundLogger:
 def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     board = RankBoard(start.board_fd, start.spec.tp, start.rank)
     from ryzanstein.worker.engine.engine import Engine
-    from ryzanstein.worker.ranks import loops, startup
-    from ryzanstein.worker.ranks.recorder import StepRecorder
+    from ryzanstein.worker.ranks import loops
+    from ryzanstein.worker.ranks.health.recorder import StepRecorder
     from ryzanstein.worker.ranks.slab import RankSlab
+    from ryzanstein.worker.ranks.starting import startup
 
     runner, ready = startup.load(start, board)
     recorder = StepRecorder(start.rank, board, agent.send)

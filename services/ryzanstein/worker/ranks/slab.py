@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ryzanstein.worker.engine.plan import PageMove
-from ryzanstein.worker.engines.messages import PagesAnswer
+from ryzanstein.worker.supervision.messages import PagesAnswer
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner

@@ -16,10 +16,10 @@ from typing import Any
 from ryzanstein import errors
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint, ConstraintKind
 from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.tools import Tool, Tools
 from ryzanstein.replies.families import DEEPSEEK_TOKENS
-from ryzanstein.tools import Tool, Tools
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
-from ryzanstein.worker.constraints.schema import checked, checked_schema
+from ryzanstein.worker.constraints.schemas.schema import checked, checked_schema
 
 MAX_CALLS = 16
 """So many calls an answer may have where the request allows several."""

@@ -11,11 +11,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.tools import NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.replies.families import MARKERS
-from ryzanstein.tools import NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.worker.text.templates.sandbox import reads
 
 GENERIC = "generic"

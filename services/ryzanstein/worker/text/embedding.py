@@ -14,9 +14,9 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.engine.pooling import Pooling
+from ryzanstein.worker.engine.messages import Pooling
 from ryzanstein.worker.json_files import UnreadableFile, parse_object, parse_value, read_bytes
-from ryzanstein.worker.model.refusal import bounded, shown
+from ryzanstein.worker.refusal import bounded, shown
 
 MODULES = "modules.json"
 _POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "lasttoken": "last"}

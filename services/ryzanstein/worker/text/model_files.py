@@ -14,14 +14,13 @@ from typing import Any
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.sampling import in_bounds
-from ryzanstein.generation.sampling_defaults import NAMES, SamplingDefaults
-from ryzanstein.model_paths import is_gguf
+from ryzanstein.files.model_paths import is_gguf
+from ryzanstein.generation.request import NAMES, SamplingDefaults, in_bounds
+from ryzanstein.worker.architectures.registry import context_of, values_of
+from ryzanstein.worker.architectures.text_half import text_half
+from ryzanstein.worker.checkpoints.chat_templates import templates_of
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
-from ryzanstein.worker.model.architectures.registry import context_of, values_of
-from ryzanstein.worker.model.architectures.text_half import text_half
-from ryzanstein.worker.model.chat_templates import templates_of
-from ryzanstein.worker.model.refusal import CheckpointError, ModelRefused, bounded, shown
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused, bounded, shown
 from ryzanstein.worker.text.embedding import EmbeddingModel
 
 MAX_TEMPLATE_BYTES = 4 * 2**20
@@ -102,10 +101,10 @@ class ModelFiles:
     @classmethod
     def _of_gguf(cls, path: Path) -> ModelFiles:
         """Makes what a directory would contain from the vocabulary and metadata of a GGUF file."""
-        from ryzanstein.worker.model.gguf.description import GgufDescription
-        from ryzanstein.worker.model.gguf.file import GgufFile
-        from ryzanstein.worker.model.gguf.sampling import sampling_of
-        from ryzanstein.worker.model.gguf.tokenizer_json import generation_config, tokenizer_config, tokenizer_json
+        from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
+        from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+        from ryzanstein.worker.checkpoints.gguf.sampling import sampling_of
+        from ryzanstein.worker.checkpoints.gguf.tokenizer.conversion import generation_config, tokenizer_config, tokenizer_json
 
         try:
             with GgufFile.open(path) as file:

@@ -18,10 +18,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from ryzanstein import errors
 from ryzanstein.errors import FieldViolation, RyzansteinError
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.model_paths import model_location, model_name
-from ryzanstein.tools import ToolMode
+from ryzanstein.files.model_paths import model_location, model_name
+from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.tools import ToolMode
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.control import ControlTokens, token_ids
 from ryzanstein.worker.text.detokenizer import Detokenizer, Vocabulary

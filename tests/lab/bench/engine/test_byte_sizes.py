@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.lab.bench.engine.byte_sizes import parse_sizes, show_size
+from ryzanstein.lab.bench.engine.collectives.byte_sizes import parse_sizes, show_size
 
 
 @pytest.mark.parametrize(

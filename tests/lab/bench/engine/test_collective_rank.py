@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ryzanstein.lab.bench.engine.collective_messages import OPS
-from ryzanstein.lab.bench.engine.collective_rank import CollectiveProbe, WrongResult
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.lab.bench.engine.collectives.messages import OPS
+from ryzanstein.lab.bench.engine.collectives.rank import CollectiveProbe, WrongResult
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -4,8 +4,8 @@ import psutil
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.bench.engine.collective_messages import RunCollective
-from ryzanstein.lab.bench.engine.collective_ranks import CollectiveRanks
+from ryzanstein.lab.bench.engine.collectives.messages import RunCollective
+from ryzanstein.lab.bench.engine.collectives.ranks import CollectiveRanks
 from ryzanstein.worker.ranks.messages import RankSpec
 
 

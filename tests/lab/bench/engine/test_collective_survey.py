@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.lab.bench.engine.collective_messages import CollectiveRan
-from ryzanstein.lab.bench.engine.collective_survey import Samples, bus_bytes_per_s, latencies_s, percentile
+from ryzanstein.lab.bench.engine.collectives.messages import CollectiveRan
+from ryzanstein.lab.bench.engine.collectives.survey import Samples, bus_bytes_per_s, latencies_s, percentile
 
 
 def test_a_run_lasts_from_the_last_entry_to_the_last_exit() -> None:

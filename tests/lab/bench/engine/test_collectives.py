@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import ryzanstein.demo
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.lab.bench.engine.collectives import choose_sizes
+from ryzanstein.lab.bench.engine.collectives.command import choose_sizes
 
 DEMO = str(next(iter(ryzanstein.demo.__path__)))
 FACTORS = {"all_reduce": 1.0, "all_gather": 0.5, "broadcast": 1.0}

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.lab.bench.engine.compare_documents import Rule, compare_documents
-from ryzanstein.lab.bench.engine.suite_document import SCHEMA, KernelTimes, SuiteDocument, SuiteFigure, SuiteSample
-from ryzanstein.lab.bench.engine.suite_machine import SuiteMachine
+from ryzanstein.lab.bench.engine.compare.documents import Rule, compare_documents
+from ryzanstein.lab.bench.engine.suite.document import SCHEMA, KernelTimes, SuiteDocument, SuiteFigure, SuiteSample
+from ryzanstein.lab.bench.engine.suite.machine import SuiteMachine
 
 NAMES = [f"engine/demo/batch{batch}" for batch in range(1, 13)]
 MACHINE = SuiteMachine("host", "a cpu", 2, ["avx2"], 2**34, "Linux", "3.11.7", "2.13.0", "abc")

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from ryzanstein.lab.bench.engine.compare_rounds import Change, compare_rounds, enough_rounds
+from ryzanstein.lab.bench.engine.compare.rounds import Change, compare_rounds, enough_rounds
 
 
 def interval_by_enumeration(before: list[float], after: list[float], error: float) -> tuple[float, float]:

@@ -4,8 +4,8 @@ import torch
 
 from ryzanstein.lab.bench.engine.reference import ReferenceKernel, References, matmul_kernel, num_cores, read_kernel
 from ryzanstein.lab.bench.engine.reference_ceilings import choose_buffer_bytes, measure_ceilings
-from ryzanstein.worker.model.kernels.opening import open_kernels
-from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.kernels.opening import open_kernels
+from ryzanstein.worker.settings.options import RunnerOptions
 
 
 def test_each_kernel_gives_a_time_and_says_what_it_is() -> None:

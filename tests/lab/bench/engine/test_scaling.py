@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 import ryzanstein.demo
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.lab.bench.engine.scaling_figures import figures, ratios
-from ryzanstein.lab.bench.engine.scaling_layouts import RankLayout, parse_layouts
-from ryzanstein.lab.bench.engine.scaling_rounds import ScalingLoad, ScalingSample
+from ryzanstein.lab.bench.engine.scaling.figures import figures, ratios
+from ryzanstein.lab.bench.engine.scaling.layouts import RankLayout, parse_layouts
+from ryzanstein.lab.bench.engine.scaling.rounds import ScalingLoad, ScalingSample
 
 DEMO = str(next(iter(ryzanstein.demo.__path__)))
 ONE, TWO = RankLayout(1, 1), RankLayout(2, 1)

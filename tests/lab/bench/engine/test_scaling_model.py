@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.lab.bench.engine.scaling_hardware import ScalingDocument, measured, published, read_document
-from ryzanstein.lab.bench.engine.scaling_model import Hardware, Latencies, predict
-from ryzanstein.lab.bench.engine.scaling_work import DenseModel, RankWork, Step
-from ryzanstein.worker.model.architectures.registry import spec_of
+from ryzanstein.lab.bench.engine.scaling.hardware import ScalingDocument, measured, published, read_document
+from ryzanstein.lab.bench.engine.scaling.model import Hardware, Latencies, predict
+from ryzanstein.lab.bench.engine.scaling.work import DenseModel, RankWork, Step
+from ryzanstein.worker.architectures.registry import spec_of
 
 CONFIG = {
     "model_type": "llama",

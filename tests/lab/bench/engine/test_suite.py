@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ryzanstein.lab.bench.engine.__main__ import app
-from ryzanstein.lab.bench.engine.suite_document import SCHEMA, read_document
-from ryzanstein.lab.bench.engine.suite_engine import decode_reference
+from ryzanstein.lab.bench.engine.suite.document import SCHEMA, read_document
+from ryzanstein.lab.bench.engine.suite.engine import decode_reference
 
 TINY = ("--models", "demo", "--tp", "1", "--batch", "1", "--prompt-tokens", "8", "--new-tokens", "4", "--buffer-mib", "1")
 

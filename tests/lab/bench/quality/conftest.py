@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer
 
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
-from ryzanstein.worker.model.kernels.opening import open_kernels
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.shapes import ModelShape
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
+from ryzanstein.tools.synthesize.command import Recipe, synthesize
+from ryzanstein.tools.synthesize.shapes import ModelShape
+from ryzanstein.worker.kernels.opening import open_kernels
+from ryzanstein.worker.settings.options import RunnerOptions
 
 
 @pytest.fixture(autouse=True)

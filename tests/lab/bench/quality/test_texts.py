@@ -8,11 +8,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from ryzanstein.demo.encoding import encode
-from ryzanstein.demo.evaluate import held_out
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.quality.choice_of_texts import read_texts
 from ryzanstein.lab.bench.quality.texts import PlainText, TextSource, plain_text
+from ryzanstein.lab.demo.encoding import encode
+from ryzanstein.lab.demo.evaluate import held_out
 
 TEXT = "My name is Tavik and I count from 1 to 20: one, two, three. " * 10
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ryzanstein.lab.bench.router.answer_stream import AnswerStream
-from ryzanstein.lab.bench.router.script import WORD, Script, age_s, stamp
+from ryzanstein.lab.bench.router.load.answer_stream import AnswerStream
+from ryzanstein.lab.bench.router.scripted.script import WORD, Script, age_s, stamp
 from ryzanstein.v1 import inference_pb2 as inference
 
 

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.lab.bench.router.load import StreamLoad, answer_once, connections, ready
-from ryzanstein.lab.bench.router.script import WORD, Script
-from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
-from ryzanstein.lab.bench.router.scripted_node import ScriptedChat
+from ryzanstein.lab.bench.router.load.connections import StreamLoad, answer_once, connections, ready
+from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
+from ryzanstein.lab.bench.router.scripted.node import ScriptedChat
+from ryzanstein.lab.bench.router.scripted.script import WORD, Script
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import (
@@ -111,7 +111,7 @@ async def test_a_connection_that_breaks_breaks_its_streams(serve: Any, until: An
 
 async def test_a_server_that_answers_is_ready_and_one_that_refuses_is_not(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await ready(await serve())
-    monkeypatch.setattr("ryzanstein.lab.bench.router.load._READY_S", 0.2)
+    monkeypatch.setattr("ryzanstein.lab.bench.router.load.connections._READY_S", 0.2)
     with pytest.raises(RyzansteinError) as failure:
         await ready(await serve(Refuses))
     assert failure.value.reason == "NOT_READY"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from ryzanstein.lab.bench.router.script import Script
-from ryzanstein.lab.bench.router.scripted_engine import ScriptedEngine
-from ryzanstein.lab.bench.router.scripted_link import ScriptedLink
+from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
+from ryzanstein.lab.bench.router.scripted.link import ScriptedLink
+from ryzanstein.lab.bench.router.scripted.script import Script
 from ryzanstein.v1 import worker_pb2 as worker
 
 

@@ -12,16 +12,27 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, PromptScores, PromptToken, Started
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
+from ryzanstein.generation.tokens import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptScores,
+    PromptToken,
+    Started,
+    Token,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
 from ryzanstein.router.faces.http.app import create_app
-from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
-from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
+from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.nodes.calls.texts import Tokenized
-from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.router.telemetry import RouterTelemetry
 
 MODEL = "echo"

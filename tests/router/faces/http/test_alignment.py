@@ -12,16 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.generation.events import Delta, Finished, Started
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob, Usage
-from ryzanstein.router.faces.http.alignment import Alignment, LogprobRow
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
-from ryzanstein.router.faces.http.position import cursor_of
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.generation.prompts import Message, Role
+from ryzanstein.generation.tokens import Delta, Finished, FinishReason, Started, Token, TokenLogprobs, TopLogprob, Usage
 from ryzanstein.router.faces.http.stream import ChunkWriter
-from ryzanstein.worker.text.stops import StopScanner
+from ryzanstein.router.faces.openai.answers.alignment import Alignment, LogprobRow
+from ryzanstein.router.faces.openai.answers.cursor import Cursor, cursor_of
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, Shown
+from ryzanstein.worker.text.choice import StopScanner
 
 CHARACTERS = "abc \u00e4\u20ac\U0001f44b"
 

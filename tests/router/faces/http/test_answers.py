@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ryzanstein.router.faces.http import answers
 from ryzanstein.router.faces.http.embeddings import EmbeddingList
+from ryzanstein.router.faces.openai.answers import types as answers
 
 ROUTES = [
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a b"}]}, answers.ChatCompletion),

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ryzanstein.router.faces.http.connections import ConnectionBounds
 from ryzanstein.router.faces.http.gate import HttpLimits
+from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 
 pytestmark = pytest.mark.long
 

@@ -9,8 +9,7 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import Message, Role, TextPrompt, TokenPrompt
 
 USER = [{"role": "user", "content": "one two three"}]
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.generation.events import Delta, Finished, GenerationEvent, Started
 from ryzanstein.generation.reply_format import ReplyFormat
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, Usage
-from ryzanstein.router.faces.http.chunks import Chunks
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
-from ryzanstein.router.faces.http.pieces import Ending, Opening, Piece, Pieces, Speech
+from ryzanstein.generation.tokens import Delta, Finished, FinishReason, GenerationEvent, Started, Token, TokenLogprobs, Usage
+from ryzanstein.router.faces.openai.answers.chunks import Chunks
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect
+from ryzanstein.router.faces.openai.answers.pieces import Ending, Opening, Piece, Pieces, Speech
 
 PLAIN = Started("gen", "demo", "node-0", 5, created=17)
 ANSWER = 'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": "b c"}}\n</tool_call>'

@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.events import Started
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.sampling_defaults import SamplingDefaults
+from ryzanstein.generation.prompts import Message, Role
+from ryzanstein.generation.request import SamplingDefaults
+from ryzanstein.generation.tokens import Started
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest

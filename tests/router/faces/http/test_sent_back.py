@@ -7,7 +7,7 @@ import json
 import pydantic
 import pytest
 
-from ryzanstein.generation.messages import Message, Role, ToolCall
+from ryzanstein.generation.prompts import Message, Role, ToolCall
 
 MODEL = "echo"
 USER = {"role": "user", "content": "again"}

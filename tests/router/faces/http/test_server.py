@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.faces.http.serving.server import HttpServer
 
 
 @pytest.fixture

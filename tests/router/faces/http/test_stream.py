@@ -10,13 +10,11 @@ import httpx
 import pytest
 
 from ryzanstein import errors
-from ryzanstein.generation.events import Delta, Started
-from ryzanstein.generation.tokens import Token
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect
+from ryzanstein.generation.tokens import Delta, Started, Token
 from ryzanstein.router.faces.http.gate import HttpLimits
-from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import ChunkWriter
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, Shown
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import threading
 
-from ryzanstein.router.faces.http import writing
-from ryzanstein.router.faces.http.writing import OneByOne, written
+from ryzanstein.router.faces.openai.answers import writing
+from ryzanstein.router.faces.openai.answers.writing import OneByOne, written
 
 
 def test_what_is_written_is_json():

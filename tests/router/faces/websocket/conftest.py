@@ -12,7 +12,7 @@ from tests.router.faces.websocket.asyncapi import checked
 from websockets.asyncio.client import ClientConnection, connect
 
 from ryzanstein.router.faces.http.app import create_app
-from ryzanstein.router.faces.http.server import HttpServer
+from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.telemetry import RouterTelemetry

@@ -17,7 +17,7 @@ from jsonschema import Draft7Validator
 from jsonschema.exceptions import ValidationError
 from tests.router.faces.websocket.asyncapi import checked, document, validator
 
-from ryzanstein.router.faces.http.failures import HttpRefused
+from ryzanstein.router.faces.openai.answers.failures import HttpRefused
 from ryzanstein.router.faces.websocket.frames import ClientFrame, ServerFrame
 from ryzanstein.router.faces.websocket.handshake import SUBPROTOCOL
 from ryzanstein.router.faces.websocket.requests import SocketRequests

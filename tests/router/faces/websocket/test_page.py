@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tests.router.faces.websocket.test_asyncapi import CLIENT, SERVER
 
-from ryzanstein.router.faces.websocket.closes import CloseCode
-from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.faces.websocket.limits import CloseCode, SocketLimits
 
 PAGE = (Path(__file__).parents[4] / "docs" / "websocket.md").read_text()
 

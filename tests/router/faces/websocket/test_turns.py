@@ -10,7 +10,7 @@ import pytest
 
 from ryzanstein.router.faces.websocket import turns
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
-from ryzanstein.router.faces.websocket.turns import Turns
+from ryzanstein.router.faces.websocket.turns import ParsingTurns
 
 SOCKETS, FRAMES = 8, 200
 
@@ -22,7 +22,7 @@ def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_waits_behind_the_others_and_the_loop_goes_on_in_between() -> None:
-    line, seen = Turns(), []
+    line, seen = ParsingTurns(), []
 
     def step(name: str, left: int) -> None:
         seen.append(name)
@@ -40,7 +40,7 @@ async def test_each_waits_behind_the_others_and_the_loop_goes_on_in_between() ->
 
 
 async def test_a_step_that_fails_keeps_no_other_waiting() -> None:
-    line, done = Turns(), asyncio.Event()
+    line, done = ParsingTurns(), asyncio.Event()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     line.wait(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     line.wait(done.set)

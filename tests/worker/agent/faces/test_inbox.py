@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from ryzanstein.v1 import worker_pb2 as pb
-from ryzanstein.worker.agent.faces.inbox import ReadAhead
+from ryzanstein.worker.agent.faces.stream import ReadAhead
 
 
 def submit(handle: int, chars: int = 10) -> pb.ConnectRequest:

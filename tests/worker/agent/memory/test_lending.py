@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.engine.messages import EngineStats, SetBlockLimit
-from ryzanstein.worker.engines.group import EngineGroup
-from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.supervision.messages import RankReady
 
 
 class Version:

@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 
 from ryzanstein import errors
-from ryzanstein.background import Background
 from ryzanstein.cluster import ModelNeed
-from ryzanstein.metrics import new_registry
+from ryzanstein.observe.metrics import new_registry
+from ryzanstein.process.background import Background
 from ryzanstein.worker.agent.memory import needs as module
 from ryzanstein.worker.agent.memory.needs import MAX_PATHS, ModelNeeds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ryzanstein.generation.attempt import NodePlace
+from ryzanstein.generation.request import NodePlace
 from ryzanstein.worker.agent.pages.conversations import Chain, Conversations
 
 

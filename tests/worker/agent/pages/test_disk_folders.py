@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ryzanstein.worker.agent.pages.disk_folders import claim, remove_abandoned
-from ryzanstein.worker.agent.pages.disk_tier import DiskTier
+from ryzanstein.worker.agent.pages.tiers.disk_folders import claim, remove_abandoned
+from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
 
 HOUR_S = 3600.0
 DAYS_S = 9 * 24 * HOUR_S
@@ -43,7 +43,7 @@ async def test_a_folder_that_no_node_has_used_for_long_is_removed_and_that_of_a_
 async def test_the_clock_of_the_file_system_says_how_long_ago_that_was(filled, monkeypatch) -> None:
     """It may be a server's, and that of this host another one."""
     os.close(claim(filled / "own"))
-    monkeypatch.setattr("ryzanstein.worker.agent.pages.disk_folders.time.time", lambda: 0.0)
+    monkeypatch.setattr("ryzanstein.worker.agent.pages.tiers.disk_folders.time.time", lambda: 0.0)
     assert remove_abandoned(filled / "own", DAYS_S + HOUR_S) == []
     assert remove_abandoned(filled / "own", DAYS_S - HOUR_S) == ["alive", "dead"]
 

@@ -15,18 +15,16 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress, NodePlace
 from ryzanstein.generation.prompts import TokenPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.page import root_of
 from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
+from ryzanstein.worker.checkpoints.weight_files import stamp
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import FindPages, ReturnChoice, StepEvents
-from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
-from ryzanstein.worker.model.weight_files import stamp
+from ryzanstein.worker.supervision.messages import PagesAnswer, RankReady
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 
 BACKUP = NodePlace("b", "127.0.0.1:1")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from ryzanstein.worker.agent.pages.host_tier import HostTier
-from ryzanstein.worker.agent.pages.outbox import Outbox
+from ryzanstein.worker.agent.pages.outbox import Outbox, RateLimit
 from ryzanstein.worker.agent.pages.page import PageSizes
-from ryzanstein.worker.agent.pages.rate import RateLimit
 from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.agent.pages.tiers.host_tier import HostTier
 
 
 class Store(HostTier):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.worker.agent.pages.page import Page, PageSizes, root_of
-from ryzanstein.worker.agent.pages.pieces import (
+from ryzanstein.worker.agent.pages.tiers.pieces import (
     Assembly,
     CorruptPage,
     checked_keys,

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS
-from ryzanstein.worker.agent.pages.restoring import PrefillPace, Restoring, Source
-from ryzanstein.worker.agent.pages.resumable import last_resumable
+from ryzanstein.worker.agent.pages.restoring import PageSource, PrefillPace, Restoring, last_resumable
 from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS
 from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.engine.travel import name_of
+from ryzanstein.worker.engine.memory.travel import name_of
 
 BLOCK = 16
 
@@ -59,7 +58,7 @@ def soon(most_s: float = 3.0) -> float:
 async def test_the_rest_of_a_chain_comes_from_the_next_source(chain, scope, new_mover, counted) -> None:
     pages = chain(20)
     mover, keys = new_mover(pages[:3]), [page.key for page in pages]
-    disk, node = Source("disk", Store(pages[:9])), Source("node", Store(pages))
+    disk, node = PageSource("disk", Store(pages[:9])), PageSource("node", Store(pages))
     await restoring(mover, scope, counted).run([key[:-1] for key in keys], [disk, node], soon())
     assert [mover.pages[key] for key in keys] == pages
     assert (disk.store.asked, node.store.asked) == ([keys[3:]], [keys[9:]])
@@ -71,14 +70,14 @@ async def test_the_rest_of_a_chain_comes_from_the_next_source(chain, scope, new_
 
 async def test_a_few_tokens_are_computed_at_once(chain, scope, new_mover, counted) -> None:
     pages = chain(10)
-    source = Source("node", Store(pages))
+    source = PageSource("node", Store(pages))
     await restoring(new_mover(pages[:4]), scope, counted).run([page.key[:-1] for page in pages], [source], soon())
     assert source.store.asked == []
 
 
 async def test_a_source_that_is_known_to_cost_more_than_computing_is_not_asked(chain, scope, new_mover, counted) -> None:
     pages = chain(20)
-    source = Source("disk", Store(pages), page_s=0.1)
+    source = PageSource("disk", Store(pages), page_s=0.1)
     await restoring(new_mover(), scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [source], soon())
     assert source.store.asked == []
     await restoring(new_mover(), scope, counted, token_s=0.1).run([page.key[:-1] for page in pages], [source], soon())
@@ -88,7 +87,7 @@ async def test_a_source_that_is_known_to_cost_more_than_computing_is_not_asked(c
 async def test_a_source_that_fails_half_way_leaves_what_came_and_is_counted(chain, scope, new_mover, counted) -> None:
     pages = chain(20)
     mover = new_mover()
-    failing, slow = Source("disk", Store(pages, fails_after=7)), Source("node", Store(pages, page_s=0.1))
+    failing, slow = PageSource("disk", Store(pages, fails_after=7)), PageSource("node", Store(pages, page_s=0.1))
     await restoring(mover, scope, counted, token_s=0.001).run([page.key[:-1] for page in pages], [failing, slow], soon())
     assert 6 <= len(mover.pages) < 20
     assert counted("page_restore_failures_total", source="disk") == 1
@@ -99,16 +98,16 @@ async def test_a_source_that_hangs_delays_one_prompt_for_less_than_a_router_wait
     chain, scope, new_mover, counted
 ) -> None:
     pages = chain(20)
-    keys, hangs = [page.key[:-1] for page in pages], Source("node", Store(pages, page_s=3600))
+    keys, hangs = [page.key[:-1] for page in pages], PageSource("node", Store(pages, page_s=3600))
     began = time.monotonic()
     for _ in range(3):
-        await restoring(new_mover(), scope, counted, token_s=1.0).run(keys, [hangs, Source("node", Store([]))], soon(0.5))
+        await restoring(new_mover(), scope, counted, token_s=1.0).run(keys, [hangs, PageSource("node", Store([]))], soon(0.5))
     assert 0.5 <= time.monotonic() - began < 1.0
     assert len(hangs.store.asked) == 1
 
 
 async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover, counted) -> None:
-    mover, source = new_mover(), Source("node", Store(chain(20)))
+    mover, source = new_mover(), PageSource("node", Store(chain(20)))
     mover.missing = lambda names: asyncio.sleep(3600)
     async with asyncio.timeout(5):
         await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(20)], [source], soon())
@@ -116,7 +115,7 @@ async def test_ranks_that_answer_late_are_not_waited_for(chain, scope, new_mover
 
 
 async def test_the_ranks_are_not_asked_about_a_short_prompt(chain, scope, counted) -> None:
-    mover, source = SimpleNamespace(), Source("node", Store(chain(7)))
+    mover, source = SimpleNamespace(), PageSource("node", Store(chain(7)))
     await restoring(mover, scope, counted).run([page.key[:-1] for page in chain(7)], [source], soon())
     assert source.store.asked == []
 
@@ -127,14 +126,14 @@ async def test_ranks_that_are_lost_meanwhile_end_it_quietly(chain, scope, new_mo
     with pytest.raises(PagesLost):
         await mover.missing([])
     await restoring(mover, scope, counted).run(
-        [page.key[:-1] for page in chain(20)], [Source("node", Store(chain(20)))], soon()
+        [page.key[:-1] for page in chain(20)], [PageSource("node", Store(chain(20)))], soon()
     )
 
 
 async def test_of_windows_and_of_hot_pages_the_last_ones_come_after_all_others(chain, scope, new_mover, counted) -> None:
     keys = [page.key[:-1] for page in chain(20)]
     whole, window, hot = ([Page(key + bytes([group]), b"x" * 10) for key in keys] for group in range(3))
-    source, mover = Source("node", Store([*whole[:18], *window, *hot[15:]])), new_mover()
+    source, mover = PageSource("node", Store([*whole[:18], *window, *hot[15:]])), new_mover()
     it = Restoring(mover, scope, Extents((None, 40), BLOCK, hot_tokens=16), PrefillPace(), counted.metrics)
     await it.run(keys, [source], soon())
     assert list(mover.pages.values()) == [*whole[:18], *window[15:18], *hot[17:18]]
@@ -186,7 +185,7 @@ async def test_a_model_of_windows_alone_resumes_where_an_earlier_turn_ended(chai
     keys = [page.key[:-1] for page in pages]
     # A turn ended after 30 pages: its windows were sent, and the first page, which lasts.
     sent = [page_of(pages[page], 0) for page in (0, 27, 28, 29)] + [page_of(pages[page], 1) for page in (28, 29)]
-    empty, node = Source("disk", Store([])), Source("node", Store(sent))
+    empty, node = PageSource("disk", Store([])), PageSource("node", Store(sent))
     mover = new_mover()
     await Restoring(mover, scope, extents, PrefillPace(), counted.metrics).run(keys, [empty, node], soon())
     assert last_resumable(extents, 40, lambda group, page: name_of(keys[page], group) in mover.pages) == 30
@@ -197,7 +196,7 @@ async def test_a_model_of_windows_alone_resumes_where_an_earlier_turn_ended(chai
 async def test_a_model_of_windows_alone_that_resumes_here_as_late_fetches_nothing(chain, scope, new_mover, counted) -> None:
     pages, extents = chain(40), Extents((48,), BLOCK)
     here = [page_of(page, 0) for page in pages[20:26]]
-    node = Source("node", Store([page_of(page, 0) for page in pages[22:30]]))
+    node = PageSource("node", Store([page_of(page, 0) for page in pages[22:30]]))
     mover = new_mover(here)
     await Restoring(mover, scope, extents, PrefillPace(), counted.metrics).run([p.key[:-1] for p in pages], [node], soon())
     assert node.store.asked == []
@@ -211,7 +210,7 @@ async def test_a_source_that_does_not_say_what_it_lacks_rests(chain, scope, new_
         async def missing(self, scope, keys):
             raise StoreFailed("draining", 2)
 
-    source = Source("node", Silent([]))
+    source = PageSource("node", Silent([]))
     run = Restoring(new_mover(), scope, Extents((48,), BLOCK), PrefillPace(), counted.metrics)
     await run.run([page.key[:-1] for page in chain(40)], [source], soon())
     assert source.rests_until > time.monotonic()

@@ -17,10 +17,10 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
 from ryzanstein.worker.agent.faces.pages import MAX_OFFERS, MAX_TRANSFERS, PageServicer, _Arriving
-from ryzanstein.worker.agent.pages import pieces
-from ryzanstein.worker.agent.pages.node_store import NodeStore
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS, WHOLE_BYTES, frames_of, pieces_of
 from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.agent.pages.tiers import pieces
+from ryzanstein.worker.agent.pages.tiers.node_store import NodeStore
+from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS, WHOLE_BYTES, frames_of, pieces_of
 
 
 class Node:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.worker.agent.pages import disk_tier
-from ryzanstein.worker.agent.pages.disk_tier import DiskTier
-from ryzanstein.worker.agent.pages.host_tier import HostTier
 from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.agent.pages.tiers import disk_tier
+from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
+from ryzanstein.worker.agent.pages.tiers.host_tier import HostTier
 
 
 async def several(pages):
@@ -184,7 +184,7 @@ async def test_a_tier_whose_disk_is_full_makes_way_for_others(tmp_path, chain, s
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ryzanstein.worker.agent.pages.disk_tier._write", full)
+        patched.setattr("ryzanstein.worker.agent.pages.tiers.disk_tier._write", full)
         with pytest.raises(StoreFailed):
             await tier.store.send(scope, b"", several(pages[20:]))
     assert len(await tier.store.missing(scope, [page.key for page in pages[:20]])) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.worker.agent.pages import weights
-from ryzanstein.worker.model.weight_files import stamp
+from ryzanstein.worker.checkpoints.weight_files import stamp
 
 
 def weights_digest(model, stopped=lambda: False):

@@ -9,15 +9,12 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collecto
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 
 from ryzanstein.errors import Code, RyzansteinError, unavailable
-from ryzanstein.generation.attempt import Attempt, ChoiceProgress
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TokenPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.tools import Tool, ToolMode, Tools
-from ryzanstein.tracing import Tracing
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent.intake import ReadPrompt, constrained, group_of, texts_of
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.versions.generations import RunningGenerations

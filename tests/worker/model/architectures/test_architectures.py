@@ -13,8 +13,8 @@ import torch
 from tests.worker.model.architectures.checkpoints import CASES, write
 from tests.worker.model.rank_processes import answers_of_ranks
 
+from ryzanstein.worker.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.architectures.registry import ARCHITECTURES
 
 pytestmark = pytest.mark.distributed
 

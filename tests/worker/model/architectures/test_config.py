@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.worker.model.architectures.catalog import page
-from ryzanstein.worker.model.architectures.registry import ARCHITECTURES, context_of, spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, LongScaling
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.tools.catalog import page
+from ryzanstein.worker.architectures.registry import ARCHITECTURES, context_of, spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec, LongScaling
+from ryzanstein.worker.refusal import CheckpointError
 
 REPOSITORY = Path(__file__).parents[4]
 SHAPE_KEYS = (

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ryzanstein.worker.model.architectures.registry import read_spec, spec_of
-from ryzanstein.worker.model.architectures.spec import LinearScaling, RotarySpec
-from ryzanstein.worker.model.cache_size import slot_width
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.refusal import CheckpointError
+from ryzanstein.worker.architectures.registry import read_spec, spec_of
+from ryzanstein.worker.architectures.spec import LinearScaling, RotarySpec
+from ryzanstein.worker.cache.sizes import slot_width
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.refusal import CheckpointError
 
 RANK, ROTATED, NUM_LAYERS, NUM_FURTHER = 20, 6, 3, 2
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ryzanstein.worker.architectures.registry import ARCHITECTURES, read_spec, spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
+from ryzanstein.worker.checkpoints.tying import untied_where_stored
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.architectures.registry import ARCHITECTURES, read_spec, spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
-from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.model.tensor_files import read_tensor_files
-from ryzanstein.worker.model.tying import untied_where_stored
+from ryzanstein.worker.refusal import ModelRefused
 
 Change = tuple[str, Any]
 

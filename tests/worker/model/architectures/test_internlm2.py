@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.loading import slice_bytes
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
+from ryzanstein.worker.settings.options import RunnerOptions
 
 RENAMED = {
     "embed_tokens": "tok_embeddings",

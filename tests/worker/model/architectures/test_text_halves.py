@@ -14,13 +14,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from ryzanstein.tools.convert import from_checkpoint
+from ryzanstein.worker.architectures.registry import read_spec
+from ryzanstein.worker.checkpoints.safetensors_files import SafetensorsFiles
+from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.architectures.registry import read_spec
-from ryzanstein.worker.model.gguf import from_checkpoint
-from ryzanstein.worker.model.refusal import CheckpointError
 from ryzanstein.worker.model.runner import ModelRunner
-from ryzanstein.worker.model.safetensors_files import SafetensorsFiles
-from ryzanstein.worker.model.tensor_files import read_tensor_files
+from ryzanstein.worker.refusal import CheckpointError
 
 TEXT = {
     "hidden_size": 64,
@@ -165,8 +165,8 @@ def test_any_slice_of_a_stacked_expert_is_read(layout: str, tmp_path: Path) -> N
 
 def test_what_a_checkpoint_leaves_out_is_its_classs_default() -> None:
     """The text_config of Gemma 3 4B on the hub."""
-    from ryzanstein.worker.model.architectures.registry import spec_of
-    from ryzanstein.worker.model.architectures.text_half import text_half
+    from ryzanstein.worker.architectures.registry import spec_of
+    from ryzanstein.worker.architectures.text_half import text_half
 
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
@@ -183,8 +183,8 @@ def test_what_a_checkpoint_leaves_out_is_its_classs_default() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_text_config_with_nothing_in_it_is_that_of_its_class(kind: str) -> None:
     """transformers 4 saved only what differs from the class."""
-    from ryzanstein.worker.model.architectures.registry import values_of
-    from ryzanstein.worker.model.architectures.text_half import text_half
+    from ryzanstein.worker.architectures.registry import values_of
+    from ryzanstein.worker.architectures.text_half import text_half
 
     inner = getattr(transformers, f"{MODELS[kind][0]}Config")().text_config.model_type
     outer = getattr(transformers, f"{MODELS[kind][0]}Config")(text_config={"model_type": inner})

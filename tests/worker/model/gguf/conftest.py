@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from ryzanstein.worker.model.gguf import block_types
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
-from ryzanstein.worker.model.gguf.to_checkpoint import to_directory
-from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
+from ryzanstein.tools.convert.to_checkpoint import to_directory
+from ryzanstein.tools.synthesize.tokenizer import write_tokenizer
+from ryzanstein.worker.kernels.functions import block_types
 
 VOCAB = 320
 SIZES = {

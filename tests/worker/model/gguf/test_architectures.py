@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ryzanstein.worker.model.architectures.registry import read_spec
-from ryzanstein.worker.model.gguf import block_types
-from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.gguf.dialects.table import DIALECTS
-from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.architectures.registry import read_spec
+from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
+from ryzanstein.worker.checkpoints.gguf.dialects.table import DIALECTS
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.refusal import ModelRefused
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -389,7 +389,7 @@ def test_fused_tensors_are_read(
 
 
 def fused(path: Path, parts: tuple[str, ...], name: str, axis: int) -> Path:
-    from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
+    from ryzanstein.tools.convert.writer import PlannedTensor, write_header, write_tensor
 
     other = path.with_name("fused.gguf")
     with GgufFile.open(path) as file, other.open("wb") as out:
@@ -408,7 +408,7 @@ def test_older_files_of_deepseek_are_read(
     tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], weights_of: Any
 ) -> None:
     """They have keys and values of heads in one tensor, as a checkpoint has, and the sizes of heads."""
-    from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
+    from ryzanstein.tools.convert.writer import PlannedTensor, write_header, write_tensor
 
     before = tiny("deepseek_v2", **LATENTS)
     path, old = to_gguf(before), weights_of(before)
@@ -433,7 +433,7 @@ def test_older_files_of_deepseek_are_read(
 
 def rewritten(path: Path, changes: dict[str, Any]) -> Path:
     """A copy of a file with other metadata; None leaves one out."""
-    from ryzanstein.worker.model.gguf.writer import PlannedTensor, write_header, write_tensor
+    from ryzanstein.tools.convert.writer import PlannedTensor, write_header, write_tensor
 
     other = path.with_name("other.gguf")
     with GgufFile.open(path) as file, other.open("wb") as out:

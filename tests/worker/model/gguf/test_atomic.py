@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.worker.model.gguf.atomic import new_directory
-from ryzanstein.worker.model.gguf.written import MARK
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.tools.atomic import new_directory
+from ryzanstein.tools.written import MARK
+from ryzanstein.worker.refusal import ModelRefused
 
 
 def write(path: Path, text: str, *, force: bool = False) -> None:

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.worker.model.gguf.block_types import F32
-from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
-from ryzanstein.worker.model.gguf.to_checkpoint import to_directory
-from ryzanstein.worker.model.refusal import CheckpointError
-from ryzanstein.worker.model.shapes import ModelShape
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
+from ryzanstein.tools.convert.to_checkpoint import to_directory
+from ryzanstein.tools.synthesize.command import Recipe, synthesize
+from ryzanstein.tools.synthesize.shapes import ModelShape
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+from ryzanstein.worker.kernels.functions.block_types import F32
+from ryzanstein.worker.refusal import CheckpointError
 from ryzanstein.worker.text.tokenizer import TextModel
 
 pytestmark = pytest.mark.long
 
-COMMAND = [sys.executable, "-m", "ryzanstein.worker.model.gguf.convert"]
+COMMAND = [sys.executable, "-m", "ryzanstein.tools.convert.command"]
 WITHIN_S = 60
 
 
@@ -190,7 +190,7 @@ def test_no_more_than_a_window_of_a_tensor_is_in_memory(model_dir: Path, tmp_pat
 def _peak(source: Path, target: Path) -> int:
     script = (
         "import io, resource, sys; from pathlib import Path\n"
-        "from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file\n"
+        "from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file\n"
         "to_file(Path(sys.argv[1]), Path(sys.argv[2]), WRITTEN['f32'], io.StringIO())\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024)\n"
     )

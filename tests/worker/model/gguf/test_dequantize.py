@@ -8,9 +8,10 @@ import gguf
 import numpy as np
 import pytest
 
-from ryzanstein.worker.model.gguf import block_types, dequantize
-from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, BlockType
-from ryzanstein.worker.model.gguf.file import GgufFile
+from ryzanstein.worker.checkpoints.gguf import dequantize
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import BLOCK_TYPES, BlockType
 
 Blocks = Callable[[BlockType, int], np.ndarray[Any, np.dtype[np.uint8]]]
 KINDS = pytest.mark.parametrize("kind", BLOCK_TYPES.values(), ids=lambda kind: kind.name)

@@ -12,10 +12,10 @@ import gguf
 import numpy as np
 import pytest
 
-from ryzanstein.worker.model.gguf import header
-from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, UNREAD
-from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
+from ryzanstein.worker.checkpoints.gguf import header
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+from ryzanstein.worker.kernels.functions.block_types import BLOCK_TYPES, UNREAD
+from ryzanstein.worker.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
 
 WITHIN_S = 10.0
 """Two seconds are meant; a machine that runs other tests as well takes longer."""

@@ -6,11 +6,11 @@ import gguf
 import numpy as np
 import pytest
 
-from ryzanstein.worker.model.gguf import block_types
-from ryzanstein.worker.model.gguf.block_types import BlockType
-from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN
-from ryzanstein.worker.model.gguf.quantize import quantize, stored_as
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN
+from ryzanstein.tools.convert.quantize import quantize, stored_as
+from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
+from ryzanstein.worker.kernels.functions import block_types
+from ryzanstein.worker.kernels.functions.block_types import BlockType
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 NAMES = pytest.mark.parametrize("name", sorted({*WRITTEN, "q5_0"}))

@@ -11,18 +11,18 @@ import torch
 from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
+from ryzanstein.worker.checkpoints.checkpoint import MappedWeights
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.checkpoint import MappedWeights
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.gguf_files import open_gguf
-from ryzanstein.worker.model.kernels.native import NativeKernels
 from ryzanstein.worker.model.loading import slice_bytes
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products.formats import WeightFormat
-from ryzanstein.worker.model.refusal import ModelRefused
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.products.formats import WeightFormat
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
 
 WIDE = {"hidden_size": 256, "intermediate_size": 768}
 MODELS: dict[str, Any] = {

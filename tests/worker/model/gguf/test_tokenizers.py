@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ryzanstein.worker.model.gguf.file import GgufFile
-from ryzanstein.worker.model.gguf.score_merges import merges_of, scores_of
-from ryzanstein.worker.model.gguf.splitting import SPLITTINGS, name_of, splitting_of
-from ryzanstein.worker.model.gguf.vocabulary import GgufVocabulary, TokenType
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.checkpoints.gguf.file import GgufFile
+from ryzanstein.worker.checkpoints.gguf.tokenizer.score_merges import merges_of, scores_of
+from ryzanstein.worker.checkpoints.gguf.tokenizer.splitting import SPLITTINGS, name_of, splitting_of
+from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import GgufVocabulary, TokenType
+from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.text.model_files import ModelFiles
 
 ROWS = 1400

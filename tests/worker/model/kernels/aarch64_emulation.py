@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ryzanstein.worker.model.kernels import native, wheel
+from ryzanstein.worker.kernels import native, wheel
 
 COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.angles import Angles
-from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
-from ryzanstein.worker.model.draw import Draw
-from ryzanstein.worker.model.kernels.compiling import compile_library, find_compiler, ingredients
-from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
-from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
-from ryzanstein.worker.model.kernels.levels import Level, best_level
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.compiling import compile_library, find_compiler, ingredients
+from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
+from ryzanstein.worker.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
+from ryzanstein.worker.kernels.functions.draw import Draw
+from ryzanstein.worker.kernels.functions.rows import Angles
+from ryzanstein.worker.kernels.levels import ProcessorLevel, best_level
+from ryzanstein.worker.kernels.native import NativeKernels
 
 Normal = Callable[..., Tensor]
 
@@ -34,12 +34,12 @@ def normal() -> Normal:
 
 
 @pytest.fixture(scope="session")
-def level_library(pytestconfig: pytest.Config) -> Callable[[Level], Path]:
+def level_library(pytestconfig: pytest.Config) -> Callable[[ProcessorLevel], Path]:
     """The library that a wheel carries for a level: compiled once, by whichever process of tests is first."""
     source = hashlib.sha256("".join(ingredients()).encode()).hexdigest()[:16]
     folder = Path(pytestconfig.cache.mkdir("kernels"))
 
-    def compiled(level: Level) -> Path:
+    def compiled(level: ProcessorLevel) -> Path:
         path = folder / f"{level.name}-{source}.so"
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -51,7 +51,7 @@ def level_library(pytestconfig: pytest.Config) -> Callable[[Level], Path]:
 
 
 @pytest.fixture(scope="session")
-def libraries(level_library: Callable[[Level], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def libraries(level_library: Callable[[ProcessorLevel], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a wheel carries, as far as this CPU uses it."""
     folder = tmp_path_factory.mktemp("lib")
     level = best_level(platform.machine(), Path("/proc/cpuinfo").read_text())

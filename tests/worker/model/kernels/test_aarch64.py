@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.levels import best_level
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.levels import best_level
+from ryzanstein.worker.kernels.native import NativeKernels
 
 HERE = Path(__file__).parent
 MODEL = HERE.parent

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.int8 import quantize_rows
+from ryzanstein.worker.kernels.functions.attention import PagedKeys
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.int8 import quantize_rows
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 300)
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ryzanstein.worker.model.kernels import compilers
-from ryzanstein.worker.model.kernels.build import NotBuilt, found, library
-from ryzanstein.worker.model.kernels.compiling import is_whole
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kernels.opening import open_kernels
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.kernels import compilers
+from ryzanstein.worker.kernels.build import NotBuilt, found, library
+from ryzanstein.worker.kernels.compiling import is_whole
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.opening import open_kernels
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
 
 NO_OUTPUT = """while [ "$1" != -o ]; do shift; done; echo made > "$2" """
-PROGRAM = "from ryzanstein.worker.model.kernels import build; print(build.library())"
+PROGRAM = "from ryzanstein.worker.kernels import build; print(build.library())"
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_nothing_compiles_on_when_the_process_ends(
 ) -> None:
     """The compiler starts a child, as compilers do: the child must end too."""
     calls = compiler(f"exec sh -c 'sleep 60; : {tmp_path}'")
-    command = [sys.executable, "-P", "-m", "ryzanstein.worker.model.kernels"]
+    command = [sys.executable, "-P", "-m", "ryzanstein.worker.kernels"]
     process = subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stdout=subprocess.DEVNULL)
     while not times(calls):
         time.sleep(0.01)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
-from ryzanstein.worker.model.cold_pages import attend_zones, open_pages
-from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys, PagedKeys
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kv_cache import LayerPages
+from ryzanstein.worker.cache.cold_pages import attend_zones, open_pages
+from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
+from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout, sees_cold
+from ryzanstein.worker.kernels.native import NativeKernels
 
 KINDS = [FP8, INT8, FP8_VALUES, CHANNELS]
 NEW = (2, 5, 64, 63, 130, 1, 17, 1)

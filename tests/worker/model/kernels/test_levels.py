@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels import REVISION
-from ryzanstein.worker.model.kernels.compilers import NotBuilt
-from ryzanstein.worker.model.kernels.levels import LEVELS, Level, best_level, levels_of
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kernels.openmp import share_openmp
+from ryzanstein.worker.kernels import REVISION
+from ryzanstein.worker.kernels.compilers import NotBuilt
+from ryzanstein.worker.kernels.levels import LEVELS, ProcessorLevel, best_level, levels_of
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.openmp import share_openmp
 
 # The features of real processors that programs can use: what the kernel itself needs is left out.
 SANDY_BRIDGE = [
@@ -247,7 +247,7 @@ def test_a_cpu_that_says_nothing_gets_nothing() -> None:
         best_level("x86_64", "")
 
 
-def runs_here(level: Level) -> bool:
+def runs_here(level: ProcessorLevel) -> bool:
     try:
         best = best_level(platform.machine(), Path("/proc/cpuinfo").read_text())
     except NotBuilt:
@@ -258,10 +258,10 @@ def runs_here(level: Level) -> bool:
 @pytest.mark.parametrize("level", levels_of(platform.machine()), ids=lambda level: level.name)
 @pytest.mark.long
 def test_a_levels_library_has_the_bits_of_the_one_for_this_machine(
-    level: Level,
+    level: ProcessorLevel,
     kernels: NativeKernels,
     results: Callable[..., dict[str, Tensor]],
-    level_library: Callable[[Level], Path],
+    level_library: Callable[[ProcessorLevel], Path],
 ) -> None:
     """The library of a lower level has narrower registers: what is summed across lanes then differs by rounding."""
     path = level_library(level)
@@ -292,7 +292,7 @@ DIGESTS = {2: "a82acb17b8cd5dae"}
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the digest is of x86-64-v3")
 def test_other_bits_are_another_revision(
-    results: Callable[..., dict[str, Tensor]], level_library: Callable[[Level], Path]
+    results: Callable[..., dict[str, Tensor]], level_library: Callable[[ProcessorLevel], Path]
 ) -> None:
     share_openmp()
     (level,) = (level for level in LEVELS if level.name == "x86-64-v3")

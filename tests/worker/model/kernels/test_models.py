@@ -11,9 +11,9 @@ import torch
 from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
+from ryzanstein.tools.synthesize.command import Recipe, synthesize
+from ryzanstein.tools.synthesize.shapes import PRESETS
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.shapes import PRESETS
-from ryzanstein.worker.model.synthesize import Recipe, synthesize
 
 pytestmark = pytest.mark.long
 

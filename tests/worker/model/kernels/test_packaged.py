@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels import packaged
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kernels.opening import COMPILED, open_kernels
-from ryzanstein.worker.model.kernels.packaged import packaged_library
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.kernels import packaged
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.opening import COMPILED, open_kernels
+from ryzanstein.worker.kernels.packaged import packaged_library
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.options import RunnerOptions
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def test_it_computes_with_the_threads_of_torch_and_loads_no_other_openmp(librari
     program = f"""
 import torch
 from pathlib import Path
-from ryzanstein.worker.model.kernels import packaged, opening, openmp
-from ryzanstein.worker.model.options import RunnerOptions
+from ryzanstein.worker.kernels import packaged, opening, openmp
+from ryzanstein.worker.settings.options import RunnerOptions
 packaged.FOLDER = Path({str(libraries)!r})
 before = openmp.loaded_openmp()
 opened = opening.open_kernels(RunnerOptions(kernels="native"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.functions.attention import PagedKeys
+from ryzanstein.worker.kernels.native import NativeKernels
 
 NEW = (2, 5, 64, 63, 130, 1, 17)
 CONTEXT = (0, 3, 0, 200, 70, 64, 15)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.angles import Angles
-from ryzanstein.worker.model.architectures.spec import RotarySpec
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.architectures.spec import RotarySpec
+from ryzanstein.worker.kernels.functions.rows import Angles
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.rotary import Rotary, rotate
 
 NUM_SLOTS = 700

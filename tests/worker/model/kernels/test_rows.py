@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.int8 import quantize_rows
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.int8 import quantize_rows
 
 WIDTHS = (1, 15, 16, 48, 250, 2048)
 SPECIAL = (torch.nan, torch.inf, -torch.inf)

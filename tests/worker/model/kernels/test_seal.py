@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout
-from ryzanstein.worker.model.cold_pages import open_pages, seal_pages
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.cache.cold_pages import open_pages, seal_pages
+from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdKind, ColdLayout
+from ryzanstein.worker.kernels.native import NativeKernels
 
 KINDS = [FP8, INT8, FP8_VALUES, CHANNELS]
 

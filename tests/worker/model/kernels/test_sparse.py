@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ryzanstein.worker.cache.kv_cache import bound_blocks
 from ryzanstein.worker.engine.extents import Extents, Lasting
-from ryzanstein.worker.model.kernels.functions.paged_keys import PagedKeys, SparseKeys
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.kv_cache import bound_blocks
-from ryzanstein.worker.sparse import SparseRule
+from ryzanstein.worker.kernels.functions.attention import PagedKeys, SparseKeys
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.settings.sparse import SparseRule
 
 LENGTHS = (1, 33, 130, 401)
 RULES = (

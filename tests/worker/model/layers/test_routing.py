@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ryzanstein.worker.model.architectures.registry import spec_of
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, MoeSpec, RoutingSpec
+from ryzanstein.worker.architectures.registry import spec_of
+from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, MoeSpec, RoutingSpec
 from ryzanstein.worker.model.layers.routing import ExpertRouter
 
 HIDDEN, NUM_EXPERTS = 4, 6

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.gguf.block_types import Q4_0, Q8_0, BlockType
-from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.gguf.quantize import quantize
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.tools.convert.quantize import quantize
+from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
+from ryzanstein.worker.kernels.functions.block_types import Q4_0, Q8_0, BlockType
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.blocks import Blocks, MappedBlocks, PackedBlocks
-from ryzanstein.worker.model.products.formats import WeightFormat
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.blocks import Blocks, MappedBlocks, PackedBlocks
+from ryzanstein.worker.products.formats import WeightFormat
 
 SHAPE = (24, 128)
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ryzanstein.worker.model.kernels.build import NotBuilt, library
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.fastest import exact_kernels
-from ryzanstein.worker.model.products.int8 import FloatsKernel, KernelType
+from ryzanstein.worker.kernels.build import NotBuilt, library
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.fastest import exact_kernels
+from ryzanstein.worker.products.int8 import FloatsKernel, KernelType
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.gguf.block_types import BLOCK_TYPES, BlockType
-from ryzanstein.worker.model.gguf.dequantize import dequantize
-from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products import blocks as products_of_blocks
-from ryzanstein.worker.model.products.blocks import Blocks, BlocksProduct, MappedBlocks, PackedBlocks, pack, packed_bytes
-from ryzanstein.worker.model.products.groups import GROUPS
+from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
+from ryzanstein.worker.kernels.functions.block_types import BLOCK_TYPES, BlockType
+from ryzanstein.worker.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products import blocks as products_of_blocks
+from ryzanstein.worker.products.blocks import GROUPS, Blocks, BlocksProduct, MappedBlocks, PackedBlocks, pack, packed_bytes
 
 TYPES = [*(kind for kind in BLOCK_TYPES.values() if kind.name in BLOCKS), *GROUPS]
 TWO_SCALES = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products import fastest
-from ryzanstein.worker.model.products.by_rows import ByRows
-from ryzanstein.worker.model.products.fastest import FastestKernels, KernelChoice, exact_kernels
-from ryzanstein.worker.model.products.int8 import FbgemmKernel, Int8Product, KernelType, NativeKernel
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products import fastest
+from ryzanstein.worker.products.by_rows import ByRows
+from ryzanstein.worker.products.fastest import FastestKernels, KernelChoice, exact_kernels
+from ryzanstein.worker.products.int8 import FbgemmKernel, Int8Product, KernelType, NativeKernel
 
 
 def test_a_shape_is_measured_once_and_its_choice_kept(native: NativeKernels | None, kernel_types: list[KernelType]) -> None:

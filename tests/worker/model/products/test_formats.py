@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.formats import WeightFormat
-from ryzanstein.worker.model.refusal import ModelRefused
-from ryzanstein.worker.quantization import Quantization
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.formats import WeightFormat
+from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.settings.quantization import Quantization
 
 CPU = torch.device("cpu")
 FORMATS: list[Quantization] = ["none", "fp16", "int8"]
 WORST = {"none": 1e-6, "fp16": 1e-3, "int8": 0.02}
 RESIDENT = """
 import sys, torch
-from ryzanstein.worker.model.kernels.build import library
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.formats import WeightFormat
+from ryzanstein.worker.kernels.build import library
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.formats import WeightFormat
 
 def resident():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS"))) * 1024

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.floats import Packed
-from ryzanstein.worker.model.products.half import FbgemmHalfProduct, half_product
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.floats import Packed
+from ryzanstein.worker.products.half import FbgemmHalfProduct, half_product
+from ryzanstein.worker.refusal import ModelRefused
 
 Half = Callable[[Tensor, Tensor | None], Product]
 SHAPES = [(48, 64), (7, 5), (1, 288), (864, 288), (1100, 528)]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.fastest import exact_kernels
-from ryzanstein.worker.model.products.int8 import (
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.fastest import exact_kernels
+from ryzanstein.worker.products.int8 import (
     FloatsKernel,
     Int8Product,
     Int8Table,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.floats import Packed
-from ryzanstein.worker.model.products.int8 import Int8Product, NativeKernel
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.floats import Packed
+from ryzanstein.worker.products.int8 import Int8Product, NativeKernel
 
 SHAPES = [(7, 5), (33, 130), (250, 96)]
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.floats import Packed, float_product
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.floats import Packed, float_product
 
 Make = Callable[[Tensor, Tensor | None], Product]
 SHAPES = [(48, 64), (7, 5), (1, 288), (250, 96), (33, 1030), (864, 288), (290, 2050)]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.half import FbgemmHalfProduct
-from ryzanstein.worker.model.products.packing import Packing
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.half import FbgemmHalfProduct
+from ryzanstein.worker.products.packing import Packing
 
 LARGE = 2**20
 

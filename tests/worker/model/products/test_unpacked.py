@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products.floats import ByHead, Unpacked
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.floats import ByHead, UnpackedWeight
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (7, 20), (64, 96), (1003, 257), (33, 1024)])
@@ -17,7 +17,7 @@ def test_a_weight_as_it_lies(
 ) -> None:
     weight_OI, x_TI = normal(1, num_outputs, num_inputs), normal(2, 11, num_inputs)
     bias_O = normal(3, num_outputs) if biased else None
-    product = Unpacked(weight_OI, bias_O, kernels)
+    product = UnpackedWeight(weight_OI, bias_O, kernels)
     exact_TO = x_TI.double() @ weight_OI.double().t() + (0 if bias_O is None else bias_O.double())
     torch.testing.assert_close(product(x_TI).double(), exact_TO, rtol=1e-5, atol=1e-5 * num_inputs**0.5)
     for count in range(1, 11):
@@ -25,7 +25,7 @@ def test_a_weight_as_it_lies(
 
 
 def test_a_row_that_is_no_number_stays_alone(kernels: NativeKernels, normal: Callable[..., Tensor]) -> None:
-    product, x_TI = Unpacked(normal(1, 50, 30), None, kernels), normal(2, 6, 30)
+    product, x_TI = UnpackedWeight(normal(1, 50, 30), None, kernels), normal(2, 6, 30)
     clean_TO = product(x_TI)
     x_TI[2, 29] = torch.nan
     spoilt_TO = product(x_TI)

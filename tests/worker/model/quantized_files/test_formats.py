@@ -10,15 +10,15 @@ import torch
 from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.collectives.local import LocalCollectives
-from ryzanstein.worker.model.kernels.functions.blocks import BLOCKS
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.functions.blocks import BLOCKS
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.loading import open_model, slice_bytes
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products.blocks import pack, packed_bytes
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.products.blocks import pack, packed_bytes
+from ryzanstein.worker.settings.options import RunnerOptions
 
 IDS = torch.randint(3, 320, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 NEAR = 0.1  # random layers multiply an error of less than a hundredth; what is wrong differs by more than 1

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
+from ryzanstein.worker.refusal import MAX_MESSAGE_CHARS, CheckpointError, ModelRefused
 
 COMPRESSED = "compressed-tensors"
 GPTQ = {"method": "gptq", "act_order": True}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ryzanstein.worker.model.architectures.values import Values
+from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.checkpoints.quantized_files.schemes.compressed_schemes import Scheme, schemes
 from ryzanstein.worker.model.loading import open_model
-from ryzanstein.worker.model.quantized_files.compressed_schemes import Scheme, schemes
 
 COMPRESSED = "compressed-tensors"
 QUERY = "model.layers.0.self_attn.q_proj.weight"

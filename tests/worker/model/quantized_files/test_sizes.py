@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.worker.checkpoints.quantized_files.sizes import KEPT, unpacked_entries
+from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.json_files import read_object
-from ryzanstein.worker.model.collectives.local import LocalCollectives
 from ryzanstein.worker.model.loading import slice_bytes
-from ryzanstein.worker.model.options import RunnerOptions
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.quantized_files.sizes import KEPT, unpacked_entries
-from ryzanstein.worker.model.tensor_files import read_tensor_files
+from ryzanstein.worker.settings.options import RunnerOptions
 
 COMPRESSED = "compressed-tensors"
 RECIPES: dict[str, dict[str, Any]] = {

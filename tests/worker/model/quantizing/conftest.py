@@ -14,10 +14,10 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from ryzanstein.worker.model.quantizing.command import quantize
-from ryzanstein.worker.model.quantizing.request import Request
-from ryzanstein.worker.model.quantizing.run import quantize_model
-from ryzanstein.worker.model.synthetic_tokenizer import write_tokenizer
+from ryzanstein.tools.quantize.command import quantize
+from ryzanstein.tools.quantize.request import Request
+from ryzanstein.tools.quantize.run import quantize_model
+from ryzanstein.tools.synthesize.tokenizer import write_tokenizer
 
 VOCAB, CONTEXT = 320, 128
 SIZES = {
@@ -32,7 +32,7 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-COMMAND = [sys.executable, "-m", "ryzanstein.worker.model.quantizing.command"]
+COMMAND = [sys.executable, "-m", "ryzanstein.tools.quantize.command"]
 
 
 def write_model(model_dir: Path, model_type: str, dtype: torch.dtype, **changes: object) -> Path:

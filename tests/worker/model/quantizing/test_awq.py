@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ryzanstein.worker.model.quantizing.awq import fold_scales
-from ryzanstein.worker.model.quantizing.grids import Grid, fitted
-from ryzanstein.worker.model.quantizing.layer_tensors import LayerTensors
-from ryzanstein.worker.model.quantizing.layer_weights import LayerWeights
-from ryzanstein.worker.model.quantizing.origin import Origin
-from ryzanstein.worker.model.quantizing.walk import Walk
+from ryzanstein.tools.quantize.methods.awq import fold_scales
+from ryzanstein.tools.quantize.methods.grids import Grid, fitted
+from ryzanstein.tools.quantize.reading.layer_tensors import LayerTensors
+from ryzanstein.tools.quantize.reading.layer_weights import LayerWeights
+from ryzanstein.tools.quantize.reading.origin import Origin
+from ryzanstein.tools.quantize.reading.walk import Walk
 
 GRID = Grid(4, 32)
 # Norms without, with one plus, with shifts; one norm for both halves; norms after the halves; fused projections; plain MLPs.

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.quantizing.gptq import gptq
-from ryzanstein.worker.model.quantizing.grids import Grid, GridMatrix, fitted, on_grid
+from ryzanstein.tools.quantize.methods.gptq import gptq
+from ryzanstein.tools.quantize.methods.grids import Grid, GridMatrix, fitted, on_grid
 
 
 def correlated(num_rows: int, num_inputs: int) -> Tensor:

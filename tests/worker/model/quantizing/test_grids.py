@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ryzanstein.worker.model.quantizing.grids import Grid, fitted, group_for
+from ryzanstein.tools.quantize.methods.grids import Grid, fitted, group_for
 
 
 @pytest.mark.parametrize("bits", [4, 8])

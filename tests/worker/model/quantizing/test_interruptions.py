@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ryzanstein.worker.model.gguf.atomic import put_in_place
-from ryzanstein.worker.model.quantizing.partial import PartialModel
-from ryzanstein.worker.model.quantizing.request import Request
-from ryzanstein.worker.model.quantizing.run import quantize_model
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.tools.atomic import put_in_place
+from ryzanstein.tools.quantize.partial import PartialModel
+from ryzanstein.tools.quantize.request import Request
+from ryzanstein.tools.quantize.run import quantize_model
+from ryzanstein.worker.refusal import ModelRefused
 
 from .conftest import run
 from .test_command import contents

@@ -4,8 +4,8 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 
-from ryzanstein.worker.model.quantizing.grids import Grid, fitted
-from ryzanstein.worker.model.quantizing.layouts import Scheme, packed, packed_ternary, restored, stored
+from ryzanstein.tools.quantize.methods.grids import Grid, fitted
+from ryzanstein.tools.quantize.reading.layouts import LayoutScheme, packed, packed_ternary, restored, stored
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -21,7 +21,7 @@ def test_levels_are_packed_as_compressed_tensors_packs_them(bits: int, shape: tu
 @pytest.mark.parametrize("num_outputs", [8, 13])
 @pytest.mark.parametrize("zero_points", [False, True])
 def test_a_matrix_is_restored(num_outputs: int, zero_points: bool) -> None:
-    scheme = Scheme(Grid(4, 16, zero_points))
+    scheme = LayoutScheme(Grid(4, 16, zero_points))
     matrix = fitted(torch.randn(num_outputs, 64) + 1, scheme.grid)
     tensors = stored("module", matrix, scheme)
     assert torch.equal(restored("module", tensors, scheme).floats(), matrix.floats())

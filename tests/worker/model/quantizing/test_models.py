@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ryzanstein.worker.model.quantizing.grids import Grid, fitted
-from ryzanstein.worker.model.quantizing.request import Budget, Request
-from ryzanstein.worker.model.quantizing.run import quantize_model
-from ryzanstein.worker.model.quantizing.texts import read_texts
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.tools.quantize.methods.grids import Grid, fitted
+from ryzanstein.tools.quantize.request import Budget, Request
+from ryzanstein.tools.quantize.run import quantize_model
+from ryzanstein.tools.quantize.texts import read_texts
+from ryzanstein.worker.refusal import ModelRefused
 
 from .conftest import CONTEXT, config_of
 

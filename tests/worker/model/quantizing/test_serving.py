@@ -11,9 +11,9 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ryzanstein.tools.quantize.request import Budget
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.loading import open_model
-from ryzanstein.worker.model.quantizing.request import Budget
 
 from .conftest import config_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
 
 from .conftest import config_of, run
 from .test_models import off, opened

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from ryzanstein.worker.model.quantizing.ternary import is_ternary, ternary
+from ryzanstein.tools.quantize.methods.ternary import is_ternary, ternary
 
 from .conftest import run
 

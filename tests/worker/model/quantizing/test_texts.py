@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ryzanstein.worker.model.quantizing.texts import read_texts
-from ryzanstein.worker.model.refusal import ModelRefused
+from ryzanstein.tools.quantize.texts import read_texts
+from ryzanstein.worker.refusal import ModelRefused
 
 from .conftest import CONTEXT
 

@@ -4,17 +4,21 @@ import random
 
 import pytest
 
-from ryzanstein.worker.model.quantizing.upgrades import EIGHT, FLOATS, LOW, Product, Upgrades
+from ryzanstein.tools.quantize.upgrades import EIGHT, FLOATS, LOW, UpgradeProduct, Upgrades
 
 
-def some_products(count: int, seed: int) -> list[Product]:
+def some_products(count: int, seed: int) -> list[UpgradeProduct]:
     chance = random.Random(seed)
     lows = [10 ** chance.uniform(-5, -2) for _ in range(count)]
-    return [Product((low, low / 200), (100 * size, 180 * size, 320 * size)) for low in lows for size in [chance.randint(1, 4)]]
+    return [
+        UpgradeProduct((low, low / 200), (100 * size, 180 * size, 320 * size))
+        for low in lows
+        for size in [chance.randint(1, 4)]
+    ]
 
 
 def test_the_noisiest_product_of_its_size_comes_first() -> None:
-    quiet, loud = Product((1e-4, 1e-6), (50, 90, 160)), Product((1e-2, 1e-4), (50, 90, 160))
+    quiet, loud = UpgradeProduct((1e-4, 1e-6), (50, 90, 160)), UpgradeProduct((1e-2, 1e-4), (50, 90, 160))
     upgrades = Upgrades.of([quiet, loud])
     assert upgrades.formats(0) == [LOW, LOW]
     assert upgrades.formats(1) == [LOW, EIGHT]

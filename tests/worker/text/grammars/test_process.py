@@ -23,7 +23,7 @@ from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.frames import Ended
 from ryzanstein.worker.text.grammars.judge import Verdict
 from ryzanstein.worker.text.grammars.process import GrammarProcess
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.tokenizer import TextModel
 
 SOUND = Constraint.json_object()

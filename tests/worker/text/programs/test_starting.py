@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
-from ryzanstein.worker.text.programs.starting import AgentProgram
+from ryzanstein.worker.text.programs.starting import AgentProgram, ProgramBounds
 
 BOUNDS = ProgramBounds(1.0, 128 * 2**20, 2)
 

@@ -9,10 +9,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.template_options import TemplateOptions
-from ryzanstein.tools import Tool, Tools
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, ToolCall
+from ryzanstein.generation.tools import Tool, Tools
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
 

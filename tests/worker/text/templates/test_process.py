@@ -14,10 +14,9 @@ import pytest
 
 from ryzanstein.backoff import Backoff
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.worker.telemetry import WorkerTelemetry
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import TemplateSource
 

@@ -12,14 +12,13 @@ import pytest
 from tests.worker.constraints.random_schemas import random_schema
 
 from ryzanstein.constraints import Constraint
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_message
 from ryzanstein.replies.source import MAX_HELD_CHARS
-from ryzanstein.tools import Tool, ToolMode, Tools
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.masks import StepMasks
 from ryzanstein.worker.constraints.matching import Bits, GrammarState

@@ -17,14 +17,14 @@ from structlog.contextvars import get_contextvars
 
 from ryzanstein import clock
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, valid_tenant
+from ryzanstein.generation.prompts import TENANT_ID, valid_tenant
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.router.core.peers import OWNER, WHOLE
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.interceptors import TRACEPARENT
-from ryzanstein.tracing import Tracing, traceparent
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from ryzanstein.generation.names import user_key, valid_tenant
+from ryzanstein.generation.prompts import user_key, valid_tenant
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.v1 import embedding_pb2 as pb

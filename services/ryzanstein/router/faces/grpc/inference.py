@@ -6,43 +6,129 @@ once; `x-run-detached: true` lets it run to its end. The client of a unary call 
 its disconnect cancels the generation unless it runs detached. A request with a key is not
 cancelled: a client that sends it again joins the generation, and another caller may already have
 done so.
+
+Converts the events of a stream for a client: text that is more than content comes as typed parts.
+
+Converts whole answers to the responses of the unary calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
 
 from ryzanstein import errors
-from ryzanstein.generation.events import GenerationEvent
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import Delta, Finished, GenerationEvent, Started
+from ryzanstein.replies.follower import ReplyFollower
+from ryzanstein.replies.reader import Said
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.peers import apart
-from ryzanstein.router.faces.answer import Answer
+from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
-from ryzanstein.router.faces.grpc.replies import attached, read_events
-from ryzanstein.router.faces.grpc.responses import whole_response
-from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
-from ryzanstein.wire.events import event_to_wire
+from ryzanstein.wire.events import event_to_wire, prompt_token_to_wire, token_logprobs_to_wire, usage_to_wire
 from ryzanstein.wire.requests import (
     MostParts,
     chat_from_wire,
     complete_from_wire,
+    message_to_wire,
     messages_from_wire,
     name_from_wire,
     sampling_defaults_to_wire,
 )
 
-_Context = grpc.aio.ServicerContext[Any, Any]
 _Response = TypeVar("_Response", inference.ChatResponse, inference.CompleteResponse)
+
+
+def whole_response(kind: type[_Response], answer: Answer) -> _Response:
+    """Returns the answer as a response of this kind. Both kinds have the same fields."""
+    return kind(
+        generation_id=answer.started.generation_id,
+        model=answer.started.model,
+        node_id=answer.node_id,
+        choices=[_choice(answer, number) for number in sorted(answer.reasons)],
+        usage=usage_to_wire(answer.usage),
+        prompt=map(prompt_token_to_wire, answer.prompt),
+    )
+
+
+def _choice(answer: Answer, number: int) -> inference.Choice:
+    tokens, message = answer.tokens[number], answer.message(number)
+    return inference.Choice(
+        choice=number,
+        text=message.content,
+        token_ids=[token.token_id for token in tokens],
+        finish_reason=inference.FinishReason.ValueType(answer.reason(number, message)),
+        logprobs=token_logprobs_to_wire(tokens),
+        tool_calls=message_to_wire(message).tool_calls,
+        reasoning=message.reasoning,
+    )
+
+
+async def read_events(
+    events: AsyncIterator[GenerationEvent], seen: Mapping[int, int] | None = None
+) -> AsyncIterator[inference.GenerationEvent]:
+    """Yields the events as a client gets them. `seen`: the first index that it wants of each choice."""
+    replies: ReplyFollower | None = None
+    async for event in events:
+        wire = event_to_wire(event)
+        if isinstance(event, Started):
+            replies = ReplyFollower(event, dict(seen or {})) if event.reply is not None else None
+        elif replies is not None and isinstance(event, Delta):
+            num_seen = replies.num_seen(event)
+            said = replies.said(event)
+            if num_seen == len(event.tokens):
+                continue
+            wire = event_to_wire(event._replace(first_index=event.first_index + num_seen, tokens=event.tokens[num_seen:]))
+            _say(wire.delta, said)
+        elif replies is not None and isinstance(event, Finished):
+            said, reason = replies.ended(event)
+            wire.finished.finish_reason = inference.FinishReason.ValueType(reason)
+            _say(wire.finished, said)
+        yield wire
+
+
+async def attached(
+    core: Core, generation_id: str, from_index: dict[int, int], tenant: str
+) -> AsyncGenerator[inference.GenerationEvent, None]:
+    """Follows a generation for a client that comes back.
+
+    Answers with more than content are read from their beginning, also what the client has seen.
+    """
+    async with aclosing(core.follow(generation_id, from_index, tenant=tenant)) as events:
+        started = await read_start(events)
+        if started.reply is None or not any(from_index.values()):
+            async for wire in read_events(_from_start(started, events), from_index):
+                yield wire
+            return
+    async with aclosing(core.follow(generation_id, {}, tenant=tenant)) as events:
+        async for wire in read_events(events, from_index):
+            yield wire
+
+
+async def _from_start(started: Started, events: AsyncIterator[GenerationEvent]) -> AsyncIterator[GenerationEvent]:
+    yield started
+    async for event in events:
+        yield event
+
+
+def _say(wire: inference.GenerationDelta | inference.GenerationFinished, said: Said) -> None:
+    wire.text, wire.reasoning = said.content, said.reasoning
+    for call in said.calls:
+        wire.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+
+
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(InferenceServiceServicer):

@@ -14,10 +14,15 @@
 Headers read: X-Request-Id, X-Session-Id, X-Tenant-Id, X-Request-Timeout-Ms, Idempotency-Key,
 X-Cancel-On-Disconnect, X-Run-Detached, traceparent, Last-Event-ID.
 Headers written: X-Request-Id, X-Ryzanstein-Node, Retry-After.
+
+HEAD on every route that has GET (RFC 9110, 9.3.2): the same answer without its content.
+
+The router's metrics on the serving port, for scrapers that reach no other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -26,42 +31,74 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.answers import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
-from ryzanstein.router.faces.http.failures import (
-    CLIENT_CLOSED_REQUEST,
-    HttpFailure,
-    HttpRefused,
-    failure_from_error,
-)
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
 from ryzanstein.router.faces.http.late import begun, within
-from ryzanstein.router.faces.http.methods import HeadAnswers
-from ryzanstein.router.faces.http.metrics import add_metrics
-from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.presence import ClientLeft
-from ryzanstein.router.faces.http.prompts import chat_request, completion_requests
-from ryzanstein.router.faces.http.response_format import naming_the_constraint
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
-from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest
-from ryzanstein.router.faces.http.shown import shown_by
+from ryzanstein.router.faces.http.serving.presence import ClientLeft
 from ryzanstein.router.faces.http.stream import error_event
 from ryzanstein.router.faces.http.texts import add_text_routes
-from ryzanstein.router.nodes.served import ServedModel
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, shown_by
+from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpFailure, HttpRefused, failure_from_error
+from ryzanstein.router.faces.openai.answers.types import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
+from ryzanstein.router.faces.openai.openapi import described
+from ryzanstein.router.faces.openai.requests.prompts import chat_request, completion_requests
+from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
+from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, CompletionRequest
+from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.telemetry import RouterTelemetry
+
+
+def add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
+    """Adds `/metrics`. One answer at a time is written, in a thread."""
+    turn = asyncio.Lock()
+
+    @app.get("/metrics")
+    async def metrics(http: Request) -> Response:
+        encode, content_type = choose_encoder(http.headers.get("accept", ""))
+        async with turn:
+            content = await asyncio.to_thread(encode, registry)
+        return Response(content, headers={"Content-Type": content_type})
+
+
+_STREAMS = "/events"
+
+
+class HeadAnswers:
+    """ASGI middleware: answers HEAD as GET, and sends no content. A stream of events has no HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"].endswith(_STREAMS):
+            await self._app(scope, receive, send)
+            return
+
+        async def without_content(message: Message) -> None:
+            scope["method"] = "HEAD"  # the server has to know why the content is shorter than announced
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        scope["method"] = "GET"
+        await self._app(scope, receive, without_content)
+
 
 _MAX_SEEN = 1024
 _METHODS = ["GET", "HEAD", "POST", "DELETE"]

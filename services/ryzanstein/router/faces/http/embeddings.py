@@ -22,17 +22,16 @@ from starlette.responses import Response
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, user_key, valid_tenant
-from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import TENANT_ID, TextPrompt, TokenPrompt, user_key, valid_tenant
 from ryzanstein.generation.request import valid_priority
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import call_of
-from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.presence import while_connected
-from ryzanstein.router.faces.http.prompts import deadline_of, name_of
-from ryzanstein.router.faces.http.sampling import token_ids_of, whole
-from ryzanstein.router.faces.http.schemas import Body, TokenId, Whole
+from ryzanstein.router.faces.http.serving.presence import while_connected
+from ryzanstein.router.faces.openai.openapi import described
+from ryzanstein.router.faces.openai.requests.prompts import deadline_of, name_of
+from ryzanstein.router.faces.openai.requests.sampling import token_ids_of, whole
+from ryzanstein.router.faces.openai.requests.schemas import Body, TokenId, Whole
 
 _INPUTS = re.compile(r"inputs((?:\[[0-9]+\])?)(?:\.(?:text|token_ids))?")
 _LARGE_NUMBERS = 16_384

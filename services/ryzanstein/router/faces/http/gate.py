@@ -16,14 +16,8 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.request_id import request_id
-from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds
-from ryzanstein.router.faces.http.departure import Departure
-from ryzanstein.router.faces.http.failures import (
-    CLIENT_CLOSED_REQUEST,
-    HttpRefused,
-    failure_from_error,
-)
-from ryzanstein.router.faces.http.room import Room
+from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, ByteBudget, Departure
+from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpRefused, failure_from_error
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -82,8 +76,8 @@ class Gate:
         self._limits = limits
         self._telemetry = telemetry
         self._bounds = BodyBounds(limits.max_body_bytes, limits.body_timeout_s)
-        self._arriving = Room(limits.max_arriving_bytes)
-        self._leaving = Room(limits.max_leaving_bytes)
+        self._arriving = ByteBudget(limits.max_arriving_bytes)
+        self._leaving = ByteBudget(limits.max_leaving_bytes)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,6 +4,8 @@ A client that disconnects from a plain request, or before it has received the ge
 cannot come back: its generation is cancelled. A client that disconnects from a stream may come
 back, see `attach`. So may a client with an Idempotency-Key, by sending its request again.
 X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
+
+Where a reader that comes back has to begin.
 """
 
 from __future__ import annotations
@@ -21,24 +23,49 @@ from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.events import GenerationEvent, Started
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import Delta, GenerationEvent, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.alignment import aligned
-from ryzanstein.router.faces.http.completions import completion_body, echoed_texts
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect, prompt_logprobs_body, usage_body
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
-from ryzanstein.router.faces.http.position import LAST_EVENT_ID, cursor_of, generation_of
-from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
-from ryzanstein.router.faces.http.prompts import Completions, tenant_of
-from ryzanstein.router.faces.http.resume import first_wanted
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.stream import ChunkWriter, EventStreamResponse
-from ryzanstein.router.faces.http.writing import OneByOne, written
+from ryzanstein.router.faces.openai.answers.alignment import aligned
+from ryzanstein.router.faces.openai.answers.completions import completion_body, echoed_texts
+from ryzanstein.router.faces.openai.answers.cursor import LAST_EVENT_ID, Cursor, cursor_of, generation_of
+from ryzanstein.router.faces.openai.answers.dialect import (
+    AnswerDialect,
+    ChatDialect,
+    CompletionDialect,
+    Shown,
+    prompt_logprobs_body,
+    usage_body,
+)
+from ryzanstein.router.faces.openai.answers.writing import OneByOne, written
+from ryzanstein.router.faces.openai.requests.prompts import Completions, tenant_of
+
+
+async def first_wanted(core: Core, generation_id: str, cursor: Cursor, tenant: str = "") -> dict[int, int]:
+    """Returns the index of the first token wanted of each choice.
+
+    Log probabilities are aligned with the text from its beginning, and calls are read from there.
+    Such a stream therefore also reads the tokens that the reader has seen, for its `Pieces` alone.
+    """
+    seen = cursor.from_index
+    if not any(seen.values()):
+        return seen
+    async with aclosing(core.follow(generation_id, seen, tenant=tenant)) as events:
+        started = await read_start(events)  # checks the position
+    if started.reply is not None:
+        return {}
+    async with aclosing(core.follow(generation_id, {}, tenant=tenant)) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                return {} if event.tokens[0].logprobs is not None else seen
+    return seen
+
 
 NODE = "X-Ryzanstein-Node"
 
@@ -52,7 +79,7 @@ class GenerationRoutes:
         self._core = core
         self._limits = limits
 
-    async def answer(self, http: Request, request: GenerationRequest, dialect: Dialect) -> Response:
+    async def answer(self, http: Request, request: GenerationRequest, dialect: AnswerDialect) -> Response:
         """Returns the complete answer as JSON. Raises ClientLeft when the client disconnects."""
         request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
         generation_id = await self._core.submit(request, resumable=request.detached)
@@ -225,7 +252,7 @@ def _naming_the_position() -> Iterator[None]:
         raise
 
 
-def _content(answer: Answer, dialect: Dialect) -> bytes:
+def _content(answer: Answer, dialect: AnswerDialect) -> bytes:
     body: dict[str, Any] = {
         "id": dialect.id_prefix + answer.started.generation_id,
         "object": dialect.object,
@@ -240,7 +267,7 @@ def _content(answer: Answer, dialect: Dialect) -> bytes:
     return written(body)
 
 
-def _choice(answer: Answer, choice: int, dialect: Dialect) -> dict[str, Any]:
+def _choice(answer: Answer, choice: int, dialect: AnswerDialect) -> dict[str, Any]:
     message = answer.message(choice)
     tokens = answer.tokens[choice]
     rows = aligned(tokens)[1] if tokens and tokens[0].logprobs is not None else None

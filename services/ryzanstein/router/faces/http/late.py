@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_exception
 from ryzanstein.router.faces.http.gate import ROUTER_STOPS, HttpLimits, call_of
-from ryzanstein.router.faces.http.presence import ClientLeft, write_may_wait
+from ryzanstein.router.faces.http.serving.presence import ClientLeft, write_may_wait
 from ryzanstein.router.faces.http.stream import COMMENT, STREAM_HEADERS
+from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_exception
 
 log = structlog.get_logger(__name__)
 _Opened = TypeVar("_Opened")

@@ -12,16 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ryzanstein.generation.events import Delta, GenerationEvent, Started
-from ryzanstein.generation.tokens import Usage
+from ryzanstein.generation.tokens import Delta, GenerationEvent, Started, Usage
 from ryzanstein.replies.reader import Said
-from ryzanstein.router.faces.http.chunks import Chunk, Chunks
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.dialect import usage_body
-from ryzanstein.router.faces.http.failures import HttpFailure
-from ryzanstein.router.faces.http.plain import encoded
-from ryzanstein.router.faces.http.shown import Shown
 from ryzanstein.router.faces.http.stream import DONE, error_event
+from ryzanstein.router.faces.openai.answers.chunks import Chunk, Chunks, encoded
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.dialect import Shown, usage_body
+from ryzanstein.router.faces.openai.answers.failures import HttpFailure
 
 _MAX_AHEAD = 64
 

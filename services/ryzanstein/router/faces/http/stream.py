@@ -22,15 +22,13 @@ from starlette.types import Receive, Scope, Send
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.events import GenerationEvent, Started
-from ryzanstein.router.faces.http.chunks import Chunks
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
+from ryzanstein.generation.tokens import GenerationEvent, Started
 from ryzanstein.router.faces.http.gate import HttpCall, HttpLimits
-from ryzanstein.router.faces.http.plain import encoded
-from ryzanstein.router.faces.http.position import event_id
-from ryzanstein.router.faces.http.presence import ClientLeft, while_connected, write_may_wait
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected, write_may_wait
+from ryzanstein.router.faces.openai.answers.chunks import Chunks, encoded
+from ryzanstein.router.faces.openai.answers.cursor import Cursor, event_id
+from ryzanstein.router.faces.openai.answers.dialect import Shown
+from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
 
 log = structlog.get_logger(__name__)
 

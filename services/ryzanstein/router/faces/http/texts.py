@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from ryzanstein import errors
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.answers import DetokenizeAnswer, TokenizeAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.messages import conversation
-from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.prompts import name_of, template_options
-from ryzanstein.router.faces.http.sampling import token_ids_of
-from ryzanstein.router.faces.http.schemas import Body, ChatMessage, TokenId
+from ryzanstein.router.faces.openai.answers.types import DetokenizeAnswer, TokenizeAnswer
+from ryzanstein.router.faces.openai.openapi import described
+from ryzanstein.router.faces.openai.requests.messages import conversation
+from ryzanstein.router.faces.openai.requests.prompts import name_of, template_options
+from ryzanstein.router.faces.openai.requests.sampling import token_ids_of
+from ryzanstein.router.faces.openai.requests.schemas import Body, ChatMessage, TokenId
 
 MAX_TOKENS = 131_072
 _ABSENT: Any = None

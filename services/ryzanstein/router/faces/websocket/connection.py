@@ -20,10 +20,9 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from ryzanstein.router.faces.http.room import Room
-from ryzanstein.router.faces.websocket.closes import CloseCode
-from ryzanstein.router.faces.websocket.limits import SocketLimits
-from ryzanstein.router.faces.websocket.turns import Turns
+from ryzanstein.router.faces.http.arrival import ByteBudget
+from ryzanstein.router.faces.websocket.limits import CloseCode, SocketLimits
+from ryzanstein.router.faces.websocket.turns import ParsingTurns
 
 _PIECE_BYTES = 1024  # 20 frames that give credit
 _MAX_QUEUED = 16  # messages that wait to be read
@@ -38,8 +37,8 @@ class ConnectionParts:
     """What the connections of a router share: their bounds, the memory for messages, and the time to parse them."""
 
     limits: SocketLimits
-    room: Room
-    turns: Turns
+    room: ByteBudget
+    turns: ParsingTurns
 
 
 class WebSocketConnection(asyncio.Protocol):

@@ -16,13 +16,11 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.failures import HttpRefused, failure_from_exception
 from ryzanstein.router.faces.http.generate import bare_id
-from ryzanstein.router.faces.http.prompts import tenant_of
-from ryzanstein.router.faces.websocket.closes import CloseCode
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.failures import HttpRefused, failure_from_exception
+from ryzanstein.router.faces.openai.requests.prompts import tenant_of
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
-from ryzanstein.router.faces.websocket.credit import Credit
 from ryzanstein.router.faces.websocket.frames import (
     Attach,
     Cancel,
@@ -34,7 +32,7 @@ from ryzanstein.router.faces.websocket.frames import (
     encoded,
     error_frame,
 )
-from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.faces.websocket.limits import CloseCode, Credit, SocketLimits
 from ryzanstein.router.faces.websocket.requests import SocketRequests
 from ryzanstein.router.faces.websocket.stream import SocketStream, StreamEnd
 from ryzanstein.router.faces.websocket.telemetry import SocketTelemetry

@@ -7,16 +7,16 @@ import asyncio
 from starlette.datastructures import Headers
 
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.faces.http.failures import CONNECTIONS, HttpFailure, HttpRefused
-from ryzanstein.router.faces.http.room import Room
-from ryzanstein.router.faces.http.upgrade import UpgradeRequest
+from ryzanstein.router.faces.http.arrival import ByteBudget
+from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest
+from ryzanstein.router.faces.openai.answers.failures import CONNECTIONS, HttpFailure, HttpRefused
 from ryzanstein.router.faces.websocket.connection import ConnectionParts, WebSocketConnection
 from ryzanstein.router.faces.websocket.conversation import Conversation
 from ryzanstein.router.faces.websocket.handshake import accepted
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.faces.websocket.requests import SocketRequests
 from ryzanstein.router.faces.websocket.telemetry import SocketTelemetry
-from ryzanstein.router.faces.websocket.turns import Turns
+from ryzanstein.router.faces.websocket.turns import ParsingTurns
 from ryzanstein.router.telemetry import RouterTelemetry
 
 _FULL = HttpFailure(503, "too many WebSockets", None, "too_many_connections", {"Retry-After": "1"})
@@ -33,7 +33,7 @@ class WebSocketFace:
         self._core = core
         self._limits = limits or SocketLimits()
         self._telemetry = SocketTelemetry(telemetry)
-        self._parts = ConnectionParts(self._limits, Room(self._limits.max_arriving_bytes), Turns())
+        self._parts = ConnectionParts(self._limits, ByteBudget(self._limits.max_arriving_bytes), ParsingTurns())
         self._requests = SocketRequests(self._limits.max_messages)
         self._num_open = 0
 

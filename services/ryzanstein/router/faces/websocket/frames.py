@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from ryzanstein.generation.sampling import MAX_CHOICES
-from ryzanstein.router.faces.http.chunks import Chunk
-from ryzanstein.router.faces.http.failures import HttpFailure
-from ryzanstein.router.faces.http.schemas import Body
-from ryzanstein.router.faces.websocket.credit import MAX_CREDIT
+from ryzanstein.generation.request import MAX_CHOICES
+from ryzanstein.router.faces.openai.answers.chunks import Chunk
+from ryzanstein.router.faces.openai.answers.failures import HttpFailure
+from ryzanstein.router.faces.openai.requests.schemas import Body
+from ryzanstein.router.faces.websocket.limits import MAX_CREDIT
 
 MAX_HEADERS = 16
 MAX_HEADER_CHARS = 1024

@@ -12,8 +12,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from ryzanstein.router.faces.http.failures import MALFORMED, ORIGIN, HttpFailure, HttpRefused
-from ryzanstein.router.faces.http.upgrade import UpgradeRequest
+from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest
+from ryzanstein.router.faces.openai.answers.failures import MALFORMED, ORIGIN, HttpFailure, HttpRefused
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 
 SUBPROTOCOL = "ryzanstein.v1"

@@ -1,8 +1,42 @@
-"""The bounds of the WebSocket face."""
+"""The bounds of the WebSocket face, the credit of a stream, and why a socket is closed.
+
+The codes are those of RFC 6455 (7.4.1), and private ones from 4000 on. docs/websocket.md has the table; a test compares both.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class CloseCode(IntEnum):
+    """The codes that this router sends, besides echoing the client's own."""
+
+    PROTOCOL_ERROR = 1002
+    """What came is not RFC 6455."""
+    UNSUPPORTED_DATA = 1003
+    """A binary message: every message is JSON in a text message."""
+    INVALID_DATA = 1007
+    """A message is not UTF-8."""
+    POLICY_VIOLATION = 1008
+    """Too many messages that are no valid request, too many frames, or a message in too many fragments."""
+    MESSAGE_TOO_BIG = 1009
+    """A message is larger than the bound."""
+    INTERNAL_ERROR = 1011
+    """A bug of ours."""
+    SERVICE_RESTART = 1012
+    """The router stops: attach at another one."""
+    TRY_AGAIN_LATER = 1013
+    """The messages that are arriving at this router take too much memory."""
+    IDLE = 4000
+    """No stream and no message for the idle time."""
+    SILENT = 4001
+    """Nothing from the client, not even a pong."""
+    NOT_READING = 4002
+    """The client takes no byte."""
+    MESSAGE_TIMEOUT = 4008
+    """A message was not complete in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +74,34 @@ class SocketLimits:
     """After which a stream without credit ends, and a socket that takes no byte is closed."""
     origins: frozenset[str] = frozenset()
     """Origins of web pages that may connect; "*" is any. A client that is no browser sends none."""
+
+
+MAX_CREDIT = 1_000_000
+
+
+class Credit:
+    """The chunks that may still be sent. None is no bound."""
+
+    def __init__(self, chunks: int | None) -> None:
+        self._chunks = chunks
+        self._given = asyncio.Event()
+
+    @property
+    def available(self) -> bool:
+        return self._chunks is None or self._chunks > 0
+
+    def give(self, chunks: int) -> None:
+        """Adds credit. Beyond MAX_CREDIT it is not counted; without a bound nothing is."""
+        if self._chunks is not None:
+            self._chunks = min(MAX_CREDIT, self._chunks + chunks)
+            self._given.set()
+
+    def spend(self) -> None:
+        if self._chunks is not None:
+            self._chunks -= 1
+
+    async def wait(self) -> None:
+        """Returns when there is credit."""
+        while not self.available:
+            self._given.clear()
+            await self._given.wait()

@@ -10,18 +10,17 @@ import msgspec
 from starlette.datastructures import Headers
 
 from ryzanstein import errors
-from ryzanstein.generation.names import TENANT_ID
+from ryzanstein.generation.prompts import TENANT_ID
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.request_id import request_id
 from ryzanstein.router.faces.disconnect import CANCEL_ON_DISCONNECT, RUN_DETACHED, on_disconnect
 from ryzanstein.router.faces.http.bodies import BodyReader
-from ryzanstein.router.faces.http.dialect import ChatDialect, CompletionDialect, Dialect
-from ryzanstein.router.faces.http.failures import HttpFailure, HttpRefused
 from ryzanstein.router.faces.http.gate import REQUEST_ID
-from ryzanstein.router.faces.http.prompts import Completions, chat_request, completion_requests
-from ryzanstein.router.faces.http.response_format import naming_the_constraint
-from ryzanstein.router.faces.http.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
-from ryzanstein.router.faces.http.shown import shown_by
+from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, ChatDialect, CompletionDialect, shown_by
+from ryzanstein.router.faces.openai.answers.failures import HttpFailure, HttpRefused
+from ryzanstein.router.faces.openai.requests.prompts import Completions, chat_request, completion_requests
+from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
+from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from ryzanstein.router.faces.request_key import HEADER as IDEMPOTENCY_KEY
 from ryzanstein.router.faces.websocket.frames import Attach, Cancel, ClientFrame, CreditFrame, Submit
 from ryzanstein.router.faces.websocket.stream import Submission
@@ -107,7 +106,7 @@ class SocketRequests:
         return await self._reader.parse(bytes(submit.body), decoder, convert)
 
 
-def _submission(body: GenerationOptions, request: GenerationRequest, dialect: Dialect, headers: Headers) -> Submission:
+def _submission(body: GenerationOptions, request: GenerationRequest, dialect: AnswerDialect, headers: Headers) -> Submission:
     return Submission(request, shown_by(body, dialect), on_disconnect(headers), partial(naming_the_constraint, body))
 
 

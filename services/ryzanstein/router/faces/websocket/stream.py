@@ -1,28 +1,68 @@
-"""One generation on a socket: it is submitted or attached to, and read as far as the client lets it."""
+"""One generation on a socket: it is submitted or attached to, and read as far as the client lets it.
+
+Reads a generation on behalf of a client that may stop for a while.
+
+A reader that takes nothing is no reader: the core pauses the generation as if the client were away,
+and the next event is read anew from where this reading stands.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from ryzanstein import errors
-from ryzanstein.generation.events import Started
 from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.tokens import GenerationEvent, Started
 from ryzanstein.router.core.core import Core
+from ryzanstein.router.core.peers import PassedReader
+from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave
-from ryzanstein.router.faces.http.chunks import Chunk, Chunks
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.generate import bare_id
-from ryzanstein.router.faces.http.resume import first_wanted
-from ryzanstein.router.faces.http.shown import Shown
+from ryzanstein.router.faces.http.generate import bare_id, first_wanted
+from ryzanstein.router.faces.openai.answers.chunks import Chunk, Chunks
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.dialect import Shown
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
-from ryzanstein.router.faces.websocket.credit import Credit
 from ryzanstein.router.faces.websocket.frames import Accepted, ChunkFrame, Done, StartedFrame, encoded
-from ryzanstein.router.faces.websocket.limits import SocketLimits
-from ryzanstein.router.faces.websocket.reading import Reading
+from ryzanstein.router.faces.websocket.limits import Credit, SocketLimits
+
+
+class Reading:
+    """The events of one generation, each once, from these indices on."""
+
+    def __init__(self, core: Core, generation_id: str, from_index: Mapping[int, int], tenant: str = "") -> None:
+        self._core = core
+        self._generation_id, self._tenant = generation_id, tenant
+        self._reader = PassedReader(from_index)
+        self._events: AsyncGenerator[GenerationEvent, None] | None = None
+
+    async def start(self) -> Started:
+        """Begins to read. Raises NOT_FOUND, or the generation's error when it failed."""
+        self._events = self._follow()
+        started = await read_start(self._events)
+        self._reader.wants(started)
+        return started
+
+    async def next(self) -> GenerationEvent | None:
+        """Returns the next event, or None after the last. Raises the generation's error."""
+        if self._events is None:
+            self._events = self._follow()
+        async for event in self._events:
+            if self._reader.wants(event):
+                return event
+        return None
+
+    async def leave(self) -> None:
+        """Stops reading, until the next event is asked for."""
+        events, self._events = self._events, None
+        if events is not None:
+            await events.aclose()
+
+    def _follow(self) -> AsyncGenerator[GenerationEvent, None]:
+        return self._core.follow(self._generation_id, self._reader.from_index, tenant=self._tenant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-from ryzanstein.router.faces.http.failures import MALFORMED, TOO_LARGE
+from ryzanstein.router.faces.openai.answers.failures import MALFORMED, TOO_LARGE
 from ryzanstein.router.telemetry import RouterTelemetry
 
 FACE = "websocket"

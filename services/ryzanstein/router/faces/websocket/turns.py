@@ -15,7 +15,7 @@ from collections.abc import Callable
 _TURN_S = 0.001
 
 
-class Turns:
+class ParsingTurns:
     """The sockets of a router that have something to parse."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from ryzanstein.private_files import opener, private_file, private_folder
+from ryzanstein.files.private_files import opener, private_file, private_folder
 from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
 from ryzanstein.router.storage.bounds import MOST_DAMAGED_BYTES, UNBOUNDED

@@ -1,21 +1,103 @@
-"""Asks a node for a prompt's tokens, and for the text of tokens: the router has no tokenizer."""
+"""Calls to a node beside its stream: a prompt's tokens, the text of tokens, vectors. The router has no tokenizer.
+
+An error is in the router's terms.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
 
 from ryzanstein import clock, errors
+from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ryzanstein.router.nodes.calls.answer import answer_of, too_old
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
+from ryzanstein.rpc.interceptors import REQUEST_ID
+from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import text_pb2 as pb
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from ryzanstein.v1.text_pb2_grpc import TextServiceStub
-from ryzanstein.wire.requests import conversation_to_wire, template_to_wire
+from ryzanstein.wire.embeddings import embed_to_wire, embedded_from_wire
+from ryzanstein.wire.requests import conversation_to_wire, message_to_wire, template_to_wire
+
+
+async def embed(link: NodeLink, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
+    """Returns the vectors of some inputs of a request, before its deadline.
+
+    Cancelled, or when the link ends, it also ends on the node. Raises UNAVAILABLE for a lost node,
+    UNIMPLEMENTED for one of an earlier version, else the node's own error.
+    """
+    left_s = None if request.deadline is None else request.deadline - clock.unix_s()
+    if left_s is not None and left_s <= 0:
+        raise errors.deadline_exceeded()
+    call = EmbeddingServiceStub(link.channel).Embed(
+        embed_to_wire(request, inputs), timeout=left_s, metadata=((REQUEST_ID, request.request_id),)
+    )
+    try:
+        answer = await answer_of(link, call, "makes no embeddings")
+    except RyzansteinError as error:
+        if error.code is Code.DEADLINE_EXCEEDED:
+            raise errors.deadline_exceeded() from None
+        raise
+    if len(answer.embeddings) != len(inputs):
+        raise errors.internal(f"node {link.node_id} answered {len(answer.embeddings)} of {len(inputs)} inputs")
+    return embedded_from_wire(answer)
+
+
+_T = TypeVar("_T")
+
+
+async def answer_of(link: NodeLink, call: Awaitable[_T], lacks: str) -> _T:
+    """Returns the answer to a call on the link's channel.
+
+    Raises UNAVAILABLE when the link ends, NODES_TOO_OLD when the node does not know the call (`lacks`
+    says what a node of that version does not do), else the node's own error.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as failure:
+        if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise too_old(link, lacks) from None
+        raise error_from_rpc(failure) from None
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        # Nobody cancelled this task: the channel was closed under the call.
+        raise errors.unavailable("LINK_DOWN", f"the link to node {link.node_id} ended") from None
+
+
+def too_old(link: NodeLink, lacks: str) -> RyzansteinError:
+    return RyzansteinError(f"node {link.node_id} is of an older version, which {lacks}", Code.UNIMPLEMENTED, "NODES_TOO_OLD")
+
 
 TIMEOUT_S = 10.0
+
+
+async def count_prompt_tokens(links: Roster, model: str, prompt: Prompt) -> int:
+    """Returns the number of tokens, template included.
+
+    Raises NO_NODES when no ready node serves the model, otherwise the node's own error.
+    """
+    request = worker.CountPromptTokensRequest(model=model)
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case ChatPrompt() as chat if not chat.is_plain:
+            request.conversation.CopyFrom(conversation_to_wire(chat))
+        case ChatPrompt(messages):
+            request.messages.messages.extend(message_to_wire(message) for message in messages)
+        case TextPrompt(text):
+            request.text = text
+    link = links.least_loaded(model)
+    if link is None:
+        raise errors.no_nodes(model, "the prompt's tokens cannot be counted")
+    return await link.count_tokens(request, TIMEOUT_S)
 
 
 class Tokenized(NamedTuple):

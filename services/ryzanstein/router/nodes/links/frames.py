@@ -7,9 +7,8 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.events import PromptScores
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_from_wire, scores_from_wire
 

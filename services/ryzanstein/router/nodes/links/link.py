@@ -16,13 +16,13 @@ import grpc
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.awake import AwakeClock
 from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
-from ryzanstein.generation.attempt import Attempt
+from ryzanstein.generation.request import Attempt
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
-from ryzanstein.router.nodes.links.suspicion import Level, SuspicionWatch
+from ryzanstein.router.nodes.links.suspicion import SuspicionLevel, SuspicionWatch
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import submit_now
@@ -133,7 +133,7 @@ class NodeLink:
 
     @property
     def suspected(self) -> bool:
-        return self._watch is not None and self._watch.level is not Level.FINE
+        return self._watch is not None and self._watch.level is not SuspicionLevel.FINE
 
     @property
     def suspicion(self) -> str:
@@ -290,11 +290,11 @@ class NodeLink:
         if self._connection is not None:
             self._connection.send(worker.ConnectRequest(cancel=worker.Cancel(handle=handle)))
 
-    def _on_level(self, level: Level, cause: str) -> None:
+    def _on_level(self, level: SuspicionLevel, cause: str) -> None:
         now = time.monotonic()
-        if level is Level.DEAD and self._connection is not None:
+        if level is SuspicionLevel.DEAD and self._connection is not None:
             self._connection.end(cause)
-        elif level is Level.SUSPECT:
+        elif level is SuspicionLevel.SUSPECT:
             self._observer.link_suspected(self, cause)
             log.warning("node suspected", node_id=self.node_id, cause=cause, generations=len(self._sinks))
             for sink in list(self._sinks.values()):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-from ryzanstein.awake import AwakeClock, AwakeTimer
 from ryzanstein.cluster import Beat
+from ryzanstein.process.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.nodes.links.phi_detector import BeatDetector, BeatIntervals, Echoes, PhiThresholds, Progress
 
 SILENCE = "silence"
@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 0.01
 _LATE_PHI = 1.0
 
 
-class Level(IntEnum):
+class SuspicionLevel(IntEnum):
     FINE = 0
     SUSPECT = 1
     DEAD = 2
@@ -41,7 +41,7 @@ class SuspicionWatch:
     def __init__(
         self,
         thresholds: PhiThresholds,
-        on_level: Callable[[Level, str], None],
+        on_level: Callable[[SuspicionLevel, str], None],
         awake: AwakeClock,
         intervals: BeatIntervals | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class SuspicionWatch:
         self._timer: AwakeTimer | None = None
         self._looking = False
         self._pauses = awake.pauses
-        self.level = Level.FINE
+        self.level = SuspicionLevel.FINE
         self.cause = ""
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class SuspicionWatch:
     @property
     def punctual(self) -> bool:
         """Whether nothing is late, let alone suspect."""
-        return self.level is Level.FINE and self._beats.phi(self._awake.now()) < _LATE_PHI
+        return self.level is SuspicionLevel.FINE and self._beats.phi(self._awake.now()) < _LATE_PHI
 
     def beat(self, beat: Beat) -> None:
         now = self._awake.now()
@@ -79,7 +79,7 @@ class SuspicionWatch:
     def frame(self) -> None:
         """Records the arrival of anything other than a beat."""
         self._beats.sign(self._awake.now())
-        if self.level is not Level.FINE:
+        if self.level is not SuspicionLevel.FINE:
             self._alive()
 
     def asked(self, sequence: int) -> None:
@@ -109,7 +109,7 @@ class SuspicionWatch:
             self._arm(self._next_change())
 
     def _next_change(self) -> float:
-        if self.level is Level.FINE:
+        if self.level is SuspicionLevel.FINE:
             return min(self._beats.suspect_at, self._echoes.suspect_at, self._progress.stalled_at)
         return min(self._beats.dead_at, self._echoes.dead_at)
 
@@ -128,7 +128,7 @@ class SuspicionWatch:
             self._look_again(now + _LOOK_AGAIN_S, looks + 1)
             return
         self._judge()
-        if self.level is not Level.DEAD:
+        if self.level is not SuspicionLevel.DEAD:
             self._arm(max(self._next_change(), now + 0.001))
 
     def _judge(self) -> None:
@@ -138,21 +138,21 @@ class SuspicionWatch:
             self.level, self.cause = level, cause
             self._on_level(level, cause)
 
-    def _verdict(self, now: float) -> tuple[Level, str]:
+    def _verdict(self, now: float) -> tuple[SuspicionLevel, str]:
         if self._awake.pauses != self._pauses:
             self._pauses = self._awake.pauses
             self._echoes.excuse(now)
         if now >= self._beats.dead_at:
-            return Level.DEAD, SILENCE
+            return SuspicionLevel.DEAD, SILENCE
         if now >= self._echoes.dead_at:
-            return Level.DEAD, self._unanswered(now)
+            return SuspicionLevel.DEAD, self._unanswered(now)
         if now >= self._beats.suspect_at:
-            return Level.SUSPECT, SILENCE
+            return SuspicionLevel.SUSPECT, SILENCE
         if now >= self._echoes.suspect_at:
-            return Level.SUSPECT, self._unanswered(now)
+            return SuspicionLevel.SUSPECT, self._unanswered(now)
         if now >= self._progress.stalled_at:
-            return Level.SUSPECT, STALL
-        return Level.FINE, ""
+            return SuspicionLevel.SUSPECT, STALL
+        return SuspicionLevel.FINE, ""
 
     def _unanswered(self, now: float) -> str:
         """Returns DEAF if the node still sends but does not answer, else SILENCE.

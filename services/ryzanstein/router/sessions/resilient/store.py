@@ -19,9 +19,8 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.messages import Message
-from ryzanstein.router.sessions.resilient.backlog import Backlog, Write
-from ryzanstein.router.sessions.resilient.outage import StoreOutage
+from ryzanstein.generation.prompts import Message
+from ryzanstein.router.sessions.resilient.outage import Backlog, StoreOutage, Write
 from ryzanstein.router.sessions.resilient.recent import Changes, RecentSessions
 from ryzanstein.router.sessions.store import (
     Session,

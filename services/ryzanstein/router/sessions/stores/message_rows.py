@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
 
 CONTINUES = "continues"
 _WHOLE = "message"

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, AuthorizationError
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, SessionBusyError
 from ryzanstein.router.sessions.store import (
     MOST_EVICTED,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ryzanstein import errors
-from ryzanstein.private_files import private_file
+from ryzanstein.files.private_files import private_file
 from ryzanstein.router.sessions.store import OBJECT_MARK, RESPONSE_GLOB, store_unavailable
 from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead

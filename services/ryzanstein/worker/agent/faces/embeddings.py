@@ -21,9 +21,8 @@ from grpc.aio import ServicerContext
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers, no_embeddings
 from ryzanstein.errors import FieldViolation, RyzansteinError
-from ryzanstein.generation.names import TENANT_ID, valid_tenant
-from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.prompts import TENANT_ID, TextPrompt, TokenPrompt, valid_tenant
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire
@@ -31,7 +30,7 @@ from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.telemetry import EmbeddingMetrics
+from ryzanstein.worker.telemetry import NodeEmbeddingMetrics
 from ryzanstein.worker.text.embedding import EmbeddingModel
 from ryzanstein.worker.text.tokenizer import TextModel
 
@@ -40,10 +39,10 @@ Context = ServicerContext[Any, Any]
 MAX_AT_ONCE = 16
 
 
-class EmbeddingServicer(EmbeddingServiceServicer):
+class NodeEmbeddingServicer(EmbeddingServiceServicer):
     """A thin adapter from gRPC to the vectors of the node's models."""
 
-    def __init__(self, models: NodeModels, metrics: EmbeddingMetrics) -> None:
+    def __init__(self, models: NodeModels, metrics: NodeEmbeddingMetrics) -> None:
         self._models, self._metrics = models, metrics
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:

@@ -15,11 +15,12 @@ from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
 from ryzanstein.wire.requests import name_from_wire
 from ryzanstein.worker.agent.models import NodeModels
-from ryzanstein.worker.agent.pages import pieces
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import (
+from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.tiers import pieces
+from ryzanstein.worker.agent.pages.tiers.pieces import (
     WHOLE_BYTES,
     Assembly,
     CorruptPage,
@@ -28,8 +29,7 @@ from ryzanstein.worker.agent.pages.pieces import (
     frames_of,
     whole_pages,
 )
-from ryzanstein.worker.agent.pages.store import Scope
-from ryzanstein.worker.engine.travel import NAME_BYTES
+from ryzanstein.worker.engine.memory.travel import NAME_BYTES
 
 Context = ServicerContext[Any, Any]
 

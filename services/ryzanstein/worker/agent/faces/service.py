@@ -9,18 +9,17 @@ from grpc.aio import ServicerContext
 
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
-from ryzanstein.generation.features import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
+from ryzanstein.generation.request import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration, timestamp
-from ryzanstein.worker.agent.faces.inbox import ReadAhead
-from ryzanstein.worker.agent.faces.stream import RouterStream
+from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
-from ryzanstein.worker.engines.group import RankLoss, RankProgress
+from ryzanstein.worker.supervision.group import RankLoss, RankProgress
 
 Context = ServicerContext[Any, Any]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
-from ryzanstein.background import STOP, Background
 from ryzanstein.cluster import Instruction, ModelNeed, ModelReport, NodeState
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.process.background import STOP, Background
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.membership.wanted import WantedModel, wanted_models
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
@@ -33,7 +33,7 @@ _ROOM_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class DeployedModel:
     """A model that an agent serves, or is about to."""
 
     model: WantedModel
@@ -58,7 +58,7 @@ class DeployedModels:
         self._started_with, self._background = tuple(started_with), background
         self._instruction = Instruction()
         self._asked: tuple[str, ...] = ()
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, DeployedModel] = {}
         self._refused: dict[str, tuple[WantedModel, str]] = {}
         self._changes: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[str] = set()
@@ -69,7 +69,7 @@ class DeployedModels:
         """Loads what the node was started with, whether or not it fits."""
         for number, choice in enumerate(self._started_with):
             agent = self._models.add(choice.name) if number else self._models.first
-            self._served[choice.name] = ServedModel(WantedModel(choice), agent)
+            self._served[choice.name] = DeployedModel(WantedModel(choice), agent)
             agent.node.host.expect(choice)
             load = self._background.supervise("first_model", partial(self._load_first, agent, choice), STOP, finite=True)
             self._note(choice.name, None, load)
@@ -192,7 +192,7 @@ class DeployedModels:
         elif (agent := self._free_agent(name)) is None:
             self._refuse(name, model, f"the node has {1 + MAX_FURTHER_MODELS} models")
         else:
-            self._served[name] = ServedModel(model, agent)
+            self._served[name] = DeployedModel(model, agent)
             await self._take_room(name, need.bytes)
             await agent.operations.change_over(model.choice)
 
@@ -224,14 +224,14 @@ class DeployedModels:
         before, agent = self._served[name].model, self._served[name].agent
         served = agent.node.host.serving is not None
         taken = self._memory.taken(agent)
-        self._served[name] = ServedModel(model, agent)
+        self._served[name] = DeployedModel(model, agent)
         self._memory.give_back(agent)
         await self._take_room(name, size)
         await agent.operations.change_over(model.choice)
         reason = await agent.operations.refusal(model.choice)
         if served and reason and self._served[name].model == model:
             self._refuse(name, model, reason)
-            self._served[name] = ServedModel(before, agent)
+            self._served[name] = DeployedModel(before, agent)
             self._memory.give_back(agent)
             await self._take_room(name, taken)
             await agent.operations.change_over(before.choice)
@@ -241,7 +241,7 @@ class DeployedModels:
         agent = self._served[name].agent
         try:
             if await agent.operations.replace(model.choice):
-                self._served[name] = ServedModel(model, agent)
+                self._served[name] = DeployedModel(model, agent)
                 self._memory.hand_over(beside, agent)
                 await self._adopt(name, model)
             else:
@@ -252,7 +252,7 @@ class DeployedModels:
     async def _adopt(self, name: str, model: WantedModel) -> None:
         """Changes only how the model is kept: its revision, and when it sleeps."""
         agent = self._served[name].agent
-        self._served[name] = ServedModel(model, agent)
+        self._served[name] = DeployedModel(model, agent)
         await self._take_room(name, self._memory.taken(agent))
         if not model.idle_unload_s:
             await agent.node.host.wake()
@@ -283,7 +283,7 @@ class DeployedModels:
         models = (node.idleness for node in awake if node.host.serving is not None)
         return [model for model in models if model.unload_s and model.rested_s > 0]
 
-    def _report(self, name: str, served: ServedModel) -> ModelReport:
+    def _report(self, name: str, served: DeployedModel) -> ModelReport:
         model, node = served.model, served.agent.node
         beat, path = node.beat(), model.choice.path
         self._seen[path] = max(self._seen.get(path, 0), node.version.seen_bytes)

@@ -11,8 +11,8 @@ import structlog
 
 from ryzanstein.worker.agent.memory.kv_shares import KvMember, KvShares, KvUse
 from ryzanstein.worker.engine.messages import EngineStats, SetBlockLimit
-from ryzanstein.worker.engines.group import EngineGroup
-from ryzanstein.worker.engines.messages import RankReady
+from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.supervision.messages import RankReady
 
 log = structlog.get_logger(__name__)
 

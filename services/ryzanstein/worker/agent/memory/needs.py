@@ -9,9 +9,9 @@ from pathlib import Path
 
 import structlog
 
-from ryzanstein.background import Background
 from ryzanstein.cluster import ModelNeed
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.process.background import Background
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ryzanstein.generation.attempt import NodePlace
+from ryzanstein.generation.request import NodePlace
 from ryzanstein.worker.agent.pages.store import Scope
 
 MAX_KEYS = 2**18  # of all conversations together

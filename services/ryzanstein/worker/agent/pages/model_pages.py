@@ -15,23 +15,23 @@ from pathlib import Path
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.generation.attempt import Attempt, NodePlace
+from ryzanstein.generation.request import Attempt, NodePlace
 from ryzanstein.worker.agent.pages.conversations import Chain, Conversations
 from ryzanstein.worker.agent.pages.handing_over import hand_over
 from ryzanstein.worker.agent.pages.mover import PageMover
-from ryzanstein.worker.agent.pages.node_store import NodeStore
 from ryzanstein.worker.agent.pages.outbox import MAX_QUEUED, Outbox
 from ryzanstein.worker.agent.pages.page import PageSizes, root_of
-from ryzanstein.worker.agent.pages.restoring import LEAST_TOKENS, MOST_S, PrefillPace, Restoring, Source
+from ryzanstein.worker.agent.pages.restoring import LEAST_TOKENS, MOST_S, PageSource, PrefillPace, Restoring
 from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.tiers.node_store import NodeStore
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.pages.weights import LoadedWeights
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.memory.prefix import chain_keys
 from ryzanstein.worker.engine.messages import EngineStats, ReturnChoice, StepEvents
-from ryzanstein.worker.engine.prefix import chain_keys
-from ryzanstein.worker.engines.group import EngineGroup
-from ryzanstein.worker.engines.messages import PagesAnswer, RankReady
+from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.supervision.messages import PagesAnswer, RankReady
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 log = structlog.get_logger(__name__)
@@ -82,7 +82,7 @@ class ModelPages:
         self._tiers = {name: Outbox(name, tier, traffic.no_limit, self.metrics) for name, tier in traffic.tiers.items()}
         self._extents = Extents()
         self._pace = PrefillPace()
-        self._sources: dict[str, Source] = {name: Source(name, tier) for name, tier in traffic.tiers.items()}
+        self._sources: dict[str, PageSource] = {name: PageSource(name, tier) for name, tier in traffic.tiers.items()}
 
     @property
     def on(self) -> bool:
@@ -203,12 +203,12 @@ class ModelPages:
         sources = [*(self._sources[name] for name in self._tiers), *self._previous(attempt)]
         await Restoring(self.mover, scope, self._extents, self._pace, self.metrics).run(keys, sources, ends_s)
 
-    def _previous(self, attempt: Attempt) -> list[Source]:
+    def _previous(self, attempt: Attempt) -> list[PageSource]:
         """Returns the node that may have the pages of earlier turns, if any and if it is not out of order."""
         place = attempt.previous
         if place is None or self._settings.kv_replication == "none" or (outbox := self._outbox(place)).rests:
             return []
-        return [self._sources.setdefault(place.address, Source("node", outbox.store))]
+        return [self._sources.setdefault(place.address, PageSource("node", outbox.store))]
 
     def on_step(self, events: StepEvents, before: EngineStats) -> None:
         """Queues the pages that became full in a step. `before`: the statistics of the step before."""

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from ryzanstein.worker.agent.pages.page import Page, PageSizes
 from ryzanstein.worker.engine.messages import ExportPages, FindPages, ImportPages
-from ryzanstein.worker.engines.group import EngineGroup
-from ryzanstein.worker.engines.messages import PageRequest, PagesAnswer
+from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.supervision.messages import PageRequest, PagesAnswer
 
 SLAB_BYTES = 32 * 2**20
 IDLE_BYTES = 8 * 2**20  # at once, while nothing runs that could be delayed

@@ -2,26 +2,69 @@
 
 Both costs are measured: a prompt token by the steps of this engine, a page by earlier fetches from
 the same source.
+
+Where a prompt can be resumed in a model whose layers all have windows: after which of its pages, given which are there.
+
+Pure functions. A prompt resumes after its page m - 1 if in each group the pages are there that its next
+token sees: the last ones, and those that last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import structlog
 
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.pieces import MAX_KEYS
-from ryzanstein.worker.agent.pages.resumable import last_resumable, seen_pages
 from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
+from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS
 from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.memory.travel import name_of
 from ryzanstein.worker.engine.messages import EngineStats, StepEvents
-from ryzanstein.worker.engine.travel import name_of
 from ryzanstein.worker.page_metrics import PageMetrics
+
+IsThere = Callable[[int, int], bool]
+"""Whether the page of this number is there, of this group."""
+
+
+def seen_pages(extents: Extents, group: int, num_pages: int) -> Iterator[int]:
+    """Yields the pages of a group that are read by the token after so many pages."""
+    window, lasting = extents.traveling[group]
+    first = extents.first_seen(window, num_pages * extents.block_size)
+    return chain(extents.lasting_pages(lasting, first), range(first, num_pages))
+
+
+def last_resumable(extents: Extents, num_pages: int, is_there: IsThere) -> int:
+    """Returns the most pages after which a prompt of so many pages resumes; 0: after none."""
+    counts = [_counts(extents, group, num_pages, is_there) for group in range(len(extents.traveling))]
+    return next((num for num in range(num_pages, 0, -1) if all(_resumes(each, extents, num) for each in counts)), 0)
+
+
+class _Counts:
+    """Of one group: how many of the first pages, and of the first lasting ones, are there."""
+
+    def __init__(self, group: int, pages: Sequence[bool], lasting: Sequence[bool]) -> None:
+        self.group = group
+        self.pages, self.lasting = list(accumulate(pages, initial=0)), list(accumulate(lasting, initial=0))
+
+
+def _counts(extents: Extents, group: int, num_pages: int, is_there: IsThere) -> _Counts:
+    lasting = extents.traveling[group][1]
+    pages = [is_there(group, page) for page in range(num_pages)]
+    return _Counts(group, pages, [there and extents.lasts(lasting, page) for page, there in enumerate(pages)])
+
+
+def _resumes(counts: _Counts, extents: Extents, num_pages: int) -> bool:
+    window, lasting = extents.traveling[counts.group]
+    first = extents.first_seen(window, num_pages * extents.block_size)
+    whole_window = counts.pages[num_pages] - counts.pages[first] == num_pages - first
+    return whole_window and counts.lasting[first] == extents.num_lasting(lasting, first)
+
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +96,7 @@ class PrefillPace:
 
 
 @dataclass(slots=True)
-class Source:
+class PageSource:
     """A store from which pages may come back. `page_s`: what one cost so far; 0: unknown.
 
     It is not asked until `rests_until` (monotonic seconds).
@@ -74,7 +117,7 @@ class Restoring:
         self._ends_s = 0.0
         self.num_restored = 0
 
-    async def run(self, keys: Sequence[bytes], sources: Sequence[Source], ends_s: float) -> None:
+    async def run(self, keys: Sequence[bytes], sources: Sequence[PageSource], ends_s: float) -> None:
         """Restores what is worth it of the pages with these keys, a whole chain, until `ends_s` (monotonic seconds).
 
         First the pages of groups of layers that read all tokens, then, where those end, the last
@@ -91,7 +134,7 @@ class Restoring:
         except (PagesLost, TimeoutError):
             return
 
-    async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[Source]) -> None:
+    async def _run(self, keys: Sequence[bytes], whole: Sequence[int], sources: Sequence[PageSource]) -> None:
         if not whole:
             await self._windows_alone(keys, sources)
             return
@@ -99,14 +142,14 @@ class Restoring:
         if num_pages * self._extents.block_size >= LEAST_TOKENS:
             await self._windows(keys[:num_pages], num_pages * self._extents.block_size, sources)
 
-    async def _windows(self, keys: Sequence[bytes], num_tokens: int, sources: Sequence[Source]) -> None:
+    async def _windows(self, keys: Sequence[bytes], num_tokens: int, sources: Sequence[PageSource]) -> None:
         """Restores what groups with a window need to go on after these pages, which would save so many tokens."""
         for group, (window, _) in enumerate(self._extents.traveling):
             if window is not None:
                 names = [name_of(keys[page], group) for page in seen_pages(self._extents, group, len(keys))]
                 await self._names(names, num_tokens, sources)
 
-    async def _windows_alone(self, keys: Sequence[bytes], sources: Sequence[Source]) -> None:
+    async def _windows_alone(self, keys: Sequence[bytes], sources: Sequence[PageSource]) -> None:
         """Restores what a model needs whose layers all have windows, from the first source with which it resumes later.
 
         Nothing says where earlier turns ended, so the sources are asked which pages they lack.
@@ -127,7 +170,7 @@ class Restoring:
     def _last_resumable(self, num_pages: int, lacking: frozenset[int]) -> int:
         return last_resumable(self._extents, num_pages, lambda group, page: group * num_pages + page not in lacking)
 
-    async def _lacking(self, source: Source, names: Sequence[bytes]) -> frozenset[int]:
+    async def _lacking(self, source: PageSource, names: Sequence[bytes]) -> frozenset[int]:
         """Returns the places in `names` of what a source lacks: all, if it cannot be asked."""
         everything, began = frozenset(range(len(names))), time.monotonic()
         if not source.rests_until <= began < self._ends_s:
@@ -143,13 +186,13 @@ class Restoring:
             return everything
         return frozenset(found)
 
-    def _failed(self, source: Source, error: Exception, *, rests: bool = True) -> None:
+    def _failed(self, source: PageSource, error: Exception, *, rests: bool = True) -> None:
         self._metrics.restore_failed(source.name)
         if rests:
             source.rests_until = time.monotonic() + getattr(error, "rest_s", _SLOW_REST_S)
         log.warning("pages not restored", source=source.name, cause=getattr(error, "cause", "slow"))
 
-    async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[Source]) -> int:
+    async def _all(self, keys: Sequence[bytes], groups: Sequence[int], sources: Sequence[PageSource]) -> int:
         """Restores pages of these groups; returns how many there are now, from the first one on."""
         names = [name_of(key, group) for key in keys for group in groups]
         missing = await self._mover.missing(names)
@@ -159,7 +202,7 @@ class Restoring:
             missing = await self._mover.missing(names)
         return missing[0] // len(groups) if missing else len(keys)
 
-    async def _names(self, names: Sequence[bytes], num_tokens: int, sources: Sequence[Source]) -> None:
+    async def _names(self, names: Sequence[bytes], num_tokens: int, sources: Sequence[PageSource]) -> None:
         """Restores a piece of a chain, which would save the computing of so many tokens."""
         for source in sources:
             if not (missing := await self._mover.missing(names)):
@@ -167,7 +210,7 @@ class Restoring:
             first = missing[0]
             await self._from(source, names[first - 1] if first else b"", names[first:], num_tokens)
 
-    async def _from(self, source: Source, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
+    async def _from(self, source: PageSource, parent: bytes, names: Sequence[bytes], num_tokens: int) -> None:
         worth_s = self._pace.worth_s(num_tokens)
         began, num = time.monotonic(), 0
         if source.page_s * len(names) > worth_s or not source.rests_until <= began < self._ends_s:

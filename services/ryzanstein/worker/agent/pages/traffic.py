@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ryzanstein.worker.agent.pages.disk_tier import DiskTier
-from ryzanstein.worker.agent.pages.host_tier import HostTier
-from ryzanstein.worker.agent.pages.rate import RateLimit
+from ryzanstein.worker.agent.pages.outbox import RateLimit
 from ryzanstein.worker.agent.pages.store import PageStore
+from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
+from ryzanstein.worker.agent.pages.tiers.host_tier import HostTier
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.page_metrics import PageMetrics
 

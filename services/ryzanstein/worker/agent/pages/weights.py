@@ -14,8 +14,8 @@ from threading import Event
 
 import structlog
 
-from ryzanstein.background import Background
-from ryzanstein.worker.model.weight_files import stamp, weight_files
+from ryzanstein.process.background import Background
+from ryzanstein.worker.checkpoints.weight_files import stamp, weight_files
 
 log = structlog.get_logger(__name__)
 

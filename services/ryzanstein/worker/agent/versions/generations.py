@@ -16,11 +16,10 @@ import structlog
 from opentelemetry.trace import Span
 
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.generation.events import PromptScores, PromptToken
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
-from ryzanstein.tracing import Tracing, traceparent
+from ryzanstein.generation.request import Attempt
+from ryzanstein.generation.tokens import FinishReason, PromptScores, PromptToken, Token, TokenLogprobs, TopLogprob
+from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.vectors import error_of
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup

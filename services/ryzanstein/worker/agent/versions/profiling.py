@@ -10,8 +10,8 @@ from itertools import count
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.worker.engines.group import EngineGroup
-from ryzanstein.worker.engines.messages import ProfileTrace, StartProfile
+from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.supervision.messages import ProfileTrace, StartProfile
 
 PROFILE_TIMEOUT_S = 60.0
 

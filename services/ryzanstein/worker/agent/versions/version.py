@@ -16,8 +16,8 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Load
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.attempt import Attempt
-from ryzanstein.tracing import Tracing
+from ryzanstein.generation.request import Attempt
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
@@ -28,11 +28,11 @@ from ryzanstein.worker.agent.versions.profiling import Profiling
 from ryzanstein.worker.agent.versions.vectors import RunningVectors
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
-from ryzanstein.worker.engines.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress
-from ryzanstein.worker.engines.messages import RankReady
-from ryzanstein.worker.engines.recovery import Rung
 from ryzanstein.worker.ranks.native import NativeEngines
-from ryzanstein.worker.ranks.source import NewRankServer
+from ryzanstein.worker.ranks.starting.source import NewRankServer
+from ryzanstein.worker.supervision.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress
+from ryzanstein.worker.supervision.messages import RankReady
+from ryzanstein.worker.supervision.recovery import Rung
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer

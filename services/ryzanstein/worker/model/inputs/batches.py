@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ryzanstein.worker.cache.staging import StagedSequence, Staging
 from ryzanstein.worker.model.attention import AttentionBatch, Staged
 from ryzanstein.worker.model.inputs.layout import CacheLayout, Integers
 from ryzanstein.worker.model.inputs.masks import ScoreMasks
-from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
-from ryzanstein.worker.model.staging import StagedSequence, Staging
+from ryzanstein.worker.model.inputs.paged import SeenKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,52 @@
-"""Turns the plan of a step into the tensors that layers read."""
+"""Turns the plan of a step into the tensors that layers read.
+
+Checks that a plan is consistent, before anything is read through its tables.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from ryzanstein.worker.cache.staging import Staging
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.inputs.checks import check_hot_pages, check_tables
-from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
-from ryzanstein.worker.model.inputs.layout import CacheLayout, Integers
+from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens, Integers, PageTables
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
-from ryzanstein.worker.model.staging import Staging
+
+
+def check_tables(plan: StepPlan, extents: Extents) -> None:
+    """Raises ValueError if lists do not belong together, or tables lack blocks."""
+    num_sequences, num_tables = len(plan.num_new), len(plan.block_tables)
+    num_expected = num_sequences * len(extents.windows)
+    if len(plan.num_context) != num_sequences or num_tables != num_expected or len(plan.first_pages) not in (0, num_tables):
+        raise ValueError(f"step {plan.step}: {num_expected} sequences, {num_tables} block tables")
+    if sum(plan.num_new) != len(plan.token_ids) or min(plan.num_new, default=1) < 1:
+        raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens for sequences of {plan.num_new}")
+    firsts, groups = plan.first_pages or [0] * num_tables, extents.groups
+    for i, (table, first) in enumerate(zip(plan.block_tables, firsts, strict=True)):
+        group, s = divmod(i, num_sequences)
+        window, lasting = groups[group]
+        num_keys, num_blocks = plan.num_new[s] + plan.num_context[s], first + len(table) - extents.num_lasting(lasting, first)
+        if num_blocks * extents.block_size < num_keys:
+            raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
+        if first and first * extents.block_size > plan.num_context[s] + 1 - (window or sys.maxsize):
+            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in group {group}")
+
+
+def check_hot_pages(plan: StepPlan, extents: Extents) -> None:
+    """Raises ValueError if tables of hot pages lack some that are read or written."""
+    if not len(plan.hot_tables) == len(plan.hot_first) == len(plan.num_new):
+        raise ValueError(f"step {plan.step}: {len(plan.num_new)} sequences, {len(plan.hot_tables)} tables of hot pages")
+    for s, (table, first) in enumerate(zip(plan.hot_tables, plan.hot_first, strict=True)):
+        context, end = plan.num_context[s], plan.num_context[s] + plan.num_new[s]
+        needed = max(0, context + 1 - extents.hot_window) // extents.block_size
+        if first > needed or (first + len(table)) * extents.block_size < end:
+            raise ValueError(f"step {plan.step}: sequence {s} lacks hot pages for tokens {context} to {end}")
 
 
 class GroupReader(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ryzanstein.worker.model.alibi import AlibiBias
 from ryzanstein.worker.model.inputs.layout import CacheLayout, Integers
-from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
+from ryzanstein.worker.model.inputs.paged import SeenKeys
 
 
 @dataclass(frozen=True, slots=True)

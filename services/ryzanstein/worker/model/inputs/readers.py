@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ryzanstein.worker.cache.zones import Zones
 from ryzanstein.worker.engine.extents import Extents, Windows
 from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import GroupReader
@@ -11,8 +12,7 @@ from ryzanstein.worker.model.inputs.paged import PagedReader, PagedSegments
 from ryzanstein.worker.model.inputs.sparse import SparseReader
 from ryzanstein.worker.model.inputs.torch_reader import TorchReader
 from ryzanstein.worker.model.inputs.zoned import ZonedReader
-from ryzanstein.worker.model.zones import Zones
-from ryzanstein.worker.sparse import SparseRule
+from ryzanstein.worker.settings.sparse import SparseRule
 
 
 def paged_readers(

@@ -8,13 +8,11 @@ import numpy as np
 
 from ryzanstein.worker.engine.extents import Extents, Lasting
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
-from ryzanstein.worker.model.inputs.layout import Integers
-from ryzanstein.worker.model.inputs.paged import PagedSegments
-from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
+from ryzanstein.worker.kernels.functions.attention import SparseKeys
+from ryzanstein.worker.model.inputs.layout import FedTokens, Integers, PageTables
+from ryzanstein.worker.model.inputs.paged import PagedSegments, SeenKeys
 from ryzanstein.worker.model.inputs.step import Bounding, GroupInputs
-from ryzanstein.worker.model.kernels.functions.paged_keys import SparseKeys
-from ryzanstein.worker.sparse import SparseRule
+from ryzanstein.worker.settings.sparse import SparseRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ryzanstein.worker.cache.kv_cache import bound_blocks
+from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.kernels.functions.cold_layout import ColdLayout
 from ryzanstein.worker.model.attention import Segment
-from ryzanstein.worker.model.cold_layout import ColdLayout
-from ryzanstein.worker.model.kernels.functions.attention import AttentionFunctions
-from ryzanstein.worker.model.kv_cache import bound_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.attention import Segment, Span
 from ryzanstein.worker.model.inputs.batches import DecodeBatches
-from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
-from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
+from ryzanstein.worker.model.inputs.layout import FedTokens, PageTables
+from ryzanstein.worker.model.inputs.paged import SeenKeys
 from ryzanstein.worker.model.inputs.step import GroupInputs
 
 # Size of one sequence's keys and values from which a view is faster for a single new token than a

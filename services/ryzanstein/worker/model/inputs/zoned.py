@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ryzanstein.worker.cache.zones import Zones
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.inputs.fed import FedTokens, PageTables
-from ryzanstein.worker.model.inputs.paged import PagedSegments
-from ryzanstein.worker.model.inputs.seen_keys import SeenKeys
+from ryzanstein.worker.kernels.functions.attention import ColdKeys
+from ryzanstein.worker.model.inputs.layout import FedTokens, PageTables
+from ryzanstein.worker.model.inputs.paged import PagedSegments, SeenKeys
 from ryzanstein.worker.model.inputs.step import GroupInputs, Sealing
-from ryzanstein.worker.model.kernels.functions.paged_keys import ColdKeys
-from ryzanstein.worker.model.zones import Zones
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.angles import Angles
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.kv_cache import LayerPages
-from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
 from ryzanstein.worker.model.layers.rotary import rotate
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class Attention:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.norm import optional_norm
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelEmbedding, VocabularyShard
-from ryzanstein.worker.model.parallel import TensorParallel
 
 
 class Embedding:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, MoeSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, MoeSpec
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
 from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_gate
 from ryzanstein.worker.model.layers.routing import ExpertRouter, new_sigmoid
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products.floats import unpacked
+from ryzanstein.worker.products.floats import unpacked
 
 
 def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> FeedForward:

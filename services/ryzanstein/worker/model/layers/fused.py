@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
 from ryzanstein.worker.model.layers.linear import Rows
-from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
 
 
 def qkv_rows(spec: DecoderSpec, share: HeadShare, prefix: str) -> tuple[Rows, Rows, Rows]:

@@ -19,19 +19,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.angles import Angles
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, LatentSpec, NormSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, LatentSpec, NormSpec
+from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
+from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.kv_cache import LayerPages
-from ryzanstein.worker.model.layer_groups import layer_groups
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
 from ryzanstein.worker.model.layers.rotary import new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
-from ryzanstein.worker.model.products.floats import ByHead
+from ryzanstein.worker.products.floats import ByHead
 
 
 def attention_half(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> Attention | LatentAttention:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
-from ryzanstein.worker.model.parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)

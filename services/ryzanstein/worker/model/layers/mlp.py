@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import Activation, DecoderSpec
+from ryzanstein.worker.architectures.spec import Activation, DecoderSpec
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.fused import gate_up_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.parallel import TensorParallel
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

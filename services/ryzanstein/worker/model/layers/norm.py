@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import NormSpec
+from ryzanstein.worker.architectures.spec import NormSpec
 from ryzanstein.worker.model.layers.source import WeightSource
 
 

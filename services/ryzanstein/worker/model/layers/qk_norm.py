@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, QkNormSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, QkNormSpec
+from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
 from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.parallel import HeadShare, TensorParallel
 
 
 class QkNorm(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.angles import Angles
-from ryzanstein.worker.model.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
+from ryzanstein.worker.kernels.functions.rows import Angles
+from ryzanstein.worker.kernels.native import NativeKernels
 
 
 class Rotary:

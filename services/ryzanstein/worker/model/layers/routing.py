@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec, GroupLimit, MoeSpec
-from ryzanstein.worker.model.kernels.native import NativeKernels
+from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, MoeSpec
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.products.floats import unpacked
+from ryzanstein.worker.products.floats import unpacked
 
 _SOFTMAX: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)
 _LEAST = 1e-20  # scores may all underflow

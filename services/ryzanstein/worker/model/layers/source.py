@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ryzanstein.worker.model.kernels.native import NativeKernels
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.blocks import Blocks, PackedBlocks
-from ryzanstein.worker.model.products.int8 import FillRows, Int8Table
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
+from ryzanstein.worker.products.int8 import FillRows, Int8Table
 
 
 class WeightSource(Protocol):

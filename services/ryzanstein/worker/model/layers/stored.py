@@ -15,9 +15,9 @@ from itertools import groupby
 from torch import Tensor
 
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.beside import Beside
-from ryzanstein.worker.model.products.blocks import Blocks
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.blocks import Blocks
+from ryzanstein.worker.products.by_rows import SideBySide
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def stacked_product(source: WeightSource, parts: Sequence[StoredWeight], bias_O:
         else:
             products.append(source.packed([blocks for _, blocks in members if blocks is not None], count).product(bias))
         first += count
-    return products[0] if len(products) == 1 else Beside(products)
+    return products[0] if len(products) == 1 else SideBySide(products)
 
 
 def _float_product(source: WeightSource, parts: Sequence[StoredWeight], bias_O: Tensor | None) -> Product:

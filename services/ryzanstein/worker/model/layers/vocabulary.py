@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.model.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight
-from ryzanstein.worker.model.likeliest import new_likeliest
-from ryzanstein.worker.model.parallel import TensorParallel
-from ryzanstein.worker.model.products import Product
-from ryzanstein.worker.model.products.blocks import PackedBlocks
-from ryzanstein.worker.model.products.int8 import Int8Table
+from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.blocks import PackedBlocks
+from ryzanstein.worker.products.int8 import Int8Table
+from ryzanstein.worker.sampling.sampler import new_likeliest
 
 
 class VocabularyShard:

@@ -41,7 +41,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     key: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class JudgeReady(msgspec.Struct, frozen=True, tag=True):
     """The process has started."""
 
 
@@ -82,7 +82,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Open | Judge | Close
-Answer = Ready | Opened | Unreadable | Sound | Refused | Ended
+Answer = JudgeReady | Opened | Unreadable | Sound | Refused | Ended
 
 
 def packed(message: Request | Answer) -> bytes:

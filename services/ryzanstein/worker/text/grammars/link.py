@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.worker.text.grammars.frames import MAX_PACKET_BYTES, Answer, Ready, Request, packed
+from ryzanstein.worker.text.grammars.frames import MAX_PACKET_BYTES, Answer, JudgeReady, Request, packed
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class GrammarLink:
             self._take(_decoder.decode(packet), _descriptor(ancillary), ours)
 
     def _take(self, answer: Answer, fd: int, ours: socket.socket) -> None:
-        if isinstance(answer, Ready):
+        if isinstance(answer, JudgeReady):
             log.info("grammar process ready")
             self._ready = ours
         else:

@@ -22,8 +22,7 @@ from ryzanstein.worker.text.grammars.frames import Answer, Close, Judge, Open, O
 from ryzanstein.worker.text.grammars.judge import Verdict
 from ryzanstein.worker.text.grammars.link import Answered, GrammarLink
 from ryzanstein.worker.text.grammars.verdicts import GrammarObserver, RememberedVerdicts
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
-from ryzanstein.worker.text.programs.starting import AgentProgram
+from ryzanstein.worker.text.programs.starting import AgentProgram, ProgramBounds
 from ryzanstein.worker.text.tokenizer import TextModel
 
 _PROGRAM = AgentProgram(

@@ -22,17 +22,17 @@ import msgspec
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.table import TokenTable
-from ryzanstein.worker.ranks.fork_server import exit_code
-from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.ranks.starting.fork_server import exit_code
+from ryzanstein.worker.ranks.starting.lifeline import die_with
 from ryzanstein.worker.text.grammars.frames import (
     MAX_PACKET_BYTES,
     Answer,
     Close,
     Ended,
     Judge,
+    JudgeReady,
     Open,
     Opened,
-    Ready,
     Refused,
     Request,
     Sound,
@@ -62,7 +62,7 @@ class GrammarProgram:
 
     def run(self) -> None:
         """Runs until the agent closes its end."""
-        self._say(Ready())
+        self._say(JudgeReady())
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:

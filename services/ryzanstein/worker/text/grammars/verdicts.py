@@ -11,7 +11,7 @@ from ryzanstein import errors
 from ryzanstein.constraints import Constraint
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.constraints.refusal import Cause
-from ryzanstein.worker.ranks.process import exit_text
+from ryzanstein.worker.ranks.starting.process import exit_text
 from ryzanstein.worker.text.grammars.frames import Answer, Ended, Refused, Sound
 from ryzanstein.worker.text.grammars.judge import Verdict, refused
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ryzanstein.worker.ranks.lifeline import die_with
+from ryzanstein.worker.ranks.starting.lifeline import die_with
 
 PAGE_BYTES = resource.getpagesize()
 

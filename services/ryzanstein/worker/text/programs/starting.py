@@ -1,4 +1,7 @@
-"""Starts a program, and kills it."""
+"""Starts a program, and kills it.
+
+How much such a program may take, and how many may wait for it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,21 @@ from dataclasses import dataclass, field
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.ranks.process import WatchedProcess, end, exit_text, watched
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
+from ryzanstein.worker.ranks.starting.process import WatchedProcess, end, exit_text, watched
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramBounds:
+    """The bounds of one job (processor seconds, bytes of memory) and of all (how many wait)."""
+
+    cpu_s: float
+    memory_bytes: int
+    max_waiting: int
+
+    def admit(self, num_waiting: int) -> None:
+        """Raises RESOURCE_EXHAUSTED if so many wait that one more may not."""
+        if num_waiting >= self.max_waiting:
+            raise errors.queue_full(num_waiting, self.max_waiting)
 
 
 class ProgramLost(Exception):

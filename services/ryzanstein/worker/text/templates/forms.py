@@ -16,9 +16,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.tools import Tool
+from ryzanstein.generation.prompts import ChatPrompt, Message
+from ryzanstein.generation.tools import Tool
 from ryzanstein.worker.text.templates.arrangements import arrangements, later_system, without_later_system
 from ryzanstein.worker.text.templates.sandbox import OutputTooLong
 from ryzanstein.worker.text.templates.told import Arguments, Empty, Form, Told, Tooling, content_text

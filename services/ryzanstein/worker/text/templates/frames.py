@@ -17,7 +17,7 @@ MAX_FRAME_BYTES = 256 * 2**20
 """Neither side sends more."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class TemplateJob(msgspec.Struct, frozen=True):
     """A job: a conversation to render.
 
     `template` is present when it differs from the one before. Without a conversation it is only
@@ -28,13 +28,13 @@ class Job(msgspec.Struct, frozen=True):
     prompt: ChatPrompt | None
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class TemplateReady(msgspec.Struct, frozen=True, tag=True):
     """The process is ready for jobs, or has compiled a template."""
 
 
-Answer = Ready | Outcome
+Answer = TemplateReady | Outcome
 
 
-def framed(message: Job | Answer) -> bytes:
+def framed(message: TemplateJob | Answer) -> bytes:
     payload = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(payload)) + payload

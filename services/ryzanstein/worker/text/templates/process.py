@@ -20,9 +20,8 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.worker.text.programs.bounds import ProgramBounds
-from ryzanstein.worker.text.programs.starting import AgentProgram, RunningProgram
-from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, Job, Ready, framed
+from ryzanstein.worker.text.programs.starting import AgentProgram, ProgramBounds, RunningProgram
+from ryzanstein.worker.text.templates.frames import LENGTH, MAX_FRAME_BYTES, Answer, TemplateJob, TemplateReady, framed
 from ryzanstein.worker.text.templates.rendering import Limited, Rendered, RenderLimit, TemplateSource, rendered
 
 log = structlog.get_logger(__name__)
@@ -57,7 +56,7 @@ class _Child:
         """Sends a job and returns the answer. EOFError, ConnectionError: the process has ended."""
         known = template is self.template
         self.template = template
-        self.writer.write(framed(Job(None if known else template, prompt)))
+        self.writer.write(framed(TemplateJob(None if known else template, prompt)))
         return await self.read()
 
     async def read(self) -> Answer:
@@ -88,12 +87,12 @@ class TemplateProcess:
 
     async def check(self, template: TemplateSource) -> None:
         answer = await self._ask(template, None)
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, TemplateReady):
             rendered(answer)
 
     async def render(self, template: TemplateSource, prompt: ChatPrompt) -> Rendered:
         answer = await self._ask(template, prompt)
-        if isinstance(answer, Ready):
+        if isinstance(answer, TemplateReady):
             raise errors.internal("the template process sent an unexpected answer")
         return rendered(answer)
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from ryzanstein.worker.text.programs.inside import begin, bound_memory
-from ryzanstein.worker.text.templates.frames import LENGTH, Answer, Job, Ready, framed
+from ryzanstein.worker.text.templates.frames import LENGTH, Answer, TemplateJob, TemplateReady, framed
 from ryzanstein.worker.text.templates.renderer import Renderer
 from ryzanstein.worker.text.templates.rendering import Limited, RenderLimit, TemplateSource
 
@@ -45,17 +45,17 @@ class TemplateProgram:
 
     def run(self) -> None:
         """Runs until the agent closes its end."""
-        self._say(Ready())
+        self._say(TemplateReady())
         while header := self._stream.read(LENGTH.size):
-            job = msgspec.msgpack.decode(self._stream.read(*LENGTH.unpack(header)), type=Job)
+            job = msgspec.msgpack.decode(self._stream.read(*LENGTH.unpack(header)), type=TemplateJob)
             self._say(self._within_time(partial(self._answer, job)))
 
-    def _answer(self, job: Job) -> Answer:
+    def _answer(self, job: TemplateJob) -> Answer:
         self._template = job.template or self._template
         if self._template is None:
             raise ValueError("the first job must have a template")
         if job.prompt is None:
-            return self._renderer.check(self._template) or Ready()
+            return self._renderer.check(self._template) or TemplateReady()
         return self._renderer.render(self._template, job.prompt)
 
     def _within_time(self, answer: Callable[[], Answer]) -> Answer:

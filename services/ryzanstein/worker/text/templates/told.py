@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.template_options import template_variables
-from ryzanstein.tools import Tool
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall, template_variables
+from ryzanstein.generation.tools import Tool
 
 Text = Callable[[str], str]
 

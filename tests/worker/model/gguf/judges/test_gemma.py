@@ -10,11 +10,11 @@ import torch
 from tests.worker.model.gguf.test_tokenizers import nasty
 from tokenizers import Tokenizer
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
+from ryzanstein.tools.convert.to_checkpoint import to_directory
 from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.model.gguf import block_types
-from ryzanstein.worker.model.gguf.from_checkpoint import WRITTEN, to_file
-from ryzanstein.worker.model.gguf.to_checkpoint import to_directory
+from ryzanstein.worker.kernels.functions import block_types
 
 pytestmark = pytest.mark.timeout(600)
 NUM_TOKENS = 700

@@ -9,7 +9,7 @@ import pytest
 from tests.worker.model.gguf import test_architectures, test_tokenizers
 from tokenizers import Tokenizer
 
-from ryzanstein.worker.model.gguf.splitting import SPLITTINGS
+from ryzanstein.worker.checkpoints.gguf.tokenizer.splitting import SPLITTINGS
 
 corpus, with_tokenizer = test_tokenizers.corpus, test_tokenizers.with_tokenizer
 MARKS_DIFFER = ("tekken", "gpt-4o")

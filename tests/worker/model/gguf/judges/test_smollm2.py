@@ -10,10 +10,10 @@ import torch
 from tests.worker.model.gguf.test_tokenizers import nasty
 from tokenizers import Tokenizer
 
-from ryzanstein.generation.sampling import SamplingParams
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.tools.convert.to_checkpoint import to_directory
 from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.model.gguf import block_types
-from ryzanstein.worker.model.gguf.to_checkpoint import to_directory
+from ryzanstein.worker.kernels.functions import block_types
 
 pytestmark = pytest.mark.timeout(600)
 GREEDY = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())

@@ -15,17 +15,14 @@ from msgspec import Meta, Raw
 from ryzanstein import errors
 from ryzanstein.constraints import FIELD
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.messages import Message, Role
-from ryzanstein.generation.prompts import ChatPrompt
-from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.generation.sampling import MAX_LOGPROBS
-from ryzanstein.generation.template_options import TemplateOptions
-from ryzanstein.router.faces.http.prompts import base_request, name_of, with_effort
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
+from ryzanstein.generation.request import MAX_LOGPROBS, GenerationRequest
+from ryzanstein.generation.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
 from ryzanstein.router.faces.http.responses.input_items import InputItem, said_in
-from ryzanstein.router.faces.http.sampling import sampling_params, whole
-from ryzanstein.router.faces.http.schemas import Body, GenerationOptions, Whole, refuse
-from ryzanstein.router.faces.http.tools import without_format
-from ryzanstein.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
+from ryzanstein.router.faces.openai.requests.prompts import base_request, name_of, with_effort
+from ryzanstein.router.faces.openai.requests.sampling import sampling_params, whole
+from ryzanstein.router.faces.openai.requests.schemas import Body, GenerationOptions, Whole, refuse
+from ryzanstein.router.faces.openai.requests.tools import without_format
 
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
@@ -60,7 +57,7 @@ _INCLUDED = frozenset(
 )
 
 
-class Reasoning(msgspec.Struct, frozen=True):
+class ReasoningOptions(msgspec.Struct, frozen=True):
     """How much the model is to think. Summaries of it are not made."""
 
     effort: str | None = None
@@ -93,7 +90,7 @@ class TextFormat(Body, frozen=True):
     strict: bool | None = None
 
 
-class TextOptions(Body, frozen=True):
+class ResponseText(Body, frozen=True):
     """What the text of an answer is like."""
 
     format: TextFormat | None = None
@@ -116,13 +113,13 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     max_output_tokens: Whole | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
     previous_response_id: str | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     service_tier: str | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     temperature: float | None = None
-    text: TextOptions | None = None
+    text: ResponseText | None = None
     top_p: float | None = None
     tool_choice: str | FunctionChoice | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -257,7 +254,7 @@ def _tool(tool: FunctionTool) -> Tool:
     return Tool(tool.name or "", tool.description or "", "" if schema == "null" else schema, bool(tool.strict))
 
 
-def _response_format(text: TextOptions | None) -> Any:
+def _response_format(text: ResponseText | None) -> Any:
     """Returns the constraint as chats have it. Raises INVALID_ARGUMENT that names the field."""
     if text is None:
         return None

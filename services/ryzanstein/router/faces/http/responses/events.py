@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ryzanstein.generation.events import GenerationEvent, Started
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.generation.tokens import FinishReason, Usage
+from ryzanstein.generation.prompts import Message, Role, ToolCall
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.tokens import FinishReason, GenerationEvent, Started, Usage
 from ryzanstein.replies.parts import CallDelta
 from ryzanstein.replies.reader import Said
-from ryzanstein.router.faces.http.cursor import Cursor
-from ryzanstein.router.faces.http.failures import HttpFailure
-from ryzanstein.router.faces.http.pieces import Ending, Pieces, Speech
-from ryzanstein.router.faces.http.plain import encoded
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.items import CUT, DONE, RUNNING, CallItem, Item, Items, MessageItem, ReasoningItem
 from ryzanstein.router.faces.http.responses.shapes import Shape
+from ryzanstein.router.faces.openai.answers.chunks import encoded
+from ryzanstein.router.faces.openai.answers.cursor import Cursor
+from ryzanstein.router.faces.openai.answers.failures import HttpFailure
+from ryzanstein.router.faces.openai.answers.pieces import Ending, Pieces, Speech
 
 
 class ResponseEvents:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ryzanstein import errors
-from ryzanstein.generation.messages import Message, Role, ToolCall
-from ryzanstein.router.faces.http.schemas import ContentPart
+from ryzanstein.generation.prompts import Message, Role, ToolCall
+from ryzanstein.router.faces.openai.requests.schemas import ContentPart
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})

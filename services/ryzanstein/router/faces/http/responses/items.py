@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ryzanstein.generation.messages import Message
+from ryzanstein.generation.prompts import Message
 
 Shape = dict[str, Any]
 DONE, CUT, RUNNING = "completed", "incomplete", "in_progress"

@@ -24,8 +24,8 @@ from prometheus_client import Counter
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.events import Started
-from ryzanstein.generation.messages import Message, Role
+from ryzanstein.generation.prompts import Message, Role
+from ryzanstein.generation.tokens import Started
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.input_items import InputItem, items_said

@@ -14,33 +14,32 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
-from ryzanstein.generation.events import GenerationEvent
-from ryzanstein.generation.messages import Message
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.generation.tokens import FinishReason
+from ryzanstein.generation.prompts import Message
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.tokens import FinishReason, GenerationEvent
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
 from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
-from ryzanstein.router.faces.http.answers import CancelledWork, DeletedResponse, InputItemList, ResponseAnswer
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
 from ryzanstein.router.faces.http.late import begun, within
-from ryzanstein.router.faces.http.openapi import described
-from ryzanstein.router.faces.http.presence import ClientLeft, while_connected
-from ryzanstein.router.faces.http.prompts import tenant_of
 from ryzanstein.router.faces.http.responses.body import Asked, ResponsesRequest, asked, naming_fields, refers
 from ryzanstein.router.faces.http.responses.events import ResponseEvents, ResponseWriter, error_of_stream
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
+from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected
 from ryzanstein.router.faces.http.stream import EventStreamResponse
+from ryzanstein.router.faces.openai.answers.types import CancelledWork, DeletedResponse, InputItemList, ResponseAnswer
+from ryzanstein.router.faces.openai.openapi import described
+from ryzanstein.router.faces.openai.requests.prompts import tenant_of
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 MAX_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Which items of a list are wanted: so many behind the one with this id, the newest first or last."""
 
     after: str
@@ -114,7 +113,7 @@ class ResponseRoutes:
     async def retrieve(self, tenant: str, response_id: str) -> Response:
         return _json(await self._kept.retrieve(tenant, response_id), {})
 
-    async def input_items(self, tenant: str, response_id: str, page: Page) -> Response:
+    async def input_items(self, tenant: str, response_id: str, page: ListPage) -> Response:
         """Returns a page of the items that a response answered. Raises INVALID_ARGUMENT for an item that is not there."""
         items = await self._kept.input_items(tenant, response_id)
         return _json(page.of(items), {})
@@ -178,7 +177,7 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        return await routes.input_items(tenant_of(http.headers), response_id, Page(after, limit, order == "desc"))
+        return await routes.input_items(tenant_of(http.headers), response_id, ListPage(after, limit, order == "desc"))
 
     @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ryzanstein.generation.events import Started
-from ryzanstein.generation.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.generation.tokens import FinishReason, Usage
-from ryzanstein.router.faces.http.dialect import omitted_body
+from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.tokens import FinishReason, Started, Usage
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest, functions_of
+from ryzanstein.router.faces.openai.answers.dialect import omitted_body
 
 PREFIX = "resp_"
 _COMPLETE = frozenset({FinishReason.STOP, FinishReason.UNSPECIFIED, FinishReason.TOOL_CALLS})

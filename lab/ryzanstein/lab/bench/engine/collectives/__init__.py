@@ -1,0 +1,1 @@
+"""Measures collectives among ranks."""

@@ -1,0 +1,1 @@
+"""How step times change with tensor parallelism."""

@@ -1,0 +1,1 @@
+"""A node that answers from a script."""

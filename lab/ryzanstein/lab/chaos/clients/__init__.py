@@ -1,0 +1,1 @@
+"""Clients of the laboratory, over every transport."""

@@ -1,0 +1,51 @@
+"""What a client needs of a protocol: begin a generation or attach to it, on its own connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ryzanstein.lab.chaos.clients.questions import LoadQuestion
+from ryzanstein.lab.chaos.clients.reading import AnswerReading
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAddress:
+    """Both faces of a router."""
+
+    grpc: str
+    http_host: str
+    http_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn of a question, ready to send."""
+
+    question: LoadQuestion
+    turn: int
+    session_id: str
+    user: str
+
+    @property
+    def text(self) -> str:
+        return self.question.turns[self.turn]
+
+
+class Transport(Protocol):
+    """One client's connection to the routers."""
+
+    async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
+        """Begins the generation, or attaches to it if the reading has its id.
+
+        Returns when the stream ends.
+
+        Fills the reading and calls `progress` after each event. Raises RyzansteinError with the
+        router's error, or if the connection failed (the reason is then the code's name).
+        """
+        ...
+
+    async def leave(self) -> None:
+        """Closes the connection, even in mid-stream: `follow` then raises."""
+        ...

@@ -1,0 +1,1 @@
+"""Hosts, networks, clocks and disks of the laboratory."""

@@ -1,0 +1,1 @@
+"""What a campaign found, as a document and a page."""

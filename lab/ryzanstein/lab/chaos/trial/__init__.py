@@ -1,0 +1,1 @@
+"""One run of a fault, and what it did to every answer."""

@@ -1,0 +1,201 @@
+"""A simulated cluster: an orchestrator, nodes and routers, each on its own machine, with restarts.
+
+Routers share one state directory when they keep sessions in SQLite, as those of one host do.
+
+Names of models on nodes, as agents and routers form them.
+
+The first model of node-0 has the name of the node, the model b has the name node-0/b.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.simulation import services
+from ryzanstein.lab.simulation.machine.loop import SimulatedLoop
+from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
+from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine
+from ryzanstein.lab.simulation.plan import FIRST_MODEL, ModelPlan, NodePlan, SimulationPlan
+from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
+from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
+from ryzanstein.lab.simulation.record import SimulationRecord
+from ryzanstein.lab.simulation.scripted.model import ScriptedModel
+from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
+from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.router.config import RouterSettings
+from ryzanstein.worker.config import WorkerSettings
+
+
+def link_name(node: str, model: str) -> str:
+    """Returns the name of a model of a node."""
+    return node if model == FIRST_MODEL else f"{node}/{model}"
+
+
+def split(name: str) -> tuple[str, str]:
+    """Returns the node and the model of a name."""
+    node, _, model = name.partition("/")
+    return node, model or FIRST_MODEL
+
+
+ORCHESTRATOR = "orchestrator"
+_GRPC = {"orchestrator": 50050, "router": 50051, "node": 50061}
+_Settings = TypeVar("_Settings")
+RESTART_S = 1.0
+"""How long a supervisor takes to restart a service."""
+
+
+class Service:
+    """One service. Each start makes a new process."""
+
+    def __init__(self, world: Cluster, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.name = name
+        self.kind = name.rpartition("-")[0] or name
+        self.address = f"{name}:{_GRPC[self.kind]}"
+        self.machine = SimulatedMachine(name)
+        self.starts = 0
+        self.wanted = True
+        self.process: Process | None = None
+        self._world = world
+        self._main = main
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def start(self) -> Process:
+        world = self._world
+        self.starts += 1
+        name = self.name if self.starts == 1 else f"{self.name}.{self.starts}"
+        process = self.process = Process(name, self.machine, world.loop, world.rng(name))
+        process.on_end.append(lambda: world.process_ended(self, process))
+        world.before_start(self, process)
+        process.start(self._main())
+        return process
+
+
+class Cluster:
+    """The simulated cluster. `start` it within the loop.
+
+    `on_end` is called for every process that ended.
+    """
+
+    def __init__(
+        self, plan: SimulationPlan, loop: SimulatedLoop, network: SimulatedNetwork, record: SimulationRecord, directory: Path
+    ) -> None:
+        self.plan, self.loop, self.network, self.record = plan, loop, network, record
+        self.directory = directory
+        self.stopping = False
+        self.orchestrator = Service(self, ORCHESTRATOR, self._orchestrator)
+        self.nodes = [
+            Service(self, f"node-{number}", lambda number=number: self._node(number))  # type: ignore[misc]
+            for number in range(len(plan.nodes))
+        ]
+        self.routers = [
+            Service(self, f"router-{number}", lambda number=number: self._router(number))  # type: ignore[misc]
+            for number in range(plan.num_routers)
+        ]
+        self.ranks = [NodeRanks(partial(self._ranks, number)) for number in range(len(plan.nodes))]
+        for number, ranks in enumerate(self.ranks):
+            for model in plan.models_of(number):
+                ranks.of(model)
+        self.on_end: list[Callable[[Service, Process], None]] = []
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.orchestrator, *self.nodes, *self.routers]
+
+    def rng(self, name: str) -> random.Random:
+        """Returns the random generator of one purpose, independent of all others."""
+        return random.Random(f"{self.plan.seed} {name}")
+
+    def start(self) -> None:
+        for service in self.services:
+            service.start()
+
+    def before_start(self, service: Service, process: Process) -> None:
+        if service in self.nodes:
+            services.RANKS[process] = self.ranks[self.nodes.index(service)]
+
+    def process_ended(self, service: Service, process: Process) -> None:
+        error = process.ended.result()
+        self.record.say("process ended", process=process.name, error=repr(error))
+        self.network.process_ended(process)
+        services.forget(process)
+        if service in self.nodes:
+            self.ranks[self.nodes.index(service)].agent_died()
+        for notify in self.on_end:
+            notify(service, process)
+
+    def _ranks(self, number: int, model: str) -> SimulatedRanks:
+        node = self.plan.nodes[number]
+        if model == FIRST_MODEL:
+            return SimulatedRanks(self.rng(f"ranks {number}"), _profile(node))
+        planned = next((each for each in self.plan.more_models if each.name == model), node)
+        return SimulatedRanks(self.rng(f"ranks {number} {model}"), _profile(planned), ScriptedModel.named(model))
+
+    def _orchestrator(self) -> Coroutine[Any, Any, None]:
+        settings = _settings(
+            OrchestratorSettings,
+            host=ORCHESTRATOR,
+            grpc_port=_GRPC["orchestrator"],
+            database=self.directory / "orchestrator.sqlite",
+            **({"heartbeat_interval_s": 2.0, "lease_s": 8.0} if self.plan.seldom else {}),
+        )
+        return serve_orchestrator(settings)
+
+    def _node(self, number: int) -> Coroutine[Any, Any, None]:
+        node = self.plan.nodes[number]
+        settings = _settings(
+            WorkerSettings,
+            host=f"node-{number}",
+            node_id=f"node-{number}",
+            grpc_port=_GRPC["node"],
+            orchestrator=self.orchestrator.address,
+            model=str(MODEL_DIR),
+            model_name=FIRST_MODEL,
+            more_models=",".join(f"{model}={MODEL_DIR}" for model in self.plan.models_of(number)[1:]),
+            tp=node.tp,
+            device="cpu",
+            max_sequences=node.max_sequences,
+            drain_grace_s=5.0,
+            # The model loads in two seconds; a rank that hangs while loading is replaced within the
+            # calm.
+            start_timeout_s=45.0,
+            **({"beat_idle_s": 2.0, "watch_interval_s": 0.5} if self.plan.seldom else {}),
+        )
+        return serve_node(settings)
+
+    def _router(self, number: int) -> Coroutine[Any, Any, None]:
+        name = f"router-{number}"
+        settings = _settings(
+            RouterSettings,
+            host=name,
+            router_id=name,
+            grpc_port=_GRPC["router"],
+            orchestrator=self.orchestrator.address,
+            state_dir=self.directory / name,
+            session_dir=self.directory,
+            session_store=self.plan.session_store,
+            router_address=f"{name}:{_GRPC['router']}",
+            max_running=self.plan.max_running,
+            max_held_prompt_bytes=self.plan.max_held_prompt_bytes,
+            policy=self.plan.policy,
+            unread_grace_s=self.plan.unread_grace_s,
+            unread_turns=self.plan.unread_turns,
+            drain_grace_s=5.0,
+        )
+        return serve_router(settings)
+
+
+def _settings(kind: type[_Settings], **fields: Any) -> _Settings:
+    """Returns settings, validated as from flags; nothing comes from this process's environment."""
+    return kind(**fields)
+
+
+def _profile(node: NodePlan | ModelPlan) -> RankProfile:
+    return RankProfile(step_s=node.step_s, context_length=node.context_length, num_blocks=node.num_blocks)

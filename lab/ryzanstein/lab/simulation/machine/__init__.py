@@ -1,0 +1,1 @@
+"""Simulated hosts: clocks, event loops, processes, networks."""

@@ -1,0 +1,1 @@
+"""Simulated ranks of one node, and their steps."""

@@ -1,0 +1,39 @@
+"""gRPC over the simulated network: replacements for `grpc.aio`'s channels and servers.
+
+The generated stubs and servicers are the real ones, and every message is serialized and parsed. The
+interface is what the services use of grpc.aio: calls that are read, written, awaited and cancelled,
+deadlines, metadata, rich statuses, interceptors, graceful stops. Flow control is a window of bytes
+per direction that the reader has not yet read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
+from ryzanstein.lab.simulation.rpc.client import Channel
+from ryzanstein.lab.simulation.rpc.server import Server
+
+Options = Sequence[tuple[str, Any]]
+
+
+def install(network: SimulatedNetwork) -> None:
+    """Makes `grpc.aio` create simulated channels and servers from now on.
+
+    Called with a parameter that is not simulated, they raise TypeError.
+    """
+
+    def insecure_channel(target: str, options: Options | None = None) -> Channel:
+        return Channel(network, target, options or ())
+
+    def server(
+        *, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options, maximum_concurrent_rpcs: int | None = None
+    ) -> Server:
+        # The options and the bound on calls have no effect here.
+        return Server(network, interceptors)
+
+    aio: Any = grpc.aio
+    aio.insecure_channel, aio.server = insecure_channel, server

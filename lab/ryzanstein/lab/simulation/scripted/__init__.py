@@ -1,0 +1,1 @@
+"""A model whose answers are computed, not learned."""

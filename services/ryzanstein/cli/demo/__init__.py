@@ -1,0 +1,1 @@
+"""`ryzanstein demo`: two nodes, a conversation, a node killed during an answer."""

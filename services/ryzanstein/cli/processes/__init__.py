@@ -1,0 +1,1 @@
+"""The processes of a local cluster: their ports, start, logs and end."""

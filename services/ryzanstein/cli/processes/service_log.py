@@ -1,0 +1,48 @@
+"""What a service of a local cluster wrote into its log: the last lines, and why it could not serve."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from ryzanstein.observe.log_files import older
+
+_TAIL_BYTES = 16 * 2**10
+_REFUSED = "cannot serve"  # the event of `run_service` before exit code 1
+
+
+class ServiceLog:
+    """The log at `path`, which may be continued in a new file at any moment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def tail(self, num_lines: int) -> list[str]:
+        """Returns its last lines, those right before a rename included."""
+        lines = _last_lines(self.path)
+        if len(lines) < num_lines:
+            lines = _last_lines(Path(older(str(self.path), 1))) + lines
+        return lines[-num_lines:]
+
+    def refusal(self) -> str | None:
+        """Returns why the service could not serve, if that is the last that it said."""
+        for line in self.tail(1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                return None
+            if isinstance(record, dict) and record.get("event") == _REFUSED:
+                return str(record.get("error", ""))
+        return None
+
+
+def _last_lines(path: Path) -> list[str]:
+    """Returns whole lines from the end of a file; none if there is no such file."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - _TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,39 @@
+"""Why no further node takes a deployment, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ryzanstein.cli.display import binary_bytes
+from ryzanstein.cli.rollout.deployments import Assignments, Shortage
+
+_SHOWN = 4
+
+
+def why_not_more(look: Assignments, model: str, assigned: Collection[str]) -> str:
+    """Returns how many nodes there are, and why those that are not assigned do not take the model."""
+    drained = {node.node_id for node in look.nodes.values() if node.drain_requested}
+    view = look.deployments.get(model)
+    short = [each for each in (() if view is None else view.shortages) if each.node_id not in drained | set(assigned)]
+    counts = ((len(drained), "drained"), (len(_taken(look, model)), "assigned to other models"))
+    told = [f"the cluster has {len(look.nodes)}", *map(_sentence, short[:_SHOWN])]
+    if len(short) > _SHOWN:
+        told.append(f"{len(short) - _SHOWN} more cannot take it")
+    return ", ".join([*told, *(f"{count} {what}" for count, what in counts if count)])
+
+
+def _sentence(shortage: Shortage) -> str:
+    if shortage.missing_bytes:
+        return f"{shortage.node_id} lacks {binary_bytes(shortage.missing_bytes)}"
+    return f"{shortage.node_id}: {shortage.reason or 'it does not say why'}"
+
+
+def _taken(look: Assignments, model: str) -> set[str]:
+    """Returns the older nodes that serve other deployments; only one model fits on such a node."""
+    return {
+        node_id
+        for view in look.deployments.values()
+        if view.deployment.model != model
+        for node_id in view.assigned
+        if node_id not in look.nodes or not look.nodes[node_id].plural
+    }

@@ -1,0 +1,1 @@
+"""`ryzanstein status`: what a cluster reports about itself."""

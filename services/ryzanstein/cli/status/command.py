@@ -1,0 +1,70 @@
+"""`ryzanstein status`: problems first, then tables.
+
+The tables show nodes, ranks, a router's links, recent losses, models and sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ryzanstein.cli import display
+from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
+from ryzanstein.cli.status.cluster_view import ClusterStatus
+from ryzanstein.cli.status.problems import problems
+from ryzanstein.cli.status.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
+from ryzanstein.cli.status.survey import look
+
+_TABLES = (node_table, rank_table, link_table, loss_table, model_table, session_table)
+
+
+def status(
+    orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
+    router: Router = ROUTER_ADDRESS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show problems, nodes, ranks, links, losses, models and sessions. Exit code 1: a service did not answer.
+
+    In a narrow terminal the less important columns are left out.
+    """
+    view = asyncio.run(look(orchestrator, router))
+    if not as_json and {"orchestrator", "router"} <= view.errors.keys():
+        nobody = f"nothing answers: no orchestrator at {orchestrator}, no router at {router}; `ryzanstein up` starts a cluster"
+        display.people().print(nobody, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+    if as_json:
+        display.print_json(as_document(view))
+    else:
+        show(display.output(), view)
+    for service, error in view.errors.items():
+        display.people().print(f"{service} did not answer: {error}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(1 if view.errors else 0)
+
+
+def as_document(view: ClusterStatus) -> dict[str, Any]:
+    """Returns the status for scripts.
+
+    States are names, times are seconds, and an unknown degree of tensor parallelism is null.
+    """
+    document = asdict(view)
+    for shown, node_view in zip(document["nodes"], view.nodes, strict=True):
+        shown["node"]["state"] = node_view.node.state.name
+        shown["node"]["tp"] = node_view.node.tp or None
+        for report in (*shown["node"]["models"], shown["report"] or {}):
+            report.update({name: report[name].name for name in ("state", "next_state") if name in report})
+    for shown, link in zip(document["router"]["links"], view.router.links, strict=True):
+        shown["state"] = link.state.name
+    return {"problems": problems(view), **document}
+
+
+def show(console: Console, view: ClusterStatus) -> None:
+    found = problems(view)
+    for problem in found or ["no problems"]:
+        console.print(problem, style="red" if found else "green", markup=False, soft_wrap=True)
+    for table in (make(view) for make in _TABLES):
+        if len(table):
+            console.print(table)

@@ -1,0 +1,208 @@
+"""Queries a whole cluster for its state.
+
+The orchestrator reports members, a router links and models, and each node its ranks.
+
+Nodes that only the router knows are queried too, so that this works without an orchestrator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from itertools import chain
+from typing import TypeVar
+
+from ryzanstein.cli.status.cluster_view import (
+    ClusterStatus,
+    LinkLossView,
+    LinkView,
+    ModelView,
+    NodeStatus,
+    RankLossView,
+    RankView,
+    RouterView,
+    SessionView,
+)
+from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.status import answered
+from ryzanstein.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    orchestrator_pb2,
+    orchestrator_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from ryzanstein.wire.enum_names import enum_name
+from ryzanstein.wire.membership import beat_from_wire, node_from_wire
+
+TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 2.0
+MAX_SESSIONS = 20
+
+T = TypeVar("T")
+
+
+async def look(orchestrator: str, router: str) -> ClusterStatus:
+    """Queries all services at once.
+
+    A service that does not answer within TIMEOUT_S is in `errors`.
+    """
+    errors: dict[str, str] = {}
+    members, links, models, sessions = await asyncio.gather(
+        _or(_members(orchestrator), (), "orchestrator", errors),
+        _or(_router(router), RouterView(), "router", errors),
+        _or(_models(router), (), "router", errors),
+        _or(_sessions(router), (), "session store", errors),
+    )
+    if "router" in errors:
+        errors.pop("session store", None)  # the router, which answers for the store, was unreachable
+    linked = _only_linked(links, members)
+    nodes = await asyncio.gather(*(_models_of(node, True) for node in members), *(_models_of(node, False) for node in linked))
+    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors)
+
+
+async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
+    try:
+        return await asked
+    except RyzansteinError as error:
+        errors[service] = f"{error.code.name}: {error.message}"
+        return nothing
+
+
+async def _members(orchestrator: str) -> tuple[Node, ...]:
+    async with open_channel(orchestrator) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
+    return tuple(sorted((node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
+
+
+def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
+    known = {node.address for node in members}
+    return [
+        Node(link.node_id or link.address, link.address, tp=0, state=link.state)
+        for link in router.links
+        if link.address not in known
+    ]
+
+
+async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
+    """Returns the node's status with its first model, and one for each further model that it has.
+
+    The orchestrator may know of models that the node has no ranks for, and the node of some that the
+    orchestrator has not heard of yet.
+    """
+    reports = {report.model: report for report in node.models}
+    try:
+        answers = await _answers(node.address)
+    except RyzansteinError as error:
+        why = f"{error.code.name}: {error.message}"
+        first = NodeStatus(node, error=why, member=member, report=reports.pop(node.model, None))
+        return [first, *(_reported(node, report, why) for report in reports.values())]
+    first = _status(node, answers[0], member, reports.pop(answers[0].beat.model, None))
+    names = answers[0].beat.other_models
+    further = [_further(node, each, reports.pop(name, None)) for name, each in zip(names, answers[1:], strict=True)]
+    return [first, *further, *(_reported(node, report) for report in reports.values())]
+
+
+async def _answers(address: str) -> list[worker_pb2.GetStatusResponse]:
+    """Returns the node's own status of each model, the first one first."""
+    async with open_channel(address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        first = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
+        requests = [worker_pb2.GetStatusRequest(model=model) for model in first.beat.other_models]
+        return [first, *[await answered(stub.GetStatus(request, timeout=NODE_TIMEOUT_S)) for request in requests]]
+
+
+def _further(node: Node, answer: worker_pb2.GetStatusResponse, report: ModelReport | None) -> NodeStatus:
+    status = _status(replace(node, node_id=answer.node_id, tp=0, models=(), memory_bytes=0), answer, False, report)
+    return replace(status, further=True)
+
+
+def _reported(node: Node, report: ModelReport, error: str = "") -> NodeStatus:
+    """Returns the status of a model of which only the orchestrator knows."""
+    shown = replace(
+        node,
+        node_id=f"{node.node_id}/{report.model}",
+        state=report.state,
+        model=report.model,
+        context_length=report.context_length,
+        load=report.load,
+        models=(),
+        memory_bytes=0,
+    )
+    return NodeStatus(shown, error=error, reason=report.reason, further=True, report=report)
+
+
+def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, report: ModelReport | None) -> NodeStatus:
+    losses = tuple(
+        RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
+    )
+    ranks = tuple(map(_rank, answer.ranks))
+    node = node if member else _as_it_says(node, beat_from_wire(answer.beat), len(ranks))
+    return NodeStatus(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member, report=report)
+
+
+def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:
+    """Returns a node that the orchestrator does not know, filled in from the node's own report."""
+    return replace(node, tp=tp, state=beat.state, model=beat.model, context_length=beat.context_length, load=beat.load)
+
+
+def _rank(rank: worker_pb2.RankStatus) -> RankView:
+    return RankView(
+        rank=rank.rank,
+        pid=rank.pid,
+        phase=rank.phase,
+        step=rank.step,
+        since_progress_s=rank.since_progress.ToNanoseconds() / 1e9,
+        last_step_s=rank.last_step.ToNanoseconds() / 1e9,
+        resident_bytes=rank.resident_bytes,
+    )
+
+
+async def _router(router: str) -> RouterView:
+    async with open_channel(router) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        answer = await answered(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
+    losses = (
+        LinkLossView(loss.time.ToNanoseconds() / 1e9, loss.node_id, loss.cause, loss.inflight) for loss in answer.recent_losses
+    )
+    return RouterView(answer.router_id, tuple(map(_link, answer.links)), tuple(losses))
+
+
+def _link(link: router_pb2.LinkStatus) -> LinkView:
+    return LinkView(
+        node_id=link.node_id,
+        address=link.address,
+        up=link.up,
+        suspicion=link.suspicion,
+        breaker=enum_name(router_pb2.BreakerState, link.breaker),
+        inflight=link.inflight,
+        state=NodeState(link.state),
+        reason=link.reason,
+        clock_skew_s=link.clock_skew.ToNanoseconds() / 1e9,
+    )
+
+
+async def _models(router: str) -> tuple[ModelView, ...]:
+    async with open_channel(router) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        answer = await answered(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
+    return tuple(ModelView(model.name, model.context_length, model.ready_nodes) for model in answer.models)
+
+
+async def _sessions(router: str) -> tuple[SessionView, ...]:
+    """Returns the most recently used sessions."""
+    async with open_channel(router) as channel:
+        stub = inference_pb2_grpc.SessionServiceStub(channel)
+        request = inference_pb2.ListSessionsRequest(page_size=MAX_SESSIONS)
+        answer = await answered(stub.ListSessions(request, timeout=TIMEOUT_S))
+    return tuple(
+        SessionView(session.session_id, session.node_id, session.update_time.ToNanoseconds() / 1e9)
+        for session in answer.sessions
+    )

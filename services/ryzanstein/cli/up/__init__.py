@@ -1,0 +1,1 @@
+"""`ryzanstein up`: a local cluster until Ctrl-C."""

@@ -1,0 +1,239 @@
+"""`ryzanstein up`: a cluster on this machine that runs until Ctrl-C and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from ryzanstein.cli import display, options
+from ryzanstein.cli.node_devices import NodeDevices
+from ryzanstein.cli.options import LARGEST_PORT
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.disk_room import no_room, require_room
+from ryzanstein.cli.processes.ports import InUseError, require_able, require_free
+from ryzanstein.cli.processes.service_process import ServiceFailedError
+from ryzanstein.cli.programs import require
+from ryzanstein.cli.status.status_tables import node_table
+from ryzanstein.cli.status.survey import look
+from ryzanstein.cli.up.kept_service import KeptService
+from ryzanstein.cli.up.models_to_serve import models_to_serve, template_setting
+from ryzanstein.cli.up.state_lock import held
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.files.state_home import VARIABLES, state_home
+from ryzanstein.process.allotment import usable_cores
+from ryzanstein.process.gpus import Device, find_gpus
+
+_LOOK_EVERY_S = 1.0
+_GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'
+_HTTP_EXAMPLE = '{"messages": [{"role": "user", "content": "Count from 1 to 9."}]}'
+
+ModelDirs = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        metavar="[NAME=]DIR",
+        help="Model directory in the Hugging Face layout, or GGUF file. Repeat it for several models on each node.",
+    ),
+]
+Templates = Annotated[
+    list[str],
+    typer.Option(
+        "--chat-template",
+        metavar="[NAME=]FILE",
+        help="File with a chat template for the first model, or for the one of this name, in place of its own. Repeatable.",
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Directory of logs and databases; default: ryzanstein in XDG_STATE_HOME, or HOME/.local/state/ryzanstein.",
+    ),
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
+
+
+def up(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
+    models: ModelDirs = [str(MODEL_DIR)],  # noqa: B006 - typer copies it
+    chat_templates: Templates = [],  # noqa: B006 - typer copies it
+    routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
+    threads_per_rank: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads per rank.")] = 1,
+    device: Annotated[
+        Device,
+        typer.Option(help="auto: GPUs if there is one for each rank of all nodes, else CPUs."),
+    ] = "auto",
+    quantization: Annotated[Literal["none", "fp16", "int8", "auto"], typer.Option(help="Weight format, on CPUs.")] = "none",
+    http_port: Port = options.HTTP_PORT,
+    grpc_port: Port = options.GRPC_PORT,
+    orchestrator_port: Port = options.ORCHESTRATOR_PORT,
+    state_dir: StateDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
+) -> None:
+    """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
+    require("up", "router", "worker")
+    served = models_to_serve(models)
+    templates = template_setting(chat_templates, served)
+    spec = ClusterSpec(
+        model=served[0].path,
+        more_models=tuple(model.path for model in served[1:]),
+        model_names=tuple(model.name for model in served),
+        num_nodes=nodes,
+        num_routers=routers,
+        tp=tp,
+        threads_per_rank=threads_per_rank,
+        worker_flags=("--quantization", quantization, *(("--chat-template", templates) if templates else ())),
+        grpc_port=grpc_port,
+        http_port=http_port,
+        orchestrator_port=orchestrator_port,
+        state_dir=(directory := _state_dir(state_dir)),
+        devices=_devices(device, nodes, tp * len(models)),
+    )
+    ports = _fixed_ports(spec)
+    try:
+        require_able()
+        with held(directory):
+            require_room(directory, "--state-dir")
+            require_free(ports)
+            _serve(LocalCluster(spec), as_json)
+    except InUseError as taken:
+        display.people().print(str(taken), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except ServiceFailedError as failure:
+        display.show_failure(display.people(), failure)
+        if lack := no_room(directory, "--state-dir"):
+            display.people().print(lack, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        display.people().print("stopped; no process is left")
+
+
+def _state_dir(chosen: Path | None) -> Path:
+    """Returns the directory of state. Raises BadParameter if none is chosen and the environment names none."""
+    directory = chosen or state_home()
+    if directory is None:
+        raise typer.BadParameter(f"is required, because the environment sets none of {VARIABLES}", param_hint="--state-dir")
+    try:
+        return directory.expanduser().resolve()
+    except RuntimeError:
+        raise typer.BadParameter(f"{directory}: there is no such home directory", param_hint="--state-dir") from None
+
+
+def _devices(asked: Device, num_nodes: int, num_ranks: int) -> NodeDevices:
+    """Returns the GPUs of each node. Says so if there are some that are not used, and ends if there are too few."""
+    try:
+        chosen = NodeDevices.chosen(asked, num_nodes, num_ranks, find_gpus())
+    except RyzansteinError as error:
+        display.people().print(f"--device {asked}: {error.message}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if chosen.unused:
+        display.people().print(chosen.unused, style="yellow", markup=False, soft_wrap=True)
+    return chosen
+
+
+def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
+    """Returns the ports that options chose.
+
+    Raises BadParameter if two are equal or one is out of range.
+    """
+    ports: dict[int, str] = {}
+    asked = (("--grpc-port", spec.grpc_port, spec.num_routers), ("--http-port", spec.http_port, spec.num_routers))
+    for option, first, count in (*asked, ("--orchestrator-port", spec.orchestrator_port, 1)):
+        for port in range(first, first + count) if first else ():
+            if port > LARGEST_PORT:
+                raise typer.BadParameter(f"port {port} of router {port - first} is above {LARGEST_PORT}", param_hint=option)
+            if port in ports:
+                raise typer.BadParameter(f"port {port} is also used by {ports[port]}", param_hint=option)
+            ports[port] = option
+    return ports
+
+
+def _serve(cluster: LocalCluster, as_json: bool) -> None:
+    """Runs until KeyboardInterrupt.
+
+    Raises ServiceFailedError if a service does not start at first.
+    """
+    people, spec = display.people(), cluster.spec
+    if (crowding := crowding_of(spec, usable_cores())) is not None:
+        people.print(crowding, style="yellow", soft_wrap=True)
+    with display.waiting(people, f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ...") as doing:
+        cluster.start(doing)
+    if cluster.kernels:
+        people.print(cluster.kernels, markup=False, soft_wrap=True)
+    try:
+        if as_json:
+            display.print_json(addresses(cluster))
+        else:
+            _show_addresses(people, cluster)
+        _watch(cluster, people)
+    finally:
+        cluster.stop()
+
+
+def crowding_of(spec: ClusterSpec, cores: float) -> str | None:
+    """Returns a sentence if the ranks have more threads than there are cores for them."""
+    threads = spec.num_nodes * spec.tp * spec.threads_per_rank * (1 + len(spec.more_models))
+    if threads <= cores:
+        return None
+    return f"{threads} threads share {cores:g} cores: it works, and is slower than fewer --nodes, --tp or --threads-per-rank"
+
+
+def addresses(cluster: LocalCluster) -> dict[str, object]:
+    """Returns the addresses of all services, for scripts."""
+    return {
+        "grpc": cluster.router_addresses,
+        "http": [cluster.http_url_of(name) for name in cluster.router_names],
+        "orchestrator": cluster.orchestrator_address,
+        "nodes": {node_id: cluster.services[node_id].grpc_address for node_id in cluster.node_ids},
+        "metrics": {name: service.metrics_url for name, service in cluster.services.items()},
+        "pids": {name: service.pid for name, service in cluster.services.items()},
+        "state_dir": str(cluster.state_dir),
+    }
+
+
+def _show_addresses(people: Console, cluster: LocalCluster) -> None:
+    router, http = cluster.router_address, cluster.http_url
+    lines = (
+        f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
+        "",
+        f"  ryzanstein chat --router {router}",
+        f"  grpcurl -plaintext -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
+        f"  curl {http}/v1/chat/completions -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
+        "",
+        "Ctrl-C stops everything.",
+    )
+    for line in lines:
+        people.print(line, markup=False, soft_wrap=True)
+
+
+def _watch(cluster: LocalCluster, people: Console) -> None:
+    """Shows the nodes if there is a terminal, and restarts services that end.
+
+    The others keep running.
+    """
+    kept = [KeptService(service) for service in cluster.services.values()]
+    with Live(console=people, auto_refresh=False) as live:
+        while True:
+            for service in kept:
+                for line in service.look(time.monotonic()):
+                    people.print(line, style="yellow", markup=False, soft_wrap=True)
+            if people.is_terminal:
+                live.update(_nodes(cluster), refresh=True)
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _nodes(cluster: LocalCluster) -> RenderableType:
+    """Returns the table of nodes, or a message if it cannot be shown."""
+    try:
+        return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address)))
+    except Exception as error:
+        return f"cannot show the nodes: {error!r}"

@@ -1,0 +1,223 @@
+"""Decides which node serves which deployments: a pure function of desired state and node reports.
+
+A node takes any number of deployments that fit into its memory; an older node takes one. The rules
+apply in this order:
+
+1. A node that serves a deployment, or was last assigned to it, keeps it. An older node keeps only
+   deployments that state a number of replicas.
+2. Deployments that lack replicas are placed, the largest first: on nodes that have not failed them,
+   where no other model gives way, with the most memory left; then by rendezvous hash (Thaler and
+   Ravishankar, 1998).
+3. Deployments that want every node are added to every node that they fit on. Older nodes that are
+   left over are shared among them.
+
+A new deployment therefore never takes the place of one that is assigned; it stays short instead.
+The result does not depend on the order of the nodes, and changes little when one comes or goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from ryzanstein.cluster import Deployment, ModelNeed, Node
+from ryzanstein.orchestrator.placing.packing import NodeRoom, NodeShortage
+
+Failed = Collection[tuple[str, str]]
+"""Node ids and models: which nodes lately failed to serve which model, see `refusals`."""
+NodeNeeds = Mapping[str, Mapping[str, ModelNeed]]
+"""By node id and directory: the memory that models need, as nodes measured it."""
+Assigned = Mapping[str, tuple[Deployment, ...]]
+"""By node id: the deployments that nodes should serve. Nodes that have none are absent."""
+
+MAX_SHORTAGES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What nodes reported beside their state, and `before`: what was assigned to them last."""
+
+    failed: Failed = ()
+    needs: NodeNeeds = field(default_factory=dict)
+    before: Assigned = field(default_factory=dict)
+
+
+class Placement:
+    """Which node serves what, and why deployments lack nodes."""
+
+    def __init__(self, rooms: Mapping[str, NodeRoom] | None = None) -> None:
+        self._rooms = rooms or {}
+        self.assigned: Assigned = {
+            node_id: tuple(room.placed[model] for model in sorted(room.placed))
+            for node_id, room in self._rooms.items()
+            if room.placed
+        }
+        self._placed = Counter(d.model for deployments in self.assigned.values() for d in deployments)
+
+    def short(self, deployment: Deployment) -> int:
+        """Returns how many more nodes the deployment should have."""
+        wanted = deployment.replicas or sum(not room.node.drain_requested for room in self._rooms.values())
+        return max(0, wanted - self._placed[deployment.model])
+
+    def shortages(self, deployment: Deployment) -> list[NodeShortage]:
+        """Returns why nodes cannot take a deployment that lacks some; at most MAX_SHORTAGES."""
+        found: list[NodeShortage] = []
+        if not self.short(deployment):
+            return found
+        for node_id in sorted(self._rooms):
+            room = self._rooms[node_id]
+            if deployment.model not in room.placed and (shortage := room.shortage(deployment)) is not None:
+                found.append(shortage)
+                if len(found) == MAX_SHORTAGES:
+                    break
+        return found
+
+    def without_room_for(self, deployment: Deployment, needs: NodeNeeds) -> list[NodeShortage]:
+        """Returns why no node could take a deployment if its directory were loaded now.
+
+        Empty if a node could, or may: it is older, or has not measured the directory.
+        """
+        found: list[NodeShortage] = []
+        for node_id in sorted(self._rooms):
+            room = self._rooms[node_id]
+            if room.node.drain_requested:
+                continue
+            if not room.node.plural or deployment.path not in needs.get(node_id, {}):
+                return []
+            alone = _without(room, deployment.model, needs[node_id]).shortage(deployment)
+            if alone is None:
+                return []
+            found.append(alone)
+        return found
+
+
+def place(deployments: Sequence[Deployment], nodes: Iterable[Node], reports: Reports | None = None) -> Placement:
+    """Assigns deployments to nodes. Nodes that should drain get none."""
+    reports = reports or Reports()
+    ordered = sorted(nodes, key=lambda node: node.node_id)
+    rooms = {node.node_id: NodeRoom(node, reports.needs.get(node.node_id, {})) for node in ordered}
+    usable = [room for room in rooms.values() if not room.node.drain_requested]
+    by_name = sorted(deployments, key=lambda d: d.model)
+    counts = _keep(by_name, usable, reports)
+    lacking = [d for d in by_name if d.replicas > counts[d.model]]
+    serving_counted = {d.model for d in by_name if d.replicas}
+    for deployment in sorted(lacking, key=lambda d: (-_size(d, usable), d.model)):
+        _take(deployment, deployment.replicas - counts[deployment.model], usable, reports.failed, serving_counted)
+    _spread([d for d in by_name if not d.replicas], usable)
+    return Placement(rooms)
+
+
+def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports: Reports) -> Counter[str]:
+    """Leaves deployments where they are, at most as often as each wants; returns how often.
+
+    First come those that are assigned and served, then those that are assigned and not there yet,
+    then those that are only served.
+    """
+    counts: Counter[str] = Counter()
+    before = {node_id: {d.model for d in assigned} for node_id, assigned in reports.before.items()}
+
+    def where(*, assigned: bool, served: bool) -> list[list[NodeRoom]]:
+        return [
+            [
+                room
+                for room in rooms
+                if (d.model in before.get(room.node.node_id, ())) is assigned and room.serves(d.model) is served
+            ]
+            for d in deployments
+        ]
+
+    def awaited(deployment: Deployment, room: NodeRoom) -> bool:
+        has_failed = room.fails(deployment) or (room.node.node_id, deployment.model) in reports.failed
+        return room.node.plural and not has_failed
+
+    _keep_where(deployments, where(assigned=True, served=True), counts)
+    if before:
+        absent = zip(deployments, where(assigned=True, served=False), strict=True)
+        _keep_where(deployments, [[r for r in found if awaited(d, r)] for d, found in absent], counts, fitting=True)
+    _keep_where(deployments, where(assigned=False, served=True), counts, fitting=bool(before))
+    return counts
+
+
+def _keep_where(
+    deployments: Sequence[Deployment], where: Sequence[list[NodeRoom]], counts: Counter[str], *, fitting: bool = False
+) -> None:
+    """Puts deployments on their nodes. `fitting`: only where they fit, as an older node's always must."""
+    for deployment, rooms in zip(deployments, where, strict=True):
+        wanted = deployment.replicas - counts[deployment.model] if deployment.replicas else len(rooms)
+        for room in _first(rooms, wanted, deployment.model):
+            if room.node.plural and (not fitting or room.fits(deployment)):
+                keeps = True
+            else:
+                keeps = bool(deployment.replicas) and room.fits(deployment)
+            if keeps:
+                room.put(deployment)
+                counts[deployment.model] += 1
+
+
+def _first(rooms: list[NodeRoom], limit: int, model: str) -> list[NodeRoom]:
+    """Returns at most `limit` rooms, the same ones whatever their order."""
+    return rooms if len(rooms) <= limit else sorted(rooms, key=lambda room: _hash(model, room.node.node_id))[: max(0, limit)]
+
+
+def _take(deployment: Deployment, missing: int, rooms: Sequence[NodeRoom], failed: Failed, counted: Collection[str]) -> None:
+    """Puts a deployment on as many nodes as it lacks, if it fits on so many.
+
+    Last come nodes that failed to serve it: first those that still have it, so that a model that
+    fails everywhere stays where it failed last.
+    """
+    model = deployment.model
+
+    def preference(room: NodeRoom) -> tuple[bool, bool, bool, float, bytes]:
+        node, fails = room.node, room.fails(deployment)
+        has_failed = fails if node.plural else node.model == model
+        has_failed = has_failed or (node.node_id, model) in failed
+        displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
+        return has_failed, has_failed and not fails, displaces, room.fraction(deployment), _hash(model, node.node_id)
+
+    candidates = (room for room in rooms if model not in room.placed and room.fits(deployment))
+    for room in heapq.nsmallest(missing, candidates, key=preference):
+        room.put(deployment)
+
+
+def _spread(everywhere: Sequence[Deployment], rooms: Iterable[NodeRoom]) -> None:
+    """Adds the deployments that want every node.
+
+    An older node takes one: what it serves, otherwise the hash decides.
+    """
+    if not everywhere:
+        return
+    for room in rooms:
+        for deployment in _largest_first(everywhere, room) if room.node.plural else _one_of(everywhere, room.node):
+            if deployment.model not in room.placed and room.fits(deployment):
+                room.put(deployment)
+
+
+def _largest_first(everywhere: Sequence[Deployment], room: NodeRoom) -> list[Deployment]:
+    return sorted(everywhere, key=lambda d: (-(room.memory(d) or 0), d.model))
+
+
+def _one_of(everywhere: Sequence[Deployment], node: Node) -> list[Deployment]:
+    served = [d for d in everywhere if d.model == node.model]
+    return served or [min(everywhere, key=lambda d: _hash(d.model, node.node_id))]
+
+
+def _size(deployment: Deployment, rooms: Iterable[NodeRoom]) -> int:
+    """Returns the most memory that the deployment takes on any node."""
+    return max((room.memory(deployment) or 0 for room in rooms), default=0)
+
+
+def _without(room: NodeRoom, model: str, needs: Mapping[str, ModelNeed]) -> NodeRoom:
+    """Returns the room as it is when a model has gone, so that its directory counts as measured."""
+    kept = tuple(report for report in room.node.models if report.model != model)
+    other = NodeRoom(replace(room.node, models=kept), needs)
+    for placed in room.placed.values():
+        if placed.model != model:
+            other.put(placed)
+    return other
+
+
+def _hash(model: str, node_id: str) -> bytes:
+    return blake2b(f"{node_id}\0{model}".encode(), digest_size=8).digest()

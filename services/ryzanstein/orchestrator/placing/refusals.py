@@ -1,0 +1,91 @@
+"""Records which nodes failed to serve which deployment, so that a broken one stops moving.
+
+A node that failed returns to its own model and no longer reports the failure. Without a record, the
+placement would choose it again, and a broken model would take healthy nodes out of service in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from ryzanstein.cluster import Deployment, Node, NodeState
+from ryzanstein.orchestrator.placing.placement import Assigned
+
+# After this time a node may have been repaired, or its ranks recovered.
+REMEMBER_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A failure of one process of the node, until `expires` on the monotonic clock."""
+
+    incarnation: str
+    revision: int
+    expires: float
+    reason: str
+
+
+class Refusals:
+    """The failures of nodes, by node and model. `now` is monotonic seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._failures: dict[tuple[str, str], _Failure] = {}
+
+    def note(self, nodes: Iterable[Node], assigned: Assigned) -> None:
+        """Records the nodes that report FAILED with a deployment that they were given.
+
+        A node that is ready with it after all has not failed.
+        """
+        for node in nodes:
+            for deployment in assigned.get(node.node_id, ()):
+                key, reason = (node.node_id, deployment.model), _failure(node, deployment)
+                if reason is not None:
+                    self._failures[key] = _Failure(node.incarnation, deployment.revision, self._now() + REMEMBER_S, reason)
+                elif _serves(node, deployment):
+                    self._failures.pop(key, None)
+
+    def of(self, deployments: Collection[Deployment], nodes: Iterable[Node]) -> frozenset[tuple[str, str]]:
+        """Returns the nodes and models of failures that still count; forgets the others.
+
+        A restart of the node, another revision and the passage of time each end a failure.
+        """
+        revisions = {deployment.model: deployment.revision for deployment in deployments}
+        incarnations = {node.node_id: node.incarnation for node in nodes}
+        now = self._now()
+        self._failures = {
+            key: failure
+            for key, failure in self._failures.items()
+            if (revisions.get(key[1]), incarnations.get(key[0])) == (failure.revision, failure.incarnation)
+            and failure.expires > now
+        }
+        return frozenset(self._failures)
+
+    def reasons(self, model: str) -> dict[str, str]:
+        """Returns why nodes failed to serve a model, by node id."""
+        return {node_id: failure.reason for (node_id, name), failure in sorted(self._failures.items()) if name == model}
+
+    def forget(self, model: str) -> None:
+        """Forgets the failures of a model, because it is deployed again."""
+        self._failures = {key: failure for key, failure in self._failures.items() if key[1] != model}
+
+
+def _failure(node: Node, deployment: Deployment) -> str | None:
+    """Returns why the node failed to serve this revision of a deployment; None if it did not."""
+    if not node.plural:
+        failed = node.state is NodeState.FAILED and node.model in ("", deployment.model)
+        return "" if failed else None
+    report = node.report(deployment.model)
+    if report is None:
+        return None
+    if report.state is NodeState.FAILED and report.revision == deployment.revision:
+        return report.reason
+    if report.next_state is NodeState.FAILED and report.next_revision == deployment.revision:
+        return report.next_reason
+    return None
+
+
+def _serves(node: Node, deployment: Deployment) -> bool:
+    report = node.report(deployment.model) if node.plural else None
+    return report is not None and report.state is NodeState.READY and report.revision == deployment.revision

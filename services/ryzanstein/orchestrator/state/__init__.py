@@ -1,0 +1,1 @@
+"""What the orchestrator knows: nodes, models, and what is stored of them."""

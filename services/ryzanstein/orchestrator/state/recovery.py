@@ -1,0 +1,84 @@
+"""Makes a restart invisible: stores the members, and delays the first snapshot until they are back.
+
+Nodes register again within a second after a short restart, and within some seconds after a long
+outage. Until then the cluster looks empty, and a snapshot of it would make routers forget nodes
+that work. So the first snapshot waits until every stored member is back and has reported with a
+beat what it serves, but at most for `settle_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.orchestrator.state.store import Store, StoredMembership
+
+log = structlog.get_logger(__name__)
+
+# All changes of membership within this time cost one transaction.
+_SPACING_S = 0.2
+
+
+class Settling:
+    """The time between a restart and the moment when the members are known again."""
+
+    def __init__(self, expected: frozenset[str], started: float, settle_s: float) -> None:
+        self._missing = set(expected)
+        self._started = started
+        self._until = started + settle_s
+
+    def reported(self, node_id: str) -> None:
+        """Records that the node beats again."""
+        self._missing.discard(node_id)
+
+    def over(self, now: float) -> bool:
+        """Returns whether all members beat again, or the others had enough time."""
+        return not self._missing or now >= self._until
+
+    def elapsed_s(self, now: float) -> float:
+        return now - self._started
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Previous members that are not back yet."""
+        return frozenset(self._missing)
+
+
+class MembershipRecorder:
+    """Writes the membership to the store in the background, many changes in one transaction."""
+
+    def __init__(self, store: Store, current: Callable[[], StoredMembership]) -> None:
+        self._store = store
+        self._current = current
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Notes that the membership may differ from what is written."""
+        self._changed.set()
+
+    async def flush(self) -> None:
+        """Returns when the membership of this moment is written.
+
+        Raises UNAVAILABLE when the store fails.
+        """
+        await self._store.save_membership(self._current())
+
+    async def run(self) -> None:
+        """Writes until cancelled.
+
+        A failed write is retried with the next spacing; the store counts and logs it.
+        """
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.flush()
+            except errors.RyzansteinError:
+                self._changed.set()
+            except Exception:
+                self._changed.set()  # for the run after this one
+                raise
+            await asyncio.sleep(_SPACING_S)

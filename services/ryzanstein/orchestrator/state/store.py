@@ -1,0 +1,187 @@
+"""What survives a restart, in SQLite: deployments, drain requests, and the ids of the last members.
+
+All access runs in a thread of its own, so that a slow disk never delays a heartbeat. The file is
+locked while it is open: two orchestrators on one store would each undo what the other wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.cluster import Deployment
+from ryzanstein.files.private_files import private_file
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+
+log = structlog.get_logger(__name__)
+
+SCHEMA_VERSION = 2
+_SCHEMA = f"""
+BEGIN EXCLUSIVE;
+CREATE TABLE IF NOT EXISTS deployments (
+    model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL,
+    revision INTEGER NOT NULL, idle_unload_s REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+# Version 1 had neither revisions nor idle unloading.
+_FROM_VERSION_1 = """
+BEGIN EXCLUSIVE;
+ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE deployments ADD COLUMN idle_unload_s REAL NOT NULL DEFAULT 0;
+PRAGMA user_version = 2;
+COMMIT;
+"""
+
+_T = TypeVar("_T")
+
+
+class StoreError(Exception):
+    """The store cannot be opened; the message names the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMembership:
+    """The members, and the drain requests: node id to the incarnation that they are for."""
+
+    members: frozenset[str] = frozenset()
+    drains: Mapping[str, str] = field(default_factory=dict)
+
+
+class Store:
+    """The orchestrator's SQLite file. Open it with `Store.open`.
+
+    Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when the disk fails; nothing is written by half.
+    """
+
+    def __init__(self, path: Path, telemetry: OrchestratorTelemetry) -> None:
+        self._path = path
+        self._telemetry = telemetry
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="orchestrator-store")
+        self._connection: sqlite3.Connection
+        self._written = StoredMembership()
+
+    @classmethod
+    async def open(cls, path: Path, telemetry: OrchestratorTelemetry) -> Store:
+        """Opens the file, or creates it when there is none.
+
+        Raises StoreError when it is unreadable, locked by another process, or of a newer version.
+        """
+        store = cls(path, telemetry)
+        try:
+            await asyncio.get_running_loop().run_in_executor(store._thread, store._connect)
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            store._thread.shutdown()
+            remedy = _remedy(error)
+            raise StoreError(f"cannot open the store {path}: {error}{remedy and f'; {remedy}'}") from error
+        except StoreError:
+            store._thread.shutdown()
+            raise
+        return store
+
+    async def deployments(self) -> tuple[Deployment, ...]:
+        return await self._run("read", self._read_deployments)
+
+    async def membership(self) -> StoredMembership:
+        """Returns the membership as it was last written, before or after a restart."""
+        return await self._run("read", lambda: self._written)
+
+    async def put_deployment(self, deployment: Deployment) -> None:
+        row = (deployment.model, deployment.path, deployment.replicas, deployment.revision, deployment.idle_unload_s)
+        statement = "INSERT OR REPLACE INTO deployments (model, path, replicas, revision, idle_unload_s) VALUES (?, ?, ?, ?, ?)"
+        await self._run("deployment", lambda: self._write(statement, [row]))
+
+    async def remove_deployment(self, model: str) -> None:
+        await self._run("deployment", lambda: self._write("DELETE FROM deployments WHERE model = ?", [(model,)]))
+
+    async def save_membership(self, membership: StoredMembership) -> None:
+        """Writes what differs from the last membership, in one transaction."""
+        await self._run("membership", lambda: self._save_membership(membership))
+
+    async def close(self) -> None:
+        """Waits for running operations, then unlocks the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown()
+
+    async def _run(self, operation: str, work: Callable[[], _T]) -> _T:
+        started = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            self._telemetry.store_errors.labels(operation).inc()
+            log.error("store failed", operation=operation, error=str(error))
+            raise errors.unavailable("STORE_UNAVAILABLE", f"the orchestrator's store failed: {error}") from error
+        finally:
+            self._telemetry.store_access.labels(operation).observe(time.monotonic() - started)
+
+    def _connect(self) -> None:
+        private_file(self._path)
+        self._connection = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
+        try:
+            self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            # The file is small. What is damaged in it would be found by the first deployment.
+            if (found := self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found.splitlines()[-1])
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise StoreError(f"{self._path} has schema version {version}, the newest supported is {SCHEMA_VERSION}")
+            if version == 1:
+                self._connection.executescript(_FROM_VERSION_1)
+            self._connection.executescript(_SCHEMA)
+            self._written = self._read_membership()
+            self._read_deployments()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _read_deployments(self) -> tuple[Deployment, ...]:
+        rows = self._connection.execute("SELECT model, path, replicas, revision, idle_unload_s FROM deployments ORDER BY model")
+        return tuple(Deployment(*row) for row in rows)
+
+    def _read_membership(self) -> StoredMembership:
+        members = frozenset(row[0] for row in self._connection.execute("SELECT node_id FROM members"))
+        return StoredMembership(members, dict(self._connection.execute("SELECT node_id, incarnation FROM drains").fetchall()))
+
+    def _write(self, statement: str, rows: Iterable[tuple[str | int | float, ...]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    def _save_membership(self, wanted: StoredMembership) -> None:
+        drains, written = dict(wanted.drains), dict(self._written.drains)
+        if wanted.members == self._written.members and drains == written:
+            return
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._write("INSERT INTO members VALUES (?)", [(n,) for n in wanted.members - self._written.members])
+            self._write("DELETE FROM members WHERE node_id = ?", [(n,) for n in self._written.members - wanted.members])
+            self._write("DELETE FROM drains WHERE node_id = ?", [(n,) for n in written.keys() - drains.keys()])
+            self._write("INSERT OR REPLACE INTO drains VALUES (?, ?)", sorted(drains.items() - written.items()))
+        self._written = wanted
+
+
+def _remedy(error: Exception) -> str:
+    """Returns what to do about a file that cannot be opened; empty where the error says it.
+
+    In a damaged file names may be no text, and statements may be wrong that are right otherwise.
+    """
+    if isinstance(error, OSError):
+        return ""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return "make room or choose another file with --database"
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+        return "it is damaged: restore it, or move it away to start without deployments"
+    return ""

@@ -1,0 +1,1 @@
+"""OpenAI's language, which HTTP and WebSockets speak."""

@@ -1,0 +1,1 @@
+"""Programs that run before serving: convert, quantize, synthesize."""

@@ -1,0 +1,190 @@
+"""Prints docs/models.md, the list of served models, from the tables that decoders are built from.
+
+python -P -m ryzanstein.tools.catalog > docs/models.md
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+
+from ryzanstein.worker.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
+from ryzanstein.worker.architectures.foreign import QUANT_METHODS
+from ryzanstein.worker.architectures.registry import ARCHITECTURES
+from ryzanstein.worker.architectures.rotary_config import SCALINGS
+from ryzanstein.worker.architectures.text_half import MULTIMODAL
+from ryzanstein.worker.architectures.values import MAX_COUNT
+
+_HEADER = (
+    "`model_type`",
+    "Models",
+    "Positions",
+    "Attention",
+    "Norms",
+    "Halves of a layer",
+    "MLP",
+    "Besides",
+    "Served only with",
+)
+_QK_NORMS = {
+    "shared": "query and key norms",
+    "heads": "query and key norms, one for each head",
+    "head_list": "query and key norms, one for each head",
+    "width": "query and key norms over all heads",
+}
+_INTRODUCTION = """# Models
+
+Generated from `services/ryzanstein/worker/architectures`; do not edit: `python -m
+ryzanstein.tools.catalog > docs/models.md`.
+
+A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
+a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
+All but GPT-J and OPT are also read from [GGUF files](gguf.md#architectures).
+"""
+
+
+def page() -> str:
+    """Returns the whole page, in Markdown."""
+    rows = [_row(architecture) for _, architecture in sorted(ARCHITECTURES.items())]
+    table = [_line(_HEADER), _line("---" for _ in _HEADER), *map(_line, rows)]
+    return "\n".join([_INTRODUCTION, *table, "", *_notes(), ""])
+
+
+def _notes() -> list[str]:
+    return [
+        "## Options",
+        "",
+        f"- Activations: {_list(ACTIVATIONS)}.",
+        f"- Scaling of rotary positions: {_list(SCALINGS)}.",
+        "  Both spellings of config.json load, `rope_parameters` and `rope_theta` with `rope_scaling`. Where both are there,",
+        "  `rope_scaling` counts, as in transformers.",
+        "- With `yarn` the context is `original_max_position_embeddings` times `factor`, with `linear` it is",
+        "  `max_position_embeddings` times `factor`, as vLLM reads them;",
+        "  with `llama3`, and for Gemma 3, `max_position_embeddings` has the factor in it.",
+        "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
+        "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
+        "- Attention heads and MLP columns must divide over the ranks, key-value heads over the ranks or the ranks over them.",
+        "  Vocabularies and experts need not. Latents are whole on every rank: there the cache of a token is not divided.",
+        "- Anything else is refused by its name in config.json, and so is a tensor that no layer reads.",
+        "",
+        "## What of config.json counts",
+        "",
+        "A key means what it means to transformers 5. The tests change every key of every config class, one at a time, and",
+        "compare the logits: they change as those of transformers, or the model is refused. So what transformers overlooks for",
+        "an architecture is overlooked here, even where the key has a meaning for another one:",
+        "",
+        *(f"- `{key}`: {_list(names)}" for key, names in sorted(_overlooked().items())),
+        "",
+        "For all architectures:",
+        "",
+        "- What matters to training, generation or storage alone (dropout, `initializer_range`, `use_cache`, `dtype`, labels)",
+        "  is not read. Of the ids of tokens `eos_token_id` is: an id of the vocabulary, or a list of them.",
+        "- Null is absent where transformers has a default for it, but not true where the default is true.",
+        "- A head that is stored counts before one that is tied: where `tie_word_embeddings` is true and the file has another",
+        "  head than the embedding, the stored one is used. Both are read once to compare them.",
+        "- Of a pair that is tied and stored once, either name is read.",
+        f"- Of multimodal models of the types {_list(MULTIMODAL)} the text half is served, as far as",
+        "  its own type is in the table; images are refused as parts of messages, and the tensors for them are not read.",
+        "- `is_causal` false, `per_layer_config` and other multimodal models (a `text_config`) are refused, and so is a",
+        f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](quantization.md)).",
+        f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
+    ]
+
+
+def _overlooked() -> dict[str, list[str]]:
+    """Returns the architectures that ignore a key, by key."""
+    found: dict[str, list[str]] = {}
+    for name, architecture in sorted(ARCHITECTURES.items()):
+        for key in _overlooked_keys(architecture):
+            found.setdefault(key, []).append(name)
+    return found
+
+
+def _overlooked_keys(architecture: Architecture) -> Iterator[str]:
+    choices = architecture.choices
+    yield from architecture.fixed
+    if choices.windowed is not None and not choices.layer_types:
+        yield "layer_types"
+    if choices.positions == "rotary":
+        yield from ("rotary_dim",) if choices.rotated != "count" else ("rope_parameters", "rope_scaling", "rope_theta")
+        yield from ("partial_rotary_factor",) if choices.rotated != "factor" else ()
+
+
+def _row(architecture: Architecture) -> tuple[str, ...]:
+    return (
+        f"`{architecture.model_type}`",
+        architecture.title,
+        _positions(architecture),
+        _attention(architecture),
+        _norms(architecture),
+        _halves(architecture),
+        _mlp(architecture),
+        architecture.refined,
+        ", ".join(f"`{key}` {_value(only)}" for key, only in architecture.required.items()),
+    )
+
+
+def _positions(architecture: Architecture) -> str:
+    choices = architecture.choices
+    if choices.positions == "rotary":
+        return ", ".join(filter(None, ["rotary", _where("neighbours paired", choices.interleaved)]))
+    return "ALiBi" if choices.positions == "alibi" else "learned"
+
+
+def _attention(architecture: Architecture) -> str:
+    choices = architecture.choices
+    parts = [
+        {"split": "", "stacked": "fused", "grouped": "fused by group"}[choices.qkv_layout],
+        "over latents" if architecture.names.latent else "",
+        _where("biases", choices.qkv_bias),
+        _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
+        "windows" if choices.windowed else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _norms(architecture: Architecture) -> str:
+    choices = architecture.choices
+    if choices.norm == "rms":
+        return "RMS, scale less one" if choices.norm_plus_one else "RMS"
+    return f"layer{'' if choices.norm_weight else ', no scale'}{', biases' if choices.norm_bias else ''}"
+
+
+def _halves(architecture: Architecture) -> str:
+    names, parallel = architecture.names, architecture.choices.parallel
+    if parallel:
+        return _where("in parallel", parallel)
+    if names.attention_post_norm is None:
+        return "norm before"
+    return "norm after" if names.attention_norm is None else "norm before and after"
+
+
+def _mlp(architecture: Architecture) -> str:
+    names = architecture.names
+    if names.router is not None:
+        return "experts and a shared one" if names.shared_expert else "experts"
+    return ", ".join(
+        filter(None, ["no gate" if names.gate is None else "gated", _where("biases", architecture.choices.mlp_bias)])
+    )
+
+
+def _where(what: str, flag: Flag) -> str:
+    """Returns `what`, with a condition if config.json decides, or "" if it is never there."""
+    return f"{what} where `{flag}`" if isinstance(flag, str) else what if flag else ""
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else f"`{value}`"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(prog="ryzanstein models", description="List the architectures that are served.").parse_args()
+    print(page(), end="")

@@ -1,0 +1,1 @@
+"""Converts checkpoints to GGUF and back."""

@@ -1,0 +1,1 @@
+"""Methods that choose quantized weights: GPTQ, AWQ and the others."""

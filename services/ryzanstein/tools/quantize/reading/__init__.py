@@ -1,0 +1,1 @@
+"""Reads the model that is quantized, layer by layer."""

@@ -1,0 +1,1 @@
+"""Writes random checkpoints of a given shape."""

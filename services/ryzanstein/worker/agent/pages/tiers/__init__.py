@@ -1,0 +1,1 @@
+"""Where pages are kept besides the cache: memory, disk, other nodes."""

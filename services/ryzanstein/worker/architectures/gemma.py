@@ -1,0 +1,129 @@
+"""Gemma 1 to 3.
+
+Norms store their scale minus one, and embeddings are scaled by the root of the width. From Gemma 2
+on there are norms around each half of a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ryzanstein.worker.architectures import windows
+from ryzanstein.worker.architectures.config import Architecture, Choices
+from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES
+from ryzanstein.worker.architectures.rotary_config import scaling
+from ryzanstein.worker.architectures.spec import DecoderSpec, LongScaling, RotarySpec
+from ryzanstein.worker.architectures.values import Values
+
+_NAMES = replace(
+    LLAMA_NAMES,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+_CHOICES = Choices(norm_plus_one=True, qkv_bias="attention_bias", out_bias="attention_bias")
+_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "num_key_value_heads": 4,
+}
+_REQUIRED = {"use_bidirectional_attention": False}
+
+
+def _gemma1_gelu(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replaces "gelu" of the first checkpoints: training used its tanh approximation."""
+    return {**config, "hidden_act": "gelu_pytorch_tanh"} if config.get("hidden_act") == "gelu" else config
+
+
+def _gemma(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
+
+
+def _gemma2(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    scale = values.number("query_pre_attn_scalar") ** -0.5
+    return replace(
+        _gemma(spec, values),
+        layers=tuple(replace(layer, attention_scale=scale) for layer in spec.layers),
+        score_cap=values.optional_number("attn_logit_softcapping"),
+        logit_cap=values.optional_number("final_logit_softcapping"),
+    )
+
+
+def _gemma3(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Adds the two rotations of Gemma 3.
+
+    Layers with a window use another base, and no scaling except their own.
+    """
+    spec = _gemma2(spec, values)
+    whole, local = _rotary_tables(values)
+    kinds = _rotary(values, spec, whole, values.number("rope_theta", 1e6)), _rotary(values, spec, local, _local_theta(values))
+    layers = tuple(replace(layer, rotary=0 if layer.window is None else 1) for layer in spec.layers)
+    return replace(spec, rotaries=kinds, layers=layers)
+
+
+def _rotary_tables(values: Values) -> tuple[Values, Values]:
+    """Returns the settings of layers without a window, and of layers with one.
+
+    `rope_scaling` applies to the former. Settings that are not given per kind of layer are ignored,
+    as in transformers.
+    """
+    tables = values.table("rope_parameters")
+    whole, local = tables.table("full_attention"), tables.table("sliding_attention")
+    stretched = values.table("rope_scaling")
+    if stretched.config:
+        whole = Values({"rope_type": "default", **whole.config, **stretched.config}, stretched.where)
+    return whole, local
+
+
+def _local_theta(values: Values) -> float:
+    return values.number("rope_local_base_freq", 1e4)
+
+
+def _rotary(values: Values, spec: DecoderSpec, table: Values, theta: float) -> RotarySpec:
+    table.refuse_null("rope_theta")
+    stretched = scaling(values, table)
+    if isinstance(stretched, LongScaling):
+        raise table.error("rope_type", "'longrope' is not supported for this architecture")
+    return RotarySpec(table.number("rope_theta", theta), spec.head_dim, scaling=stretched)
+
+
+GEMMA = Architecture(
+    model_type="gemma",
+    title="Gemma 1",
+    names=LLAMA_NAMES,
+    choices=_CHOICES,
+    defaults={**_DEFAULTS, "num_key_value_heads": None},
+    required=_REQUIRED,
+    older=_gemma1_gelu,
+    refine=_gemma,
+    refined="embeddings scaled",
+)
+GEMMA2 = Architecture(
+    model_type="gemma2",
+    title="Gemma 2",
+    names=_NAMES,
+    choices=replace(_CHOICES, windowed=windows.even_layers),
+    renamed={"hidden_act": "hidden_activation"},
+    defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    required=_REQUIRED,
+    refine=_gemma2,
+    refined="embeddings scaled, scores and logits capped",
+)
+GEMMA3_TEXT = Architecture(
+    model_type="gemma3_text",
+    title="Gemma 3, text only",
+    names=replace(_NAMES, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
+    choices=replace(_CHOICES, rotated="kinds", qk_norm="shared", windowed=windows.all_but_each_sixth),
+    renamed={"hidden_act": "hidden_activation"},
+    defaults=_DEFAULTS,
+    fixed={"attn_logit_softcapping": None},
+    required=_REQUIRED,
+    refine=_gemma3,
+    refined="embeddings scaled, layers with windows rotate by another base",
+)

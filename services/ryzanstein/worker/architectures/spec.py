@@ -1,0 +1,283 @@
+"""The description of a decoder: the choices in which architectures differ.
+
+Layers are built from it. It does not depend on files or ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ryzanstein.worker.settings.sparse import SparseRule
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"]
+QkvLayout = Literal["split", "stacked", "grouped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Scaling that divides positions by `factor` (Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, with a ramp."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): like Llama 3.1's scaling, with the ramp over dimensions.
+
+    Scores grow by `attention_factor` squared.
+    """
+
+    factor: float
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    original_context: int
+    whole_dimensions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """LongRoPE (Ding et al. 2024) up to the original context: a factor for each wavelength."""
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """Rotary position embedding (Su et al. 2021) of the first `dim` numbers of a head.
+
+    A pair is number i of each half, or two neighbours if `interleaved`.
+    """
+
+    theta: float
+    dim: int
+    interleaved: bool = False
+    scaling: RotaryScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlibiSpec:
+    """Attention with linear biases (Press et al. 2022): scores get slope x position x `scale`.
+
+    `rounded` is for Falcon: slopes and biases are bfloat16, whatever the model's dtype.
+    """
+
+    scale: float = 1.0
+    rounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """RMS norm (Zhang and Sennrich 2019) or layer norm (Ba et al. 2016).
+
+    `plus_one`: the scale is the stored weight plus one.
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    weight: bool = True
+    bias: bool = False
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QkNormSpec:
+    """A norm of queries and keys before they are rotated.
+
+    It is over each head with one weight for all heads ("shared") or one weight for each head,
+    stored as one tensor ("heads") or one tensor per head ("head_list"); or over all heads together
+    ("width").
+    """
+
+    norm: NormSpec
+    scope: Literal["shared", "heads", "head_list", "width"]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, 2024).
+
+    A token's keys and values, of all heads, are products of one latent. A head's query or key has
+    `plain_dim` plain numbers and `rotary_dim` rotated ones; the rotated numbers of a key are shared
+    by all heads. A value has `value_dim` numbers. If `query_rank` is not None, queries come from a
+    latent of so many numbers. `norm` is the norm of the latents.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimit:
+    """A division of experts into `num_groups` groups that limits each token's choice.
+
+    A token's experts are in the `top_k` groups whose best `num_rated` experts have the highest
+    sums.
+    """
+
+    num_groups: int
+    top_k: int
+    num_rated: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """A rule that turns a router's products into the weights of the chosen experts.
+
+    A weight is the expert's score times `scale`. Scores are a softmax over all experts, or a
+    sigmoid of each. If `normalized`, the scores of the chosen experts add up to 1 before they are
+    scaled. If `corrected`, a bias is added for the choice but not for the weights (DeepSeek-V3,
+    2024).
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = False
+    scale: float = 1.0
+    corrected: bool = False
+    groups: GroupLimit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts: each token uses `top_k` experts of `width` columns.
+
+    A shared expert of `shared_width` columns sees every token. It has a gate of its own if the
+    names include one.
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    routing: RoutingSpec
+    shared_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The choices that may differ between layers.
+
+    A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
+    decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so.
+    """
+
+    window: int | None = None
+    rotary: int | None = None
+    experts: MoeSpec | None = None
+    attention_scale: float = 1.0
+    sparse: SparseRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """The names of a checkpoint's tensors, without `.weight` and `.bias`.
+
+    Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
+    is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
+    `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors whose names end in one of
+    `ignored`, where * is anything, may exist and are not read. If no tensor begins with `prefix`,
+    the names are without it.
+    """
+
+    embedding: str
+    final_norm: str
+    head: str
+    layer: str
+    attention_norm: str | None
+    query: str
+    key: str
+    value: str
+    attention_out: str
+    mlp_norm: str | None
+    gate: str | None
+    up: str
+    down: str
+    embedding_norm: str | None = None
+    position: str | None = None
+    query_norm: str | None = None
+    key_norm: str | None = None
+    attention_post_norm: str | None = None
+    mlp_post_norm: str | None = None
+    latent: str = ""
+    latent_norm: str = ""
+    query_latent: str = ""
+    query_latent_norm: str = ""
+    router: str | None = None
+    router_correction: str = ""
+    expert: str = ""
+    expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_expert: str = ""
+    shared_gate: str | None = None
+    prefix: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The complete description of a decoder: every number and choice that its layers need.
+
+    `transposed`: linear weights of the layers are stored as [inputs, outputs]. `parallel`:
+    attention and MLP of a layer read the same input and are added together. `position_offset` is
+    the row of position 0 in the table of learned positions. With `latent`,
+    `num_kv_heads` and `head_dim` are the cache's: one key that all queries share, as wide as the
+    latent plus the rotated numbers.
+    """
+
+    model_type: str
+    names: WeightNames
+    layers: tuple[LayerSpec, ...]
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    norm: NormSpec
+    activation: Activation
+    rotaries: tuple[RotarySpec, ...]
+    alibi: AlibiSpec | None
+    position_offset: int
+    qk_norm: QkNormSpec | None
+    qkv_layout: QkvLayout
+    transposed: bool
+    parallel: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    head_bias: bool
+    tied_head: bool
+    qkv_clip: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    latent: LatentSpec | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The distinct windows of the layers."""
+        return tuple({layer.window: None for layer in self.layers})

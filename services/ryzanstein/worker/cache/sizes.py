@@ -1,0 +1,124 @@
+"""The size of a KV cache, from the description of a decoder. It imports no torch.
+
+Ranks allocate by it, and the agent knows the size before it starts them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.cache.zones import Zones
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.refusal import ModelRefused
+
+DEFAULT_KV_BYTES = 1 << 30
+# The part of the budget for hot pages of conversations that do not run: without them, their
+# compressed pages are of no use.
+_TAILS = 0.05
+_BOUND_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """What is asked for: pages for all layers, or bytes for each rank; without both, a default.
+
+    A number takes `item_bytes`. At most `max_sequences` run, a step feeds `token_budget` tokens.
+    """
+
+    num_pages: int | None
+    kv_bytes: int | None
+    block_size: int
+    max_sequences: int
+    token_budget: int
+    item_bytes: int
+    zones: Zones | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The size of one rank's cache; every rank has the same number of heads, and so the same size."""
+
+    num_blocks: int
+    block_bytes: int
+    hot_pages: int
+    hot_page_bytes: int
+    extents: Extents
+
+    @property
+    def hot_bytes(self) -> int:
+        return self.hot_pages * self.hot_page_bytes
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Returns a budget with room for one sequence of so many tokens."""
+        least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
+        if not self.hot_pages:
+            return least_bytes
+        # Hot pages for what does not run take their part of the budget.
+        return math.ceil((least_bytes + self.hot_bytes) / (1 - _TAILS))
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_blocks * self.block_bytes + self.hot_bytes
+
+
+def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
+    """Returns the number of columns of a slot on this rank."""
+    num_parts = 2 if spec.latent is None else 1
+    return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
+
+
+def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:
+    """Returns the size of one block, over the layers of a group, on this rank."""
+    groups, width = layer_groups(spec), slot_width(spec, tp)
+    plane_bytes = block_size * width * item_bytes if zones is None else zones.layout.block_bytes
+    # The least and the greatest of its keys, as float32.
+    bounds_bytes = width * _BOUND_BYTES if groups.selects else 0
+    return groups.num_planes * (plane_bytes + bounds_bytes)
+
+
+def extents_of(spec: DecoderSpec, block_size: int, token_budget: int, zones: Zones | None = None) -> Extents:
+    """Returns how many blocks the sequences of a decoder hold."""
+    groups, hot_tokens = layer_groups(spec), None if zones is None else zones.hot_tokens
+    return Extents(groups.windows, block_size, token_budget, hot_tokens, groups.lasting)
+
+
+def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> CacheSize:
+    """Returns the size of a rank's cache. Raises ModelRefused if not one page of all layers fits.
+
+    By default every sequence can be as long as the context, up to 1 GiB.
+    """
+    zones, size = request.zones, request.block_size
+    extents = extents_of(spec, size, request.token_budget, zones)
+    block_bytes = bytes_of_block(spec, tp, size, request.item_bytes, zones)
+    num_blocks = None if request.num_pages is None else request.num_pages * len(extents.windows)
+    budget = request.kv_bytes or DEFAULT_KV_BYTES
+    if num_blocks is not None:
+        budget = num_blocks * block_bytes
+    hot_page_bytes = 0 if zones is None else spec.num_layers * size * slot_width(spec, tp) * request.item_bytes
+    least = 0 if zones is None else extents.hot_pages_for(request.max_sequences)
+    hot_pages = 0 if zones is None else least + int(_TAILS * budget) // hot_page_bytes
+    if num_blocks is None:
+        num_blocks = blocks_in(budget, block_bytes, hot_pages * hot_page_bytes, len(extents.windows))
+        if request.kv_bytes is None:
+            num_blocks = min(num_blocks, request.max_sequences * extents.blocks_for(spec.context_length))
+    return CacheSize(num_blocks, block_bytes, hot_pages, hot_page_bytes, extents)
+
+
+def blocks_in(budget_bytes: int, block_bytes: int, hot_bytes: int = 0, least: int = 1) -> int:
+    """Returns how many blocks fit the budget of one rank beside hot pages.
+
+    Raises ModelRefused if fewer than `least` fit: one for each group of layers.
+    """
+    num_blocks = (budget_bytes - hot_bytes) // block_bytes
+    if num_blocks < least:
+        besides = f" beside {hot_bytes} for hot pages; fewer max_sequences or kv_hot_tokens need less" if hot_bytes else ""
+        needed = "one block" if least == 1 else f"{least} blocks"
+        each = "" if least == 1 else ", one for each group of layers"
+        raise ModelRefused(
+            f"a KV cache of {budget_bytes} bytes per rank is smaller than {needed} of {block_bytes} bytes{each}{besides}"
+        )
+    return num_blocks

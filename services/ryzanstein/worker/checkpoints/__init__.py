@@ -1,0 +1,1 @@
+"""Reads checkpoints of every file format. Knows nothing of a model's layers."""

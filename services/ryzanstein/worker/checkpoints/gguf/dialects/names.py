@@ -1,0 +1,114 @@
+"""llama.cpp's names for the parts of a decoder, by ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
+from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
+from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The factors of Llama 3's wavelengths; they belong to no tensor of a checkpoint."""
+CORRECTION = "exp_probs_b.bias"
+QUERY, KEY, VALUE, FUSED = "attn_q", "attn_k", "attn_v", "attn_qkv"
+LATENT = "attn_kv_b"
+GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
+_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_norm.weight", "_norm_2.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRole:
+    """A part of a decoder in the file: `name`, in `layer` if it belongs to one.
+
+    It is one of `count` that are stacked in one tensor, at `index`.
+    """
+
+    name: str
+    layer: int | None = None
+    index: int = 0
+    count: int | None = None
+
+    def tensor(self, name: str, kind: str) -> str:
+        """Returns the name of a tensor of the same layer."""
+        return f"{name}{kind}" if self.layer is None else f"blk.{self.layer}.{name}{kind}"
+
+
+def is_stored_in_full(tensor: str, shape: tuple[int, ...]) -> bool:
+    """Returns whether llama.cpp stores a tensor as float32 whatever the type of the file is."""
+    return len(shape) == 1 or tensor.endswith(_IN_FULL)
+
+
+def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
+    """Returns the role of each tensor of a checkpoint, by its name without `.weight` and `.bias`."""
+    names = spec.names
+    found = {
+        names.embedding: TensorRole("token_embd"),
+        names.final_norm: TensorRole("output_norm"),
+        names.head: TensorRole("output"),
+    }
+    if names.embedding_norm is not None:
+        found[names.embedding_norm] = TensorRole("token_embd_norm")
+    if names.position is not None:
+        found[names.position] = TensorRole("position_embd")
+    for layer in range(spec.num_layers):
+        prefix = names.layer.format(layer=layer)
+        for base, role in _of_layer(spec, dialect, layer):
+            found[prefix + base] = role
+    return found
+
+
+def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
+    names, experts = spec.names, spec.layers[layer].experts
+    plain = (*_norms(names, dialect), *_attention(spec), *_mlp(names))
+    yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
+    for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
+        name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
+        if query_or_key is not None and "{head}" in query_or_key:
+            yield from ((query_or_key.format(head=head), TensorRole(name, layer, head, count)) for head in range(count))
+    if experts is None or names.router is None:
+        return
+    yield names.router, TensorRole("ffn_gate_inp", layer)
+    if names.shared_gate is not None:
+        yield names.shared_gate, TensorRole("ffn_gate_inp_shexp", layer)
+    if names.router_correction:
+        yield names.router_correction, TensorRole(CORRECTION, layer)
+    for base, name in zip(names.expert_projections, (GATES, UPS, "ffn_down_exps"), strict=True):
+        yield names.shared_expert + base, TensorRole(name.replace("exps", "shexp"), layer)
+        for index in range(experts.num_experts):
+            yield names.expert.format(expert=index) + base, TensorRole(name, layer, index, experts.num_experts)
+
+
+def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, str]]:
+    """Yields the norms. Where Falcon has two before its halves, the file's first is that of the MLP."""
+    swapped = dialect is FALCON and names.mlp_norm is not None
+    yield names.attention_norm, "attn_norm_2" if swapped else "attn_norm"
+    yield names.mlp_norm, "attn_norm" if swapped else "ffn_norm"
+    yield names.query_norm, "attn_q_norm"
+    yield names.key_norm, "attn_k_norm"
+    yield names.attention_post_norm, "post_attention_norm"
+    yield names.mlp_post_norm, "post_ffw_norm"
+
+
+def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
+    names, latent = spec.names, spec.latent
+    yield names.attention_out, "attn_output"
+    if latent is not None:
+        yield names.query, QUERY if latent.query_rank is None else "attn_q_b"
+        yield names.key, LATENT
+        yield names.latent, "attn_kv_a_mqa"
+        yield names.latent_norm, "attn_kv_a_norm"
+        yield names.query_latent, "attn_q_a"
+        yield names.query_latent_norm, "attn_q_a_norm"
+        return
+    if names.query == names.key:
+        yield names.query, FUSED
+        return
+    yield from ((names.query, QUERY), (names.key, KEY), (names.value, VALUE))
+
+
+def _mlp(names: WeightNames) -> Iterator[tuple[str | None, str]]:
+    yield None if names.gate == names.up else names.gate, "ffn_gate"
+    yield names.up, "ffn_up"
+    yield names.down, "ffn_down"

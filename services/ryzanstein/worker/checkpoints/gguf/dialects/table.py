@@ -1,0 +1,244 @@
+"""The architectures that are converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
+from ryzanstein.worker.checkpoints.gguf.dialects.experts import Experts
+from ryzanstein.worker.checkpoints.gguf.dialects.heads import GemmaWindows, PartlyRotatedHeads, PlainHeads, WholeHeads
+from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
+from ryzanstein.worker.checkpoints.gguf.dialects.shapes import FalconGeneration, MptAttention, ParallelHalves
+from ryzanstein.worker.checkpoints.gguf.header import Value
+from ryzanstein.worker.refusal import CheckpointError, shown
+
+_QUERY_BIAS = "blk.0.attn_q.bias"
+_ATTENTION_BIAS = {"attention_bias": _QUERY_BIAS}
+_SILU = {"hidden_act": "silu"}
+_GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_NO_BIAS = {"attention_bias": False, "mlp_bias": False}
+_UNTIED = {"tie_word_embeddings": False}  # llama.cpp needs a head
+_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
+_SQUARE = WholeHeads(square=True)
+
+LLAMA = Dialect(
+    "llama",
+    "llama",
+    "LlamaForCausalLM",
+    permuted=True,
+    fixed=_SILU,
+    present={**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+)
+MISTRAL = Dialect("llama", "mistral", "MistralForCausalLM", permuted=True, fixed={**_SILU, "sliding_window": None})
+MIXTRAL = Dialect(
+    "llama",
+    "mixtral",
+    "MixtralForCausalLM",
+    permuted=True,
+    fixed={**_SILU, "sliding_window": None},
+    features=(Experts(),),
+)
+INTERNLM2 = Dialect(
+    "internlm2",
+    "internlm2",
+    "InternLM2ForCausalLM",
+    permuted=True,
+    split_qkv=True,
+    fixed={**_SILU, **_UNTIED, "bias": False},
+    heads=_SQUARE,
+)
+_READ_INTERNLM2 = replace(LLAMA, name="internlm2", fixed={**_SILU, **_UNTIED, **_NO_BIAS}, present={})
+QWEN2 = Dialect("qwen2", "qwen2", "Qwen2ForCausalLM", fixed={**_SILU, "use_sliding_window": False}, heads=_SQUARE)
+QWEN3 = Dialect("qwen3", "qwen3", "Qwen3ForCausalLM", fixed={**_SILU, "use_sliding_window": False}, present=_ATTENTION_BIAS)
+QWEN2_MOE = Dialect(
+    "qwen2moe",
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    fixed={**_SILU, **_UNTIED, **_SPARSE, "norm_topk_prob": False},
+    present={"qkv_bias": _QUERY_BIAS},
+    heads=_SQUARE,
+    features=(Experts("moe_intermediate_size", shared=True),),
+)
+QWEN3_MOE = Dialect(
+    "qwen3moe",
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    fixed={**_SILU, **_SPARSE, "norm_topk_prob": True},
+    present=_ATTENTION_BIAS,
+    features=(Experts("moe_intermediate_size"),),
+)
+DEEPSEEK_V2 = Dialect(
+    "deepseek2",
+    "deepseek_v2",
+    "DeepseekV2ForCausalLM",
+    fixed={**_SILU, **_NO_BIAS},
+    heads=LatentHeads(),
+    features=(Experts("moe_intermediate_size"), DeepseekExperts(SOFTMAX)),
+)
+DEEPSEEK_V3 = Dialect(
+    "deepseek2",
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    fixed={**_SILU, **_NO_BIAS},
+    heads=LatentHeads(),
+    features=(Experts("moe_intermediate_size"), DeepseekExperts(SIGMOID)),
+)
+GEMMA = Dialect("gemma", "gemma", "GemmaForCausalLM", plus_one=True, fixed=_GEMMA)
+GEMMA2 = Dialect(
+    "gemma2",
+    "gemma2",
+    "Gemma2ForCausalLM",
+    plus_one=True,
+    scalars={"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+    assumed={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    fixed=_GEMMA,
+    features=(GemmaWindows(period=2, usual=4096, largest=46),),
+)
+GEMMA3 = Dialect(
+    "gemma3",
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    plus_one=True,
+    scalars={"final_logit_softcapping": "final_logit_softcapping"},
+    assumed={"final_logit_softcapping": None},
+    fixed=_GEMMA,
+    features=(GemmaWindows(period=6, usual=0, largest=62, bases=True),),
+)
+GRANITE = Dialect(
+    "granite",
+    "granite",
+    "GraniteForCausalLM",
+    permuted=True,
+    scalars={
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    },
+    fixed={**_SILU, "mlp_bias": False},
+    present=_ATTENTION_BIAS,
+)
+SMOLLM3 = Dialect(
+    "smollm3",
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    permuted=True,
+    fixed={**_SILU, "no_rope_layer_interval": 4, "use_sliding_window": False, "mlp_bias": False},
+    present=_ATTENTION_BIAS,
+)
+OLMO = Dialect(
+    "olmo",
+    "olmo",
+    "OlmoForCausalLM",
+    permuted=True,
+    layer_norm=True,
+    scalars={"clip_qkv": "attention.clamp_kqv"},
+    assumed={"clip_qkv": None},
+    fixed={**_SILU, "attention_bias": False},
+    heads=_SQUARE,
+)
+OLMO2 = Dialect("olmo2", "olmo2", "Olmo2ForCausalLM", fixed=_SILU, present=_ATTENTION_BIAS)
+PHI = Dialect(
+    "phi2",
+    "phi",
+    "PhiForCausalLM",
+    layer_norm=True,
+    fixed={**_UNTIED, "hidden_act": "gelu_new", "qk_layernorm": False},
+    heads=PartlyRotatedHeads(),
+)
+PHI3 = Dialect("phi3", "phi3", "Phi3ForCausalLM", fixed={**_SILU, "sliding_window": None})
+COHERE = Dialect(
+    "command-r",
+    "cohere",
+    "CohereForCausalLM",
+    layer_norm=True,
+    scalars={"logit_scale": "logit_scale"},
+    fixed={**_SILU, "attention_bias": False},
+    present={"use_qk_norm": "blk.0.attn_q_norm.weight"},
+)
+STABLELM = Dialect(
+    "stablelm",
+    "stablelm",
+    "StableLmForCausalLM",
+    layer_norm=True,
+    fixed={**_SILU, **_UNTIED},
+    present={"use_qkv_bias": _QUERY_BIAS, "qk_layernorm": "blk.0.attn_q_norm.weight"},
+    absent={"use_parallel_residual": "blk.0.ffn_norm.weight"},
+    heads=PartlyRotatedHeads(),
+)
+STARCODER2 = Dialect(
+    "starcoder2",
+    "starcoder2",
+    "Starcoder2ForCausalLM",
+    layer_norm=True,
+    fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+    present={"use_bias": _QUERY_BIAS},
+    heads=_SQUARE,
+)
+GPT2 = Dialect(
+    "gpt2",
+    "gpt2",
+    "GPT2LMHeadModel",
+    layer_norm=True,
+    fixed={"hidden_act": "gelu_new"},
+    heads=PlainHeads(),
+)
+GPT_NEOX = Dialect(
+    "gptneox",
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    layer_norm=True,
+    fixed={**_UNTIED, "hidden_act": "gelu", "attention_bias": True},
+    heads=PartlyRotatedHeads(),
+    features=(ParallelHalves(),),
+)
+FALCON = Dialect(
+    "falcon",
+    "falcon",
+    "FalconForCausalLM",
+    layer_norm=True,
+    fixed={"hidden_act": "gelu", "bias": False, "alibi": False, "parallel_attn": True},
+    heads=_SQUARE,
+    features=(FalconGeneration(),),
+)
+BLOOM = Dialect("bloom", "bloom", "BloomForCausalLM", layer_norm=True, heads=PlainHeads())
+MPT = Dialect("mpt", "mpt", "MptForCausalLM", layer_norm=True, heads=PlainHeads(), features=(MptAttention(),))
+
+DIALECTS = (
+    *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
+    *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
+    *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
+)
+"""Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
+
+
+def dialect_of_file(metadata: Mapping[str, Value], file: str) -> Dialect:
+    """Returns the dialect of a file with this metadata. Raises CheckpointError.
+
+    Llama and Mistral are one architecture in a file, which is read as Llama, and so is InternLM 2,
+    of which only the stacking of queries, keys and values is different.
+    """
+    name = metadata.get("general.architecture")
+    experts, gating = metadata.get("llama.expert_count"), metadata.get("deepseek2.expert_gating_func")
+    match name:
+        case "llama" if isinstance(experts, int) and experts > 0:
+            return MIXTRAL
+        case "deepseek2" if isinstance(gating, int) and gating == SIGMOID:
+            return DEEPSEEK_V3
+        case "internlm2":
+            return _READ_INTERNLM2
+    found = next((dialect for dialect in DIALECTS if dialect.name == name), None)
+    if found is None:
+        known = ", ".join(sorted({dialect.name for dialect in DIALECTS}))
+        raise CheckpointError(f"{file}: general.architecture {shown(name)} is not supported, only {known}")
+    return found
+
+
+def dialect_of_model(model_type: str, file: str) -> Dialect:
+    """Returns the dialect for a model of this `model_type`. Raises CheckpointError."""
+    found = next((dialect for dialect in DIALECTS if dialect.model_type == model_type), None)
+    if found is None:
+        known = ", ".join(sorted(dialect.model_type for dialect in DIALECTS))
+        raise CheckpointError(f"{file}: model_type {shown(model_type)} cannot be written as GGUF, only {known}")
+    return found

@@ -1,0 +1,1 @@
+"""How each quantization scheme stores a matrix."""

@@ -1,0 +1,76 @@
+"""The experts of a layer that are stored as one tensor, as Qwen 3 VL's mixtures have them: a tensor for each expert.
+
+transformers 5 keeps them as [experts, outputs, inputs], the hub as [experts, inputs, outputs]. The first
+are rows of the file; of the others an expert's matrix is the transpose of some columns.
+
+Legend: N experts, H hidden size, I columns of an expert.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ryzanstein.worker.checkpoints.tensor_entry import ITEM_BYTES, TensorEntry
+
+_GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+_MAX_EXPERTS = 4096
+
+
+def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
+    """Returns the entries with one for each projection of each expert, where they are stacked; else the same."""
+    layers = [name.removesuffix(_GATE_UP) for name in entries if name.endswith(_GATE_UP)]
+    found = dict(entries)
+    for layer in layers:
+        gate_up, down = entries[layer + _GATE_UP], entries.get(layer + _DOWN)
+        apart = None if down is None else _apart(gate_up, down)
+        if apart is not None:
+            del found[layer + _GATE_UP], found[layer + _DOWN]
+            found |= {f"{layer}.mlp.experts.{name}": entry for name, entry in apart}
+    return found
+
+
+def _apart(gate_up: TensorEntry, down: TensorEntry) -> Iterator[tuple[str, TensorEntry]] | None:
+    """Returns the tensors of all experts by the ends of their names; None: the shapes do not fit each other."""
+    known = {gate_up.dtype, down.dtype} <= set(ITEM_BYTES) and len(gate_up.shape) == len(down.shape) == 3
+    if not known or gate_up.shape[0] != down.shape[0] or not 0 < gate_up.shape[0] <= _MAX_EXPERTS:
+        return None
+    (_, rows, columns), (_, down_rows, down_columns) = gate_up.shape, down.shape
+    if (rows, columns) == (2 * down_columns, down_rows):
+        return _by_rows(gate_up, down)
+    return _by_columns(gate_up, down) if (rows, columns) == (down_columns, 2 * down_rows) else None
+
+
+def _by_rows(gate_up_NGH: TensorEntry, down_NHI: TensorEntry) -> Iterator[tuple[str, TensorEntry]]:
+    half = gate_up_NGH.shape[1] // 2
+    for expert in range(gate_up_NGH.shape[0]):
+        whole = _matrix(gate_up_NGH, expert)
+        yield f"{expert}.gate_proj.weight", _rows(whole, 0, half)
+        yield f"{expert}.up_proj.weight", _rows(whole, half, half)
+        yield f"{expert}.down_proj.weight", _matrix(down_NHI, expert)
+
+
+def _by_columns(gate_up_NHG: TensorEntry, down_NIH: TensorEntry) -> Iterator[tuple[str, TensorEntry]]:
+    half = gate_up_NHG.shape[2] // 2
+    for expert in range(gate_up_NHG.shape[0]):
+        whole, down_IH = _matrix(gate_up_NHG, expert), _matrix(down_NIH, expert)
+        yield f"{expert}.gate_proj.weight", _transposed(whole, 0, half)
+        yield f"{expert}.up_proj.weight", _transposed(whole, half, half)
+        yield f"{expert}.down_proj.weight", _transposed(down_IH, 0, down_IH.shape[1])
+
+
+def _matrix(stacked: TensorEntry, expert: int) -> TensorEntry:
+    num_bytes = math.prod(stacked.shape[1:]) * ITEM_BYTES[stacked.dtype]
+    return replace(stacked, shape=stacked.shape[1:], offset=stacked.offset + expert * num_bytes, num_bytes=num_bytes)
+
+
+def _rows(matrix: TensorEntry, first: int, count: int) -> TensorEntry:
+    row_bytes = matrix.shape[1] * ITEM_BYTES[matrix.dtype]
+    shape, num_bytes = (count, matrix.shape[1]), count * row_bytes
+    return replace(matrix, shape=shape, offset=matrix.offset + first * row_bytes, num_bytes=num_bytes)
+
+
+def _transposed(matrix: TensorEntry, first: int, count: int) -> TensorEntry:
+    shape, num_bytes = (count, matrix.shape[0]), count * matrix.shape[0] * ITEM_BYTES[matrix.dtype]
+    return replace(matrix, shape=shape, num_bytes=num_bytes, columns_of=matrix, first_column=first)

@@ -1,0 +1,1 @@
+"""Blocks, block tables and the prefix cache. Plain Python."""

@@ -1,0 +1,25 @@
+"""The functions of the C sources, loaded from one library.
+
+They support only float32 on CPUs; callers use torch's operators for the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
+from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
+from ryzanstein.worker.kernels.functions.int8 import Int8Functions
+from ryzanstein.worker.kernels.functions.rows import FloatFunctions, RotationFunctions, RowFunctions
+from ryzanstein.worker.kernels.functions.sampling import SamplingFunctions
+
+
+class NativeKernels:
+    """A loaded library. Tensors' last dimension must be contiguous; shapes are not checked."""
+
+    def __init__(self, library: Path) -> None:
+        loaded = ctypes.CDLL(str(library))
+        self.rows, self.rotation = RowFunctions(loaded), RotationFunctions(loaded)
+        self.floats, self.int8, self.blocks = FloatFunctions(loaded), Int8Functions(loaded), BlockFunctions(loaded)
+        self.attention, self.sampling = AttentionFunctions(loaded), SamplingFunctions(loaded)

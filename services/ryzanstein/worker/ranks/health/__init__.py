@@ -1,0 +1,1 @@
+"""How a rank's progress is published and watched."""

@@ -1,0 +1,140 @@
+"""The progress board: what each rank does, in shared memory, visible even when the rank hangs.
+
+It is one memfd (nothing in /dev/shm that could be left behind) with one slot of 128 bytes per rank,
+written only by that rank, without locks, at two writes per collective. Numbers are aligned 8-byte
+words, which a reader never sees half written. The phase's name is two words; torn names are
+possible and harmless.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+from ryzanstein.worker.supervision.group import FORWARD, IDLE, RankProgress
+
+SLOT_BYTES = 128
+_PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
+_PHASE_AT = 7 * 8
+_PHASE_BYTES = 16
+_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED = 9, 10, 11  # the first words after the phase
+
+
+def board_bytes(size: int) -> int:
+    """Returns the size of the board of so many ranks. All zero: no rank has started."""
+    return size * SLOT_BYTES
+
+
+class Board:
+    """The agent's view of the board."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._map = mmap.mmap(fd, board_bytes(size), prot=mmap.PROT_READ)
+        self._size = size
+
+    def read(self) -> list[RankProgress]:
+        """Returns every rank's slot; pid 0: the rank has not started."""
+        return [self._read(rank) for rank in range(self._size)]
+
+    def _read(self, rank: int) -> RankProgress:
+        slot = self._map[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
+        words = memoryview(slot).cast("Q")
+        phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES].rstrip(b"\0").decode("ascii", "replace")
+        return RankProgress(
+            rank,
+            words[_PID],
+            words[_STEP],
+            words[_COLLECTIVE],
+            phase,
+            words[_PROGRESS_NS] / 1e9,
+            words[_BEGUN_NS] / 1e9,
+            words[_TOKENS],
+            words[_LAST_STEP_NS] / 1e9,
+            words[_COLLECTIVES_NS] / 1e9,
+            words[_COMPUTE_NS] / 1e9,
+            words[_ANSWERED],
+        )
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class RankBoard:
+    """A rank's own slot of the board. `clock_ns` is monotonic.
+
+    Collectives report to it: it is the model's `CollectiveProgress`.
+    """
+
+    def __init__(
+        self, fd: int, size: int, rank: int, clock_ns: Callable[[], int] = time.monotonic_ns, pid: int | None = None
+    ) -> None:
+        self._clock_ns = clock_ns
+        self._map = mmap.mmap(fd, board_bytes(size))
+        slot = memoryview(self._map)[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
+        self._phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES]
+        self._words = slot.cast("Q")
+        self._words[_PID] = os.getpid() if pid is None else pid
+        self._outer = b""
+        self._collectives_before_ns = 0
+        self.enter("start")
+
+    def enter(self, phase: str) -> None:
+        """Records that the rank enters another phase, for example "load"."""
+        self._outer = _phase_bytes(phase)
+        self._phase[:] = self._outer
+        self._words[_PROGRESS_NS] = self._clock_ns()
+
+    def begin_step(self, step: int, num_tokens: int) -> None:
+        self._collectives_before_ns = self._words[_COLLECTIVES_NS]
+        self._words[_TOKENS] = num_tokens
+        self._words[_STEP] = step
+        self._words[_BEGUN_NS] = self._clock_ns()
+        self.enter(FORWARD)
+
+    def end_step(self) -> None:
+        begun_ns = self._words[_BEGUN_NS]
+        self._words[_LAST_STEP_NS] = self._clock_ns() - begun_ns
+        in_collectives_ns = self._words[_COLLECTIVES_NS] - self._collectives_before_ns
+        self._words[_COMPUTE_NS] += max(0, self._words[_PROGRESS_NS] - begun_ns - in_collectives_ns)
+        self._words[_BEGUN_NS] = 0
+        self.enter(IDLE)
+
+    def answer(self, number: int) -> None:
+        """Answers a check between two steps."""
+        self._words[_ANSWERED] = number
+        self._words[_PROGRESS_NS] = self._clock_ns()
+
+    def move(self) -> None:
+        """Records that the rank goes on, within a phase that takes long."""
+        self._words[_PROGRESS_NS] = self._clock_ns()
+
+    def begin(self, op: str) -> None:
+        """Records that the rank enters a collective; the name is cut at 16 characters."""
+        self._phase[:] = _phase_bytes(op)
+        self._words[_COLLECTIVE] += 1
+        self._words[_PROGRESS_NS] = self._clock_ns()
+
+    def end(self) -> None:
+        """Records that the rank has left the collective."""
+        self._phase[:] = self._outer
+        now_ns = self._clock_ns()
+        self._words[_COLLECTIVES_NS] += now_ns - self._words[_PROGRESS_NS]
+        self._words[_PROGRESS_NS] = now_ns
+
+    def rejoined(self) -> None:
+        """Resets the count of collectives, as all ranks do, so that a rank that is behind shows."""
+        self._words[_COLLECTIVE] = 0
+
+    def close(self) -> None:
+        """Closes the slot, for a user that outlives it; a rank's slot ends with the process."""
+        self._phase.release()
+        self._words.release()
+        self._map.close()
+
+
+@lru_cache(maxsize=64)
+def _phase_bytes(phase: str) -> bytes:
+    return phase.encode("ascii", "replace")[:_PHASE_BYTES].ljust(_PHASE_BYTES, b"\0")

@@ -1,0 +1,177 @@
+"""Distinguishes a stall from slowness. Plain logic.
+
+Pending work that does not move for max(2 s, 10 x p99 step) is a stall. The watchdog knows no
+processes: it is given every rank's progress now and then and determines which rank holds the others
+up. Being idle is not a stall. A step with many tokens may take longer than a p99 of decode steps,
+so the bound grows with the tokens that the step feeds.
+
+Decides when to check idle ranks, so that a hung rank is found before a request pays for it.
+
+Plain logic. One check at a time: the answers of healthy ranks to further checks would look like
+progress of the hung one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ryzanstein.worker.supervision.group import STANDSTILLS, RankProgress
+
+
+class IdleChecks:
+    """The checks of idle ranks.
+
+    `number` is that of the last check, 0 before the first. `interval_s` 0: no checks.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._busy_at: float | None = None
+        self.number = 0
+
+    def answered(self, ranks: Sequence[RankProgress]) -> bool:
+        """Returns whether all ranks above 0 have answered the last check.
+
+        Rank 0 answers with a message to the agent, and passes the check on to the others.
+        """
+        return all(rank.answered >= self.number for rank in ranks[1:])
+
+    def due(self, now: float, *, busy: bool) -> bool:
+        """Returns whether to check now, with the next number. `busy`: something runs or is owed."""
+        if busy or self._busy_at is None:
+            self._busy_at = now
+        if not self._interval_s or now - self._busy_at < self._interval_s:
+            return False
+        self._busy_at = now
+        self.number += 1
+        return True
+
+
+_WINDOW_STEPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StallBounds:
+    """How long nothing may move: at least `min_s`, or `factor` times the p99 step.
+
+    `profile_s` applies while a rank's profiler starts or writes, and in the other `STANDSTILLS`.
+    """
+
+    min_s: float = 2.0
+    factor: float = 10.0
+    profile_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A stall: the rank that holds the others up, where, and for how long."""
+
+    rank: int
+    phase: str
+    collective: int
+    stalled_s: float
+    waiting: tuple[int, ...]
+    waiting_phase: str
+
+    def __str__(self) -> str:
+        text = f"rank {self.rank} has not moved for {self.stalled_s:.1f} s ({self.phase}, collective {self.collective})"
+        if self.waiting:
+            ranks = ", ".join(str(rank) for rank in self.waiting)
+            text += f"; rank {ranks} waits in {self.waiting_phase}"
+        return text
+
+
+class StepTimes:
+    """The durations of the last steps, and their durations per token."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=_WINDOW_STEPS)
+        self._per_token: deque[float] = deque(maxlen=_WINDOW_STEPS)
+
+    def add(self, step_s: float, num_tokens: int) -> None:
+        self._steps.append(step_s)
+        self._per_token.append(step_s / max(1, num_tokens))
+
+    def expected_s(self, num_tokens: int) -> float:
+        """Returns a high estimate for a step that feeds so many tokens; 0 before the first."""
+        if not self._steps:
+            return 0.0
+        return max(_p99(self._steps), _p99(self._per_token) * num_tokens)
+
+
+def _p99(values: Collection[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+class Watchdog:
+    """A detector of stalls: call `observe` with the ranks a few times a second."""
+
+    def __init__(self, bounds: StallBounds, interval_s: float) -> None:
+        self._bounds = bounds
+        self._interval_s = interval_s
+        self._times = StepTimes()
+        self._seen: tuple[tuple[int, int, float], ...] = ()
+        self._still_s = 0.0
+        self._observed_s: float | None = None
+
+    def record(self, step_s: float, num_tokens: int) -> None:
+        """Records a step that ended.
+
+        The warm-up counts as the first step, so that the first request is bounded by a measurement.
+        """
+        self._times.add(step_s, num_tokens)
+
+    def bound_s(self, ranks: Sequence[RankProgress]) -> float:
+        """Returns how long the ranks may stay where they are.
+
+        Between steps the board still shows the tokens of the last step, which no longer count.
+        """
+        if any(rank.phase in STANDSTILLS for rank in ranks):
+            return self._bounds.profile_s
+        num_tokens = max((rank.num_tokens for rank in ranks if rank.in_step), default=0)
+        return max(self._bounds.min_s, self._bounds.factor * self._times.expected_s(num_tokens))
+
+    def observe(
+        self, now: float, ranks: Sequence[RankProgress], *, pending: bool, stopped: Callable[[], Collection[int]] = tuple
+    ) -> Stall | None:
+        """Returns a stall, or None. `now` is monotonic seconds.
+
+        `pending`: the agent waits for tokens or an answer. `stopped` returns the ranks whose
+        processes do not run (SIGSTOP); it is called only when there is a stall. Time without
+        observation (the agent itself was frozen) does not count against the ranks.
+        """
+        passed = 0.0 if self._observed_s is None else min(now - self._observed_s, 2 * self._interval_s)
+        self._observed_s = now
+        seen = tuple((rank.step, rank.collective, rank.progress_s) for rank in ranks)
+        if seen != self._seen or not (pending or any(rank.in_step for rank in ranks)):
+            self._seen, self._still_s = seen, 0.0
+            return None
+        self._still_s += passed
+        if self._still_s < self.bound_s(ranks):
+            return None
+        return _diagnose(ranks, stopped(), self._still_s)
+
+
+def _diagnose(ranks: Sequence[RankProgress], stopped: Collection[int], stalled_s: float) -> Stall:
+    """Returns the stall, which names the rank that is behind.
+
+    Within a step: the rank with the fewest collectives; among equals one that is stopped, then the
+    one that moved least recently. Between steps: one that is stopped, then the first that has not
+    answered, because rank 0 passes on work and checks.
+    """
+    if any(rank.in_step for rank in ranks):
+        behind = min(ranks, key=lambda r: (r.step, r.collective, r.rank not in stopped, r.progress_s))
+    else:
+        behind = min(ranks, key=lambda r: (r.rank not in stopped, r.answered, r.rank))
+    waiting = [r for r in ranks if r.rank != behind.rank and r.in_step]
+    furthest = max(waiting, key=lambda r: (r.step, r.collective), default=None)
+    return Stall(
+        behind.rank,
+        behind.phase,
+        behind.collective,
+        stalled_s,
+        tuple(r.rank for r in waiting),
+        f"{furthest.phase} (collective {furthest.collective})" if furthest else "",
+    )

@@ -1,0 +1,1 @@
+"""How a rank runs its model: values without behavior."""

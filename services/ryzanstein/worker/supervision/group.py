@@ -1,0 +1,177 @@
+"""The seam between the agent and whatever runs a model: an engine group, and a factory of them.
+
+An engine group is the ranks of one model as one unit: started together, lost together. The agent
+knows no other interface to a model that runs. `ranks.group.RankGroup` is the native one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from ryzanstein.worker.engine.messages import StepEvents
+from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady
+
+IDLE, FORWARD, PROFILE, TOKENS = "idle", "forward", "profile", "tokens"
+STANDSTILLS = frozenset({PROFILE, TOKENS})
+"""The phases of a rank in which no step moves and nothing is wrong: a profiler starts or writes, or the
+bytes of the model's tokens are read for the first constraint. They are bounded, see `StallBounds`.
+"""
+
+
+class LossCause(Enum):
+    """The cause of a loss of ranks, spelled as in `ErrorInfo.reason`."""
+
+    DIED = "RANK_LOST"
+    STALLED = "RANK_STALLED"
+    START = "RANK_START_TIMEOUT"
+    UNSOUND = "RANKS_UNSOUND"
+    SLOW = "RANK_SLOW"
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoss:
+    """A loss: the rank, the cause, and a message for people that names the rank and what it did."""
+
+    rank: int
+    cause: LossCause
+    message: str
+
+
+class RanksLost(Exception):
+    """The group was lost while it started."""
+
+    def __init__(self, loss: RankLoss) -> None:
+        super().__init__(loss.message)
+        self.loss = loss
+
+
+class RanksRefused(Exception):
+    """A rank cannot serve the model; retrying does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """The slot of one rank.
+
+    Times are seconds on the monotonic clock, which all processes of a machine share. `step` counts
+    steps begun, `collective` collectives entered. `begun_s` is when the running step began, 0
+    between steps; `num_tokens` is how many tokens it feeds. `collectives_s` is the time that the
+    rank has spent in collectives so far, including waits for its peers; a collective that only
+    queues work on a device counts for as long as queueing takes. `compute_s` is the rest of all
+    steps up to their last collective: what ranks do alike, excluding sampling on rank 0. `answered`
+    is the number of the agent's last check of idle ranks that it has answered.
+    """
+
+    rank: int
+    pid: int
+    step: int
+    collective: int
+    phase: str
+    progress_s: float
+    begun_s: float
+    num_tokens: int
+    last_step_s: float
+    collectives_s: float = 0.0
+    compute_s: float = 0.0
+    answered: int = 0
+
+    @property
+    def in_step(self) -> bool:
+        return self.begun_s > 0
+
+    @property
+    def still_s(self) -> float:
+        """Returns the seconds since it last moved."""
+        return time.monotonic() - self.progress_s
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvents:
+    """The callbacks of a group: each step's events, requested traces, whether work is pending, and
+    answers about pages.
+
+    Called in the loop; they must not block.
+    """
+
+    on_step: Callable[[StepEvents], None]
+    on_trace: Callable[[ProfileTrace], None]
+    pending: Callable[[], bool]
+    on_pages: Callable[[PagesAnswer], None] = lambda _: None
+
+
+class EngineGroup(Protocol):
+    """The ranks of one model, used once: `start`, `send`, `lost`, `end`."""
+
+    lost: asyncio.Future[RankLoss]
+    """Resolves to the first loss, also during the start."""
+
+    async def start(self) -> Sequence[RankReady]:
+        """Starts all ranks; returns what each reported when it was ready, by rank.
+
+        Raises RanksLost or RanksRefused. After an error or a cancellation, call `end`.
+        """
+        ...
+
+    def send(self, message: EngineMessage) -> None:
+        """Sends a message to the engine. Never waits."""
+        ...
+
+    def slab(self, size_bytes: int) -> mmap.mmap:
+        """Returns memory of at least so many bytes that is shared with the ranks: pages pass through it.
+
+        Call it once. Raises OSError when there is not enough memory.
+        """
+        ...
+
+    def progress(self) -> Sequence[RankProgress]:
+        """Returns what each rank does now, by rank."""
+        ...
+
+    def slowness(self) -> Mapping[int, float]:
+        """Returns how long each rank computes, relative to the median of the others.
+
+        Empty until that is known, or with one rank.
+        """
+        ...
+
+    def resident_bytes(self) -> Sequence[int]:
+        """Returns the resident memory of each rank."""
+        ...
+
+    def private_bytes(self) -> Sequence[int]:
+        """Returns the memory of each rank that is not backed by files."""
+        ...
+
+    async def end(self, *, graceful: bool) -> None:
+        """Ends all ranks; returns when their memory is free. Without grace they are killed."""
+        ...
+
+
+class EngineFactory(Protocol):
+    """Makes the engine groups of one model, one after the other, and owns what outlives them."""
+
+    @property
+    def model(self) -> str:
+        """The directory of the model."""
+        ...
+
+    def make(self) -> EngineGroup:
+        """Returns a new group, not started. The previous one has ended."""
+        ...
+
+    async def lost(self, loss: RankLoss, *, served: bool) -> None:
+        """Replaces what the lost group may have damaged. Called when that group has ended.
+
+        `served`: the group had become ready.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends everything that outlives a group."""
+        ...

@@ -1,0 +1,112 @@
+"""Prometheus metrics: one registry per service, served on its own port.
+
+Names are `ryzanstein_<service>_..._seconds|_bytes|_total`; request, session and generation ids are
+never labels. Each service declares its metrics in its own `telemetry` module as one class, which is
+created once in `__main__` and passed on.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from ryzanstein.observe.metrics_handler import BoundedHandler, BoundedServer
+
+# OpenTelemetry's gen_ai bucket lists (status Development, so kept as our own constants).
+TIME_TO_FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+TIME_PER_OUTPUT_TOKEN_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+)
+DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+
+def new_registry() -> CollectorRegistry:
+    """Returns a registry with the process's own metrics (memory, CPU, descriptors, GC)."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+def merged_registry(first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> CollectorRegistry:
+    """Returns a registry of all metrics; those of `others` get a label with the key of theirs.
+
+    The others have no metrics that `first` lacks. What `others` holds may change later.
+    """
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(_Merged(first, others, label))
+    return registry
+
+
+class _Merged(Collector):
+    def __init__(self, first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> None:
+        self._first, self._others, self._label = first, others, label
+
+    def collect(self) -> Iterator[Metric]:
+        more: dict[str, list[Sample]] = {}
+        for value, registry in list(self._others.items()):  # at once: others come and go meanwhile
+            for metric in registry.collect():
+                labelled = (sample._replace(labels={**sample.labels, self._label: value}) for sample in metric.samples)
+                more.setdefault(metric.name, []).extend(labelled)
+        for metric in self._first.collect():
+            metric.samples = [*metric.samples, *more.get(metric.name, ())]
+            yield metric
+
+
+class MetricsPort(Protocol):
+    """Where a service's metrics are read; see `MetricsServer`."""
+
+    port: int
+
+    def close(self) -> None: ...
+
+
+NewMetricsPort = Callable[[CollectorRegistry, str, int], MetricsPort]
+"""Takes what `MetricsServer` takes. A service is passed one where it is started."""
+
+
+class MetricsServer:
+    """A server of `/metrics` over HTTP, in its own threads: no scrape waits for the event loop."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        self._server = _server_of(host)((host, port), BoundedHandler.factory(registry))
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _server_of(host: str) -> type[BoundedServer]:
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return type("MetricsServer", (BoundedServer,), {"address_family": family})

@@ -1,0 +1,61 @@
+"""The process of a service: settings, logs, event loop and exit code, the same for all three."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from ryzanstein.config import ServiceSettings
+from ryzanstein.observe import log as logs
+from ryzanstein.observe.log_files import Rotation
+from ryzanstein.process.timeslice import ask_for_short_slices
+
+log = structlog.get_logger(__name__)
+
+STOPPED, FAILED, BAD_SETTINGS = 0, 1, 2
+
+_Settings = TypeVar("_Settings", bound=ServiceSettings)
+
+
+def read_settings(kind: type[_Settings]) -> _Settings:
+    """Reads settings from flags and the environment. Prints what is invalid, and exits with BAD_SETTINGS then."""
+    try:
+        return CliApp.run(kind)
+    except ValidationError as error:
+        for problem in error.errors():
+            print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
+        sys.exit(BAD_SETTINGS)
+
+
+def run_service(
+    service: str,
+    settings: _Settings,
+    serve: Callable[[_Settings], Coroutine[Any, Any, None]],
+    refusals: tuple[type[Exception], ...],
+    **bound: str,
+) -> int:
+    """Runs `serve` until it ends and returns the exit code of the process.
+
+    `refusals` are the errors that mean that the service cannot serve: their text is logged, without a stack.
+    `bound` are fields of every log line.
+    """
+    rotation = Rotation(settings.log_file_bytes, settings.log_files)
+    logs.setup_service(service, settings.log_level, rotation, **bound)
+    ask_for_short_slices()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            uvloop.run(serve(settings))
+    except refusals as error:
+        log.error("cannot serve", error=str(error))
+        return FAILED
+    except Exception:
+        log.exception("failed")
+        return FAILED
+    return STOPPED
