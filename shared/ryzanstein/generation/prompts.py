@@ -225,3 +225,8 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+def has_middle(prompt: Prompt) -> bool:
+    """Returns whether the answer goes between two texts."""
+    return isinstance(prompt, TextPrompt) and prompt.suffix is not None

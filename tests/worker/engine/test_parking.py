@@ -98,7 +98,7 @@ def test_one_that_is_cancelled_while_it_waits_leaves_nothing(run, group) -> None
     tiered.it.engine.cancel(group_id)
     tiered.it.engine.returned(group_id, choice)
     tiered.it.drain()
-    assert not tiered.it.engine._scheduler.parking._parked
+    assert not tiered.it.engine._scheduler.parking.parked
 
 
 @pytest.mark.parametrize("parks", [False])

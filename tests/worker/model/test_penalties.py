@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow
-from ryzanstein.worker.sampling.penalties import adjusted
+from ryzanstein.worker.sampling.penalties import adjust
 
 VOCAB = 50
 penalties = st.builds(
@@ -48,7 +48,7 @@ def test_kept_counts_penalize_as_a_rescan_does(params, data) -> None:
     rows = [SampleRow(each, 0, 0, data.draw(tokens), data.draw(tokens)) for each in params]
     for step in range(6):
         logits_SV = torch.randn((len(rows), VOCAB), generator=torch.Generator().manual_seed(step))
-        assert torch.equal(adjusted(logits_SV, rows), rescanned(logits_SV, rows))
+        assert torch.equal(adjust(logits_SV.clone(), rows), rescanned(logits_SV, rows))
         for row in rows:
             if data.draw(st.booleans()):  # a row may miss a step, or be tried again without a token
                 row.generated_ids.append(data.draw(st.integers(-2, VOCAB + 2)))
@@ -61,10 +61,10 @@ def test_a_sequence_that_is_resumed_counts_what_it_had() -> None:
     undisturbed = SampleRow(sampling, 0, 0, [1, 2, 3], [])
     logits_SV = torch.randn((1, VOCAB), generator=torch.Generator().manual_seed(0))
     for token in said:
-        adjusted(logits_SV, [undisturbed])
+        adjust(logits_SV.clone(), [undisturbed])
         undisturbed.generated_ids.append(token)
     resumed = SampleRow(sampling, 0, len(said), [1, 2, 3], list(said))
-    assert torch.equal(adjusted(logits_SV, [undisturbed]), adjusted(logits_SV, [resumed]))
+    assert torch.equal(adjust(logits_SV.clone(), [undisturbed]), adjust(logits_SV.clone(), [resumed]))
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
@@ -72,11 +72,11 @@ def test_a_token_costs_the_same_after_many_others(name: str) -> None:
     """At 32,768 tokens a rescan took 30 times as long as the rest of the row; the bound is for a busy machine."""
     row = SampleRow(SamplingParams(seed=1, **{name: 1.1}), 0, 0, [], [i * 3 % 128_000 for i in range(32_768)])
     logits_SV = torch.zeros((1, 128_000))
-    adjusted(logits_SV, [row])
+    adjust(logits_SV.clone(), [row])
     taken = []
     for token in range(20):
         row.generated_ids.append(token)
         began = time.perf_counter()
-        adjusted(logits_SV, [row])
+        adjust(logits_SV.clone(), [row])
         taken.append(time.perf_counter() - began)
     assert min(taken) < 0.004, taken

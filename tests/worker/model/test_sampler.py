@@ -15,7 +15,7 @@ from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, needs_full_logits
 from ryzanstein.worker.kernels.functions.draw import Draw
 from ryzanstein.worker.kernels.native import NativeKernels
-from ryzanstein.worker.sampling.penalties import adjusted
+from ryzanstein.worker.sampling.penalties import adjust
 from ryzanstein.worker.sampling.sampler import restricted
 from ryzanstein.worker.sampling.sampler import sample as sample_rows
 from ryzanstein.worker.sampling.truncation import floors, weights
@@ -148,7 +148,7 @@ def test_only_tokens_whose_bits_are_set_are_left(restrict: Restrict, num_rows: i
 @given(PARAMS, st.integers(0, 1000))
 def test_penalties_are_the_plain_formulas(params: dict[str, Any], seed: int) -> None:
     logits_SV = logits(1, seed)
-    penalized = adjusted(logits_SV, [row(**params)])[0]
+    penalized = adjust(logits_SV.clone(), [row(**params)])[0]
     for token in range(VOCAB):
         assert penalized[token].item() == pytest.approx(
             _penalized(logits_SV[0, token].item(), token, params), rel=1e-5, abs=1e-5
@@ -175,7 +175,7 @@ def test_token_ids_outside_the_vocabulary_are_passed_over() -> None:
         logit_bias=((VOCAB, 100.0), (-1, 100.0)),
         banned=strange,
     )
-    assert torch.equal(adjusted(logits(), [strange_row]), logits())
+    assert torch.equal(adjust(logits(), [strange_row]), logits())
 
 
 def test_banned_tokens_are_never_drawn(sample: Sample) -> None:

@@ -29,7 +29,7 @@ def group(number: int, constraint: Constraint, *generated: list[int]) -> SubmitG
 
 def prepared(groups: ConstrainedGroups) -> list[Prepared]:
     found: list[Prepared] = []
-    while groups:
+    while groups.waiting:
         found += groups.ready()
         time.sleep(0.001)
     return found

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.generation.prompts import Prompt, TextPrompt, TokenPrompt
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
 from ryzanstein.generation.request import MAX_STOP_TOKEN_IDS, GenerationRequest
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.nodes.calls import texts
@@ -93,11 +93,6 @@ class AnyNode:
             if left_s <= 0:
                 raise errors.deadline_exceeded()
         await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)
-
-
-def has_middle(prompt: Prompt) -> bool:
-    """Returns whether the answer goes between two texts."""
-    return isinstance(prompt, TextPrompt) and prompt.suffix is not None
 
 
 async def filled(request: GenerationRequest, deadline: float, nodes: AnyNode) -> GenerationRequest:

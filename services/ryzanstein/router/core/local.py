@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
-from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt
+from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.router.core.admission import Admission, HeldPrompt, Place
-from ryzanstein.router.core.any_node import AnyNode, filled, has_middle
+from ryzanstein.router.core.any_node import AnyNode, filled
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
@@ -225,9 +225,11 @@ class LocalCore:
                 raise
             generation.on_prompt_dropped = held.release
         except BaseException:
-            self._keys.free(generation_id)
+            if request.key is not None:
+                self._keys.free(generation_id)
             raise
-        self._keys.begun(generation_id)
+        if request.key is not None:
+            self._keys.begun(generation_id)
         # While the node begins: a client that knows the id must find the generation at another
         # router.
         try:
@@ -254,10 +256,12 @@ class LocalCore:
             held.grow_to(request.prompt)
             request = self._completed(request)
             place.wait_for(request.model, self._generations.waiting(request.model))
-            request = await filled(request, self._deadline(request), self._any_node)
+            if has_middle(request.prompt):
+                request = await filled(request, self._deadline(request), self._any_node)
             if turn is not None:
                 await turn.ensure(request.model, request.tenant)
-            await self._keys.confirm(generation_id)
+            if request.key is not None:
+                await self._keys.confirm(generation_id)
             return self._launch(generation_id, request, turn, place, resumable)
         except BaseException:
             if turn is not None:

@@ -36,12 +36,14 @@ from ryzanstein.worker.text.tokenizer import TextModel
 class ReadPrompt:
     """A prompt's token ids, and how answers to it are read; None: as content alone.
 
-    `calling` is how a chat's functions are told and called.
+    `calling` is how a chat's functions are told and called. `num_omitted` tokens of the whole prompt are left out, because
+    it does not fit: see `prompt_cut`.
     """
 
     token_ids: list[int]
     reply: ReplyStyle | None = None
     calling: Calling | None = None
+    num_omitted: int = 0
 
 
 async def tokenize(

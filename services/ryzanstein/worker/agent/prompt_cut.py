@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, Role
@@ -24,15 +24,7 @@ ANSWER_TOKENS = 1024
 Read = Callable[[Prompt], Awaitable[ReadPrompt]]
 
 
-@dataclass(frozen=True, slots=True)
-class CutPrompt:
-    """A prompt that fits, and how many tokens of the whole one are not in it."""
-
-    read: ReadPrompt
-    num_omitted: int = 0
-
-
-async def fitted(attempt: Attempt, read: ReadPrompt, context_length: int, again: Read) -> CutPrompt:
+async def fitted(attempt: Attempt, read: ReadPrompt, context_length: int, again: Read) -> ReadPrompt:
     """Returns the prompt, without what does not fit if the request wants it cut.
 
     `again` reads a shorter prompt. A conversation whose last turn alone does not fit is not cut: it
@@ -41,15 +33,15 @@ async def fitted(attempt: Attempt, read: ReadPrompt, context_length: int, again:
     """
     sampling, prompt = attempt.request.sampling, attempt.request.prompt
     if sampling.keep_prompt_head is None:
-        return CutPrompt(read)
+        return read
     limit = _limit(sampling, context_length, settled=attempt.accepted_before)
     if len(read.token_ids) <= limit:
-        return CutPrompt(read)
+        return read
     if isinstance(prompt, ChatPrompt):
         kept = await _last_turns(prompt, limit, again) or _whole(read, sampling)
     else:
         kept = replace(read, token_ids=_without_middle(read.token_ids, sampling.keep_prompt_head, limit))
-    return CutPrompt(kept, len(read.token_ids) - len(kept.token_ids))
+    return replace(kept, num_omitted=len(read.token_ids) - len(kept.token_ids))
 
 
 def _limit(sampling: SamplingParams, context_length: int, *, settled: bool) -> int:

@@ -19,7 +19,7 @@ from ryzanstein.generation.request import Attempt
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.intake import Judged, ReadPrompt
-from ryzanstein.worker.agent.prompt_cut import CutPrompt, fitted
+from ryzanstein.worker.agent.prompt_cut import fitted
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.model_versions import ModelVersions
 from ryzanstein.worker.agent.versions.version import ModelVersion
@@ -128,11 +128,11 @@ class Submissions:
         version = self._versions.serving
         arrived = await self._read(attempt, self._admit(version, attempt))
         await self._idleness.wake(version)
-        cut = await self._fitted(version, arrived)
-        await version.pages.restore(arrived.attempt, cut.read.token_ids, arrived.text.name)
+        read = await self._fitted(version, arrived)
+        await version.pages.restore(arrived.attempt, read.token_ids, arrived.text.name)
         if version is not self._versions.serving or version.host.asleep:  # pages may take longer than the rest of its idle time
             return False
-        self._start(version, link, handle, arrived, cut)
+        self._start(version, link, handle, arrived, read)
         return True
 
     async def _read(self, attempt: Attempt, text: TextModel) -> _Arrived:
@@ -147,14 +147,14 @@ class Submissions:
         texts = await intake.texts_of(attempt, text, read.calling)
         return _Arrived(attempt, text, read, texts, judged)
 
-    async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> CutPrompt:
+    async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> ReadPrompt:
         """Returns the prompt, cut if the request allows that and it does not fit."""
         if arrived.attempt.request.sampling.keep_prompt_head is None:
-            return CutPrompt(arrived.read)
+            return arrived.read
         again = partial(intake.tokenize, model=arrived.text, templates=self._templates)
         return await fitted(arrived.attempt, arrived.read, version.serving().context_length, again)
 
-    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: _Arrived, cut: CutPrompt) -> None:
+    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: _Arrived, read: ReadPrompt) -> None:
         """Hands the attempt to the engine. Without an await, so that what is checked first still holds at the end."""
         attempt, text, judged = arrived.attempt, arrived.text, arrived.judged
         self._require_taking()
@@ -164,7 +164,7 @@ class Submissions:
         self._check(version, attempt.request.deadline, attempt.request.sampling.n)  # again: others arrived meanwhile
         was_idle = self._versions.num_running == 0
         number = self.new_group()
-        asked = intake.group_of(attempt, number, cut.read.token_ids, text, serving.context_length, judged=judged)
+        asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
         follows = version.pages.follow(number, attempt, text.name)
         asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
         submit = version.running.open(
@@ -174,8 +174,8 @@ class Submissions:
             asked,
             text,
             texts=arrived.texts,
-            reply=intake.reply_of(cut.read, attempt),
-            num_omitted=cut.num_omitted,
+            reply=intake.reply_of(read, attempt),
+            num_omitted=read.num_omitted,
         )
         if submit is not None:
             if judged is not None:

@@ -135,7 +135,8 @@ class Engine:
         self._starves = not batch and len(self._groups) > 0
         for sequence in self._scheduler.take_paused():
             self._outcome.add_paused(sequence)
-        self._outcome.add_returning(self._scheduler.parking.take_returning())
+        if self._scheduler.parking.parked:
+            self._outcome.add_returning(self._scheduler.parking.take_returning())
         if batch:
             num_before = self._prefill_tokens
             self._run(batch)

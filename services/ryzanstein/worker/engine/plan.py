@@ -195,14 +195,14 @@ def needs_full_logits(row: SampleRow) -> bool:
     instead of the vocabulary.
     """
     sampling = row.sampling
-    plain = (
-        sampling.temperature == 0
-        and sampling.repetition_penalty == 1
-        and sampling.presence_penalty == 0
-        and sampling.frequency_penalty == 0
-    )
-    restricted = bool(row.banned_ids) or bool(row.allowed_ids) or row.constraint is not None
-    return not plain or sampling.logprobs is not None or bool(sampling.logit_bias) or restricted
+    return sampling.temperature != 0 or sampling.logprobs is not None or row.constraint is not None or adjusts_logits(row)
+
+
+def adjusts_logits(row: SampleRow) -> bool:
+    """Returns whether the row has penalties, biases, bans or allowed tokens."""
+    sampling = row.sampling
+    penalized = sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    return penalized or bool(sampling.logit_bias) or bool(row.banned_ids) or bool(row.allowed_ids)
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):

@@ -27,17 +27,15 @@ Prepared = tuple[SubmitGroup, list[TokenConstraint] | RyzansteinError]
 
 
 class ConstrainedGroups:
-    """The groups whose grammars are being compiled, and follow the tokens of earlier attempts.
+    """The groups that are `waiting` because their grammars are being compiled, and follow the tokens of earlier attempts.
 
-    `moved` is called when a token of a grammar took long.
+    `used` tells whether there was ever one. `moved` is called when a token of a grammar took long.
     """
 
     def __init__(self, grammars: Grammars, masks: StepMasks, moved: Callable[[], None] = lambda: None) -> None:
         self._grammars, self._masks, self._moved = grammars, masks, moved
-        self._waiting: dict[int, tuple[SubmitGroup, Future[list[TokenConstraint]]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[int, tuple[SubmitGroup, Future[list[TokenConstraint]]]] = {}
+        self.used = False
 
     @property
     def computes_ahead(self) -> bool:
@@ -52,19 +50,20 @@ class ConstrainedGroups:
         """Starts to prepare a group with a constraint."""
         if message.sampling.constraint is None:
             raise ValueError("the group has no constraint")
+        self.used = True
         use = partial(self._states, message)
-        self._waiting[message.group] = message, self._grammars.use(message.sampling.constraint, message.grammar_bytes, use)
+        self.waiting[message.group] = message, self._grammars.use(message.sampling.constraint, message.grammar_bytes, use)
 
     def cancel(self, group: int) -> None:
         """Forgets a group. Its grammar is not compiled if that has not begun."""
-        if (waiting := self._waiting.pop(group, None)) is not None:
+        if (waiting := self.waiting.pop(group, None)) is not None:
             waiting[1].cancel()
 
     def ready(self) -> Iterator[Prepared]:
         """Yields the groups that are prepared, in their order: with a constraint for each choice, or an error."""
-        for group, (message, future) in list(self._waiting.items()):
+        for group, (message, future) in list(self.waiting.items()):
             if future.done():
-                del self._waiting[group]
+                del self.waiting[group]
                 yield message, _prepared(future)
 
     def stats(self) -> ConstraintStats:

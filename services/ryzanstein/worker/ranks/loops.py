@@ -89,9 +89,11 @@ class RankExecutor:
         """Runs a step. ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
         self._board.begin_step(plan.step, len(plan.token_ids))
         self._tell(RankCommand(plan, epoch=self._epoch))
-        self._masks.begin(rows)
+        masks = self._masks if any(row.constraint is not None for row in rows) else None
+        if masks is not None:
+            masks.begin(rows)
         try:
-            return self._runner.execute(plan, rows, self._masks)
+            return self._runner.execute(plan, rows, masks)
         except (OutOfMemory, PeerGaveUp) as error:
             shortage = str(error)
             self._give_up()
@@ -163,17 +165,20 @@ class Lead:
 
     def _messages(self) -> list[AgentMessage]:
         if not self._engine.has_work:
-            return self._wait_for_grammars() if self._constrained else self._agent.wait()
+            return self._wait_for_grammars() if self._constrained.waiting else self._agent.wait()
         if not self._engine.starves:
             return self._agent.drain()
         self._executor.starved()
-        return self._agent.wait_for(MASK_WAIT_S if self._constrained.computes_ahead else STARVED_WAIT_S)
+        computes_ahead = self._constrained.used and self._constrained.computes_ahead
+        return self._agent.wait_for(MASK_WAIT_S if computes_ahead else STARVED_WAIT_S)
 
     def _wait_for_grammars(self) -> list[AgentMessage]:
         self._executor.starved()
         return self._agent.wait_for(GRAMMAR_WAIT_S)
 
     def _submit_prepared(self) -> None:
+        if not self._constrained.waiting:
+            return
         for message, prepared in self._constrained.ready():
             if isinstance(prepared, RyzansteinError):
                 self._engine.refuse(message, prepared)
@@ -181,7 +186,9 @@ class Lead:
                 self._engine.submit(message, prepared)
 
     def _completed(self, events: StepEvents) -> StepEvents:
-        stats = msgspec.structs.replace(events.stats, constraints=self._constrained.stats())
+        stats = events.stats
+        if self._constrained.used:
+            stats = msgspec.structs.replace(stats, constraints=self._constrained.stats())
         return msgspec.structs.replace(events, taken=self._taken, stats=stats)
 
     def _take(self, message: AgentMessage) -> None:
@@ -194,8 +201,7 @@ class Lead:
                 with self._executor.standing_still(TOKENS):
                     self._constrained.know(table)
             case CancelGroup(group):
-                self._constrained.cancel(group)
-                self._engine.cancel(group)
+                self._cancel(group)
             case FinishChoice() | ReturnChoice():
                 self._take_choice(message)
             case SetBlockLimit(num_blocks):
@@ -218,6 +224,11 @@ class Lead:
             self._constrained.take(message)
         else:
             self._engine.submit(message)
+
+    def _cancel(self, group: int) -> None:
+        if self._constrained.waiting:
+            self._constrained.cancel(group)
+        self._engine.cancel(group)
 
     def _pages(self, request: PageRequest) -> list[int]:
         match request:

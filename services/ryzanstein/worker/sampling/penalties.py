@@ -19,11 +19,6 @@ from torch import Tensor
 from ryzanstein.worker.engine.plan import SampleRow, TokenTally
 
 
-def adjusted(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Returns the adjusted logits; `logits_SV` does not change."""
-    return adjust(logits_SV.clone(), rows)
-
-
 def adjust(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Adjusts the logits in place, and returns them. A logit of minus infinity stays as it is.
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed
+from ryzanstein.worker.engine.plan import SampledToken, SampleRow, SequencesFailed, adjusts_logits
 from ryzanstein.worker.kernels.functions.draw import Draw, uniform
 from ryzanstein.worker.kernels.native import NativeKernels
-from ryzanstein.worker.sampling.penalties import adjust, adjusted
+from ryzanstein.worker.sampling.penalties import adjust
 from ryzanstein.worker.sampling.truncation import drawn
 
 Likeliest = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -51,7 +51,9 @@ def sample(
     Raises SequencesFailed if a row is not finite or none of its tokens may be drawn.
     """
     refuse_invalid(logits_SV.amax(dim=1))
-    scores_SV = adjusted(logits_SV, rows) if allowed_SW is None else adjust(restricted(logits_SV, allowed_SW, kernels), rows)
+    scores_SV = logits_SV.clone() if allowed_SW is None else restricted(logits_SV, allowed_SW, kernels)
+    if any(adjusts_logits(row) for row in rows):
+        adjust(scores_SV, rows)
     best_S, token_S = new_likeliest(kernels)(scores_SV)
     refuse_invalid(best_S)
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]

@@ -13,16 +13,13 @@ from ryzanstein.worker.engine.messages import CancelGroup, GroupFailed, StepEven
 
 
 class RunningVectors:
-    """The groups by number. `idle` is set while there are none."""
+    """The groups that are `waiting` for their vectors, by number. `idle` is set while there are none."""
 
     def __init__(self, send: Callable[[SubmitGroup | CancelGroup], None]) -> None:
         self._send = send
-        self._groups: dict[int, asyncio.Future[bytes]] = {}
+        self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.idle = asyncio.Event()
         self.idle.set()
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     async def vector(self, group: SubmitGroup) -> bytes:
         """Returns the group's vector, as numbers in single precision. Cancelled: the engine drops the group.
@@ -30,7 +27,7 @@ class RunningVectors:
         Raises the error with which the group failed.
         """
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._groups[group.group] = future
+        self.waiting[group.group] = future
         self.idle.clear()
         try:
             self._send(group)
@@ -39,22 +36,22 @@ class RunningVectors:
             self._send(CancelGroup(group.group))
             raise
         finally:
-            del self._groups[group.group]
-            if not self._groups:
+            del self.waiting[group.group]
+            if not self.waiting:
                 self.idle.set()
 
     def on_step(self, events: StepEvents) -> None:
         """Hands over one step's vectors and failures."""
         for group, vector in events.vectors:
-            if (future := self._groups.get(group)) is not None and not future.done():
+            if (future := self.waiting.get(group)) is not None and not future.done():
                 future.set_result(vector)
         for failed in events.failed:
-            if (future := self._groups.get(failed.group)) is not None and not future.done():
+            if (future := self.waiting.get(failed.group)) is not None and not future.done():
                 future.set_exception(error_of(failed))
 
     def fail_all(self, error: RyzansteinError) -> None:
         """Fails everything because the ranks are gone."""
-        for future in self._groups.values():
+        for future in self.waiting.values():
             if not future.done():
                 future.set_exception(error)
 

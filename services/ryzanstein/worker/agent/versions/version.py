@@ -91,12 +91,12 @@ class ModelVersion:
     @property
     def num_running(self) -> int:
         """The generations that run, and the inputs whose vectors are being computed."""
-        return len(self.running) + len(self.vectors)
+        return len(self.running) + len(self.vectors.waiting)
 
     @property
     def num_sequences(self) -> int:
         """The sequences that the engine has or will get."""
-        return self.running.num_choices + len(self.vectors)
+        return self.running.num_choices + len(self.vectors.waiting)
 
     async def idle(self) -> None:
         """Returns when nothing runs."""
@@ -196,7 +196,8 @@ class ModelVersion:
         self._note_recoveries(events)
         before, self.stats = self.stats, events.stats
         self.running.on_step(events)
-        self.vectors.on_step(events)
+        if self.vectors.waiting:
+            self.vectors.on_step(events)
         self.pages.on_step(events, before)
 
     def _note_recoveries(self, events: StepEvents) -> None:

@@ -18,40 +18,40 @@ LEAST_TOKENS = 128  # fewer are computed at once
 
 
 class Parking:
-    """The paused sequences of which the agent is asked before they run again. `clock` returns monotonic seconds."""
+    """The paused sequences, `parked`, of which the agent is asked before they run again. `clock` returns monotonic seconds."""
 
     def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
         self._block_size, self._clock = block_size, clock
-        self._parked: dict[Sequence, float | None] = {}  # until when it waits; None: nobody was asked yet
+        self.parked: dict[Sequence, float | None] = {}  # until when it waits; None: nobody was asked yet
         self._returning: list[Sequence] = []
 
     def park(self, sequence: Sequence) -> None:
         """Takes a sequence that was paused."""
         if sequence.group.message.parks:
-            self._parked[sequence] = None
+            self.parked[sequence] = None
 
     def awaits(self, sequence: Sequence, match: Match) -> bool:
         """Returns whether a sequence for which there is room waits for pages. Asks for them the first time."""
-        if sequence not in self._parked:
+        if sequence not in self.parked:
             return False
-        until_s = self._parked[sequence]
+        until_s = self.parked[sequence]
         if until_s is None:
             if sequence.num_reusable - match.num_pages * self._block_size < LEAST_TOKENS:
                 return False
-            self._parked[sequence] = self._clock() + RETURN_S
+            self.parked[sequence] = self._clock() + RETURN_S
             self._returning.append(sequence)
             return True
         return self._clock() < until_s
 
     def returned(self, group: int, choice: int) -> None:
         """Lets a sequence run: what the agent had of it is there."""
-        for sequence in list(self._parked):
+        for sequence in list(self.parked):
             if (sequence.group.id, sequence.choice) == (group, choice):
                 self.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Forgets a sequence that runs or has ended."""
-        self._parked.pop(sequence, None)
+        self.parked.pop(sequence, None)
 
     def take_returning(self) -> list[tuple[int, int, list[bytes]]]:
         """Returns for which sequences the agent is asked, with the keys of their pages, since the last call."""
@@ -59,5 +59,5 @@ class Parking:
         return [
             (sequence.group.id, sequence.choice, sequence.keys[: sequence.num_reusable // self._block_size])
             for sequence in returning
-            if sequence in self._parked
+            if sequence in self.parked
         ]

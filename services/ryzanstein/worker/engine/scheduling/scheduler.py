@@ -76,7 +76,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, running or waiting, and frees its blocks."""
-        self.parking.forget(sequence)
+        if self.parking.parked:
+            self.parking.forget(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             # Charged in advance and not computed.
@@ -193,7 +194,8 @@ class Scheduler:
         self._aside.clear()
         while (sequence := self._next()) is not None and self._has_budget(sequence):
             match = self._pages.match(sequence)
-            if self._fits(sequence, match, 0, len(self.running)) and self.parking.awaits(sequence, match):
+            fits = self._fits(sequence, match, 0, len(self.running))
+            if fits and self.parking.parked and self.parking.awaits(sequence, match):
                 self._aside[sequence] = self._pages.num_needed(sequence, match) + self._pages.num_groups
                 continue
             if not self._make_way(sequence, match):
@@ -245,7 +247,8 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._pages.start(sequence, match)
-        self.parking.forget(sequence)
+        if self.parking.parked:
+            self.parking.forget(sequence)
         if sequence.cached_tokens is not None:
             self.num_resumed += 1
             return
