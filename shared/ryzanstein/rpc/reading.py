@@ -4,13 +4,11 @@ grpc.aio answers an exception of a deserializer with UNKNOWN and a traceback. A 
 be read therefore becomes an `UnreadableRequest`. The interceptor turns that into the call's status
 before the servicer sees it; in the middle of a stream of requests the servicer's reader raises it.
 
-Counts the records of a serialized message before it is parsed.
-
-The parser and the code after it hold the event loop in proportion to the number of a message's
-parts, however few bytes each part has. A record is one field on the wire
-(protobuf.dev/programming-guides/encoding), at any depth; 680 bytes of a packed field also count as
-one, because numbers cost less. The count stops at its bound, so that it costs at most that many
-iterations of one loop.
+The records of a serialized message are counted before it is parsed. The parser and the code after it
+hold the event loop in proportion to the number of a message's parts, however few bytes each part has. A
+record is one field on the wire (protobuf.dev/programming-guides/encoding), at any depth; 680 bytes of a
+packed field also count as one, because numbers cost less. The count stops at its bound, so that it
+costs at most that many iterations of one loop.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ node on every router. A miss is thus spread like any other key, and is usually n
 node. The index holds only this router's own placements, a bounded number of them. It guarantees
 nothing: a wrong entry costs a recomputation.
 
-Digests of a prompt's ever longer beginnings, at lengths that double.
-
-A prompt of a million characters has a dozen. Lengths count from the end of the system prompt, but
-the digests cover it too: prompts that share only a system prompt share no mark, however long it is.
+Beginnings are known by digests, at lengths that double. A prompt of a million characters has a dozen.
+Lengths count from the end of the system prompt, but the digests cover it too: prompts that share only a
+system prompt share no mark, however long it is.
 """
 
 from __future__ import annotations

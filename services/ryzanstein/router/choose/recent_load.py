@@ -1,18 +1,15 @@
 """The recent load of one model's nodes: requests placed by this router, compared to fair shares.
 
 Each router measures only its own placements. That is enough: if every router keeps every node below
-`load_bound` times its own mean, the sum over all routers is below that bound of the overall mean. A node that was
-away is credited with what it would have received; otherwise it would look empty and attract all
-sessions at once.
+`load_bound` times its own mean, the sum over all routers is below that bound of the overall mean. A
+node that was away is credited with what it would have received; otherwise it would look empty and
+attract all sessions at once.
 
-Counts recent placements on each node; old placements fade out.
-
-Judges how evenly one model's requests are spread: the alarm, and when affinity gets a bound.
-
-There are two questions with two measures. How uneven is the load? That is measured by placements,
-and it is the metric. Would affinity alone be uneven? For that, each request counts on the node that
-its key belongs to, wherever the request went. The bound evens out the first measure, so a switch
-that used it would flip back and forth forever.
+Old placements fade out. From the counts it is judged how evenly the requests are spread: for the alarm,
+and for when affinity gets a bound. There are two questions with two measures. How uneven is the load?
+That is measured by placements, and it is the metric. Would affinity alone be uneven? For that, each
+request counts on the node that its key belongs to, wherever the request went. The bound evens out the
+first measure, so a switch that used it would flip back and forth forever.
 
 Only an excess beyond chance is judged. With 50 requests per node, the fullest of 4 nodes has 24 %
 too much by chance alone, and moving sessions would cost their caches without making the load more

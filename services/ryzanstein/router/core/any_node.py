@@ -2,10 +2,9 @@
 
 For calls that leave no state on a node, so that the answer of each is as good.
 
-Completions that fill in the middle: a node writes what stands around it in the model's own tokens.
-
-That is done before the generation begins, so that every node that runs or continues it computes the
-same prompt.
+One of them is for completions that fill in the middle: a node writes what stands around it in the
+model's own tokens. That is done before the generation begins, so that every node that runs or continues
+it computes the same prompt.
 """
 
 from __future__ import annotations

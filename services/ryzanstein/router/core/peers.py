@@ -3,8 +3,7 @@
 A call names the owner that it addresses (`OWNER` in its metadata). Any other router refuses it, so
 that calls never loop. An owner is lost when it cannot be reached, does not answer, or its lease
 expires during the call.
-
-The position of a reader that is passed from router to router.
+A reader that is passed from router to router keeps its position.
 """
 
 from __future__ import annotations

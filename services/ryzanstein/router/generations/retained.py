@@ -4,12 +4,10 @@ A generation runs for the grace period after its last reader left; then it is pa
 the window it is cancelled. A generation that has ended is forgotten at the end of the window, or
 earlier when the ended ones hold more tokens than the limit.
 
-Notifies readers of new tokens, a few per loop iteration.
-
-If all readers were notified at once, each frame would wait until every reader has had its message.
-Under load the frames would pile up unread, and each token would be sent alone and late. With a few
-readers at a time, frames are read in between, and what has arrived meanwhile goes into one message:
-load makes messages larger, not the wait longer.
+Readers are notified of new tokens a few per loop iteration. If all readers were notified at once, each
+frame would wait until every reader has had its message. Under load the frames would pile up unread, and
+each token would be sent alone and late. With a few readers at a time, frames are read in between, and
+what has arrived meanwhile goes into one message: load makes messages larger, not the wait longer.
 """
 
 from __future__ import annotations

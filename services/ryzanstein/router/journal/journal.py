@@ -4,7 +4,7 @@ A generation has an owner and an epoch. Every writer states the epoch that it kn
 epoch is too old is fenced off. Taking a generation over is a compare-and-set of the epoch. The
 journal knows no tokens: requests and batches are bytes (`encoding`).
 
-Keeps this router's lease in the journal. Once it expires, others may take its generations.
+A router keeps a lease in the journal. Once it expires, others may take its generations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a router asks of its nodes: which are linked, healthy and usable; and sends attempts to them.
 
 All answers are this router's own knowledge, at this moment. It opens and closes no link.
-
-An attempt on a node: what a generation does with it once it is sent.
+What a generation does with an attempt once it is sent is here too.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A token's path: StepEvents from rank 0, `RunningGenerations` (text), the router's link, all in one
 call in the event loop. The beat is sent by the same loop, so a frozen agent sends none. This module
 knows neither gRPC servicers nor the orchestrator.
-
-The links of a model to the routers that are connected to it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Where blocks are compressed, the newest tokens are in full precision besides, in
 span all layers and come from a pool of their own. A token at position p reads page j hot unless
 p - (j B + B - 1) >= H, with B tokens in a page and H hot tokens: hot pages have a window of H.
 
-The bounds of the engine.
+The settings of the engine, which bound all of it, are here too.
 """
 
 from __future__ import annotations

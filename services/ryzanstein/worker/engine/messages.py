@@ -3,9 +3,8 @@
 They are plain values that pack with msgpack, because the agent is another process. A *sequence
 group* is one attempt of a generation; the agent numbers groups. Each of its choices is a sequence.
 
-Makes one vector of a prompt's hidden states, as they are computed: the last one, or their mean.
-
-A mean adds its rows one after the other, in double precision. So it does not depend on the steps
+An embedding is one vector of a prompt's hidden states, as they are computed: the last one, or their
+mean. A mean adds its rows one after the other, in double precision. So it does not depend on the steps
 into which a prompt was divided, and with them on what else was computed.
 """
 

@@ -1,11 +1,10 @@
 """Collects what a step, and the commands before it, produced, as the columns sent to the agent.
 
-Distinguishes a request that the model cannot answer from ranks that can answer nothing.
-
-Logits that are not finite may come from a prompt that leads there on every node (a token whose
-embedding is broken, a checkpoint that overflows), or from a faulty node (corrupted memory). Failing
-over is right in both cases; blaming the node is right in only one. So the same ranks are given, at
-once, a token that has nothing to do with the request.
+A request that the model cannot answer is distinguished from ranks that can answer nothing. Logits that
+are not finite may come from a prompt that leads there on every node (a token whose embedding is broken,
+a checkpoint that overflows), or from a faulty node (corrupted memory). Failing over is right in both
+cases; blaming the node is right in only one. So the same ranks are given, at once, a token that has
+nothing to do with the request.
 """
 
 from __future__ import annotations

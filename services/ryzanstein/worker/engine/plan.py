@@ -5,7 +5,7 @@ packs in microseconds and becomes tensors without a loop. Legend: S sequences in
 tokens of all of them together, G groups of layers (see `extents`), B blocks of one sequence in one
 group.
 
-Counts a sequence's tokens while it grows: a step costs its new tokens, not all before them.
+`TokenTally` counts a sequence's tokens while it grows: a step costs its new tokens, not all before them.
 """
 
 from __future__ import annotations

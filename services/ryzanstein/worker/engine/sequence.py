@@ -3,12 +3,11 @@
 The engine creates them from a SubmitGroup, the scheduler gives and takes their blocks, and the
 model sees only plan and rows.
 
-Counts how much each tenant has been served: the virtual token counters that make tenants equal.
-
-Virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): every
-tenant has a counter of the tokens that were computed for it, weighted by what they cost. The
-waiting tenant with the least counter is next. A tenant whose queue was empty is lifted to the least
-counter of those that wait, so that no tenant saves up service by staying away.
+Accounts count how much each tenant has been served. They are virtual token counters (Sheng et al.,
+"Fairness in Serving Large Language Models", OSDI 2024): every tenant has a counter of the tokens that
+were computed for it, weighted by what they cost. The waiting tenant with the least counter is next. A
+tenant whose queue was empty is lifted to the least counter of those that wait, so that no tenant saves
+up service by staying away.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
 
 Every rank executes the same plans in the same order. Rank 0 also gets the rows and returns tokens.
 
-Distinguishes lack of memory from other failures of a step.
-
-torch, numpy, Python and our kernels report it in different ways.
+Lack of memory is distinguished from other failures of a step: torch, numpy, Python and our kernels
+report it in different ways.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ bytes are packed once for the kernels, in the memory that they take in the file.
 
 Legend: T rows, I inputs, O outputs, B bytes of a row.
 
-Types of blocks of our own: groups of inputs with a scale and a zero point, as GPTQ and AWQ have.
-
-A block is a 16-bit scale and a 16-bit zero point, both float16, then the levels of each 32 inputs: 16
-bytes of 4 bits, of which the lower halves are inputs 0 to 15 and the upper ones 16 to 31, or 32
-bytes. Levels are unsigned; a weight is scale * (level - zero).
+Blocks of our own are groups of inputs with a scale and a zero point, as GPTQ and AWQ have. Such a block
+is a 16-bit scale and a 16-bit zero point, both float16, then the levels of each 32 inputs: 16 bytes of
+4 bits, of which the lower halves are inputs 0 to 15 and the upper ones 16 to 31, or 32 bytes. Levels
+are unsigned; a weight is scale * (level - zero).
 """
 
 from __future__ import annotations

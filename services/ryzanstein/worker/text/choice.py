@@ -4,9 +4,8 @@ The text depends on the choice's tokens alone. On another node, `replay` of the 
 restores the same state, so the text of every later token is the same, including what was held back
 when the first node died.
 
-Stop strings in a stream of text: the answer ends before the first that would appear.
-
-Holds back only what may be the beginning of a stop string. Knows nothing of tokens.
+An answer ends before the first stop string that would appear. Only what may be the beginning of one is
+held back.
 """
 
 from __future__ import annotations

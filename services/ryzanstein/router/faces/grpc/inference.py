@@ -7,9 +7,7 @@ its disconnect cancels the generation unless it runs detached. A request with a 
 cancelled: a client that sends it again joins the generation, and another caller may already have
 done so.
 
-Converts the events of a stream for a client: text that is more than content comes as typed parts.
-
-Converts whole answers to the responses of the unary calls.
+Text that is more than content comes as typed parts, in streams and in whole answers.
 """
 
 from __future__ import annotations

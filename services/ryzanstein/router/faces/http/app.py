@@ -16,8 +16,7 @@ X-Cancel-On-Disconnect, X-Run-Detached, traceparent, Last-Event-ID.
 Headers written: X-Request-Id, X-Ryzanstein-Node, Retry-After.
 
 HEAD on every route that has GET (RFC 9110, 9.3.2): the same answer without its content.
-
-The router's metrics on the serving port, for scrapers that reach no other.
+The metrics are also on a port of their own; here they are for scrapers that reach no other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Decodes request bodies within bounds, and only as far as the first error.
 
-Counts the parts of a JSON body by its punctuation, before anything of it is built.
-
-The parser is quick, but building a million small objects blocks the event loop. Brackets, commas
-and quotation marks are counted at the speed of a few memory copies, a piece at a time. Invalid JSON
-may be counted wrongly; the parser stops at its first error.
+The parts of a JSON body are counted by its punctuation, before anything of it is built. The parser is
+quick, but building a million small objects blocks the event loop. Brackets, commas and quotation marks
+are counted at the speed of a few memory copies, a piece at a time. Invalid JSON may be counted wrongly;
+the parser stops at its first error.
 """
 
 from __future__ import annotations

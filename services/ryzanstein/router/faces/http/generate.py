@@ -4,8 +4,6 @@ A client that disconnects from a plain request, or before it has received the ge
 cannot come back: its generation is cancelled. A client that disconnects from a stream may come
 back, see `attach`. So may a client with an Idempotency-Key, by sending its request again.
 X-Cancel-On-Disconnect and X-Run-Detached change this, see `disconnect`.
-
-Where a reader that comes back has to begin.
 """
 
 from __future__ import annotations

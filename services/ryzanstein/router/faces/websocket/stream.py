@@ -1,9 +1,7 @@
 """One generation on a socket: it is submitted or attached to, and read as far as the client lets it.
 
-Reads a generation on behalf of a client that may stop for a while.
-
-A reader that takes nothing is no reader: the core pauses the generation as if the client were away,
-and the next event is read anew from where this reading stands.
+A client may stop reading for a while. A reader that takes nothing is no reader: the core pauses the
+generation as if the client were away, and the next event is read anew from where this reading stands.
 """
 
 from __future__ import annotations

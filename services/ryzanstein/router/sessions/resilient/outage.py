@@ -5,11 +5,10 @@ a full disk or a refused connection, a turn cuts the pause short: what it begins
 store came back must not be hidden from other routers until the pause is over. A store that keeps
 its callers waiting is left to the pauses. Each outage is logged once, and its end once.
 
-Writes that the store could not take yet, in order.
-
-Each may be applied twice, because it is unknown whether a failed write was done. A write that fails
-unexpectedly is retried like any other. It is given up after that has happened three times while the
-store did everything else: a write that can never succeed must not block the others forever.
+The backlog has the writes that the store could not take yet, in order. Each may be applied twice,
+because it is unknown whether a failed write was done. A write that fails unexpectedly is retried like
+any other. It is given up after that has happened three times while the store did everything else: a
+write that can never succeed must not block the others forever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sessions in a dictionary: for tests, and for routers that may forget when they restart.
 
-Kept responses in a dictionary: each may continue another, which then stays as long as it does.
+A kept response may continue another, which then stays as long as it does.
 """
 
 from __future__ import annotations

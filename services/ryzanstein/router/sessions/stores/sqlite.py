@@ -4,10 +4,8 @@ The file is in a state directory. All statements run in the store's own thread, 
 never waits for a disk. Write-ahead log, synchronous NORMAL: a crash of the process loses nothing, a
 power cut at most the last turns.
 
-Claims in the sessions' SQLite file: they serialize the turns of several routers on one host.
-
-Times are those of the machine's monotonic clock, which all its processes share, so setting the
-clock ends no claim.
+Claims serialize the turns of several routers on one host. Their times are those of the machine's
+monotonic clock, which all its processes share, so setting the clock ends no claim.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One router's stream as the node reads it: frames, and how long the router may be silent.
 
-Frames that a router has sent and the node has not handled yet, in order.
-
-Reading goes on while a long prompt is tokenized. So the node sees beats and the end of a stream at
-once, however much work the frames before them cause.
+Reading goes on while a long prompt is tokenized: what the node has not handled yet waits in an inbox,
+in order. So the node sees beats and the end of a stream at once, however much work the frames before
+them cause.
 """
 
 from __future__ import annotations

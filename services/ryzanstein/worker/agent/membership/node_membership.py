@@ -2,8 +2,6 @@
 
 The orchestrator may be away for any length of time: the node goes on serving and registers again
 when the orchestrator is back.
-
-The node as a member of its cluster: what it reports, and what it follows.
 """
 
 from __future__ import annotations

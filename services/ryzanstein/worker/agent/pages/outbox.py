@@ -2,8 +2,7 @@
 
 Only keys wait. The pages stay in the ranks until their turn, so the queue costs little, and a page
 that is evicted meanwhile is skipped. When too many wait, the oldest are dropped.
-
-A bound on bytes a second.
+A rate bounds the bytes that are sent in a second.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 Both costs are measured: a prompt token by the steps of this engine, a page by earlier fetches from
 the same source.
 
-Where a prompt can be resumed in a model whose layers all have windows: after which of its pages, given which are there.
-
-Pure functions. A prompt resumes after its page m - 1 if in each group the pages are there that its next
-token sees: the last ones, and those that last.
+In a model whose layers all have windows, a prompt resumes after its page m - 1 if in each group the
+pages are there that its next token sees: the last ones, and those that last.
 """
 
 from __future__ import annotations

@@ -3,22 +3,20 @@
 These are decayed sums over the last steps, without a model of the hardware. The outlook
 predicts by them how long a wait will be. Durations are in seconds.
 
-What prompt tokens cost, measured: more the longer the context that they read.
-
-The scheduler cuts prompts by it, so that steps in which others decode keep their objective. That is a loop that measures its
-own decisions. While it holds every step at one duration, a straight line through (tokens, duration) is flat, whatever tokens
-cost. So the duration of a step without prompt tokens is measured alone, and what a step takes beyond it is
+What prompt tokens cost is measured too: more the longer the context that they read. The scheduler cuts
+prompts by it, so that steps in which others decode keep their objective. That is a loop that measures
+its own decisions. While it holds every step at one duration, a straight line through (tokens, duration)
+is flat, whatever tokens cost. So the duration of a step without prompt tokens is measured alone, and
+what a step takes beyond it is
 
     tokens * `token_s` + pairs * `pair_s`
 
-where pairs are those of a prompt token and a token that it reads. Sums decay by steps that have prompt tokens, not by time:
-what prompts cost is still known after a pause. Durations are in seconds.
+where pairs are those of a prompt token and a token that it reads. Sums decay by steps that have prompt
+tokens, not by time: what prompts cost is still known after a pause. Durations are in seconds.
 
-Limits the size of a step when memory is short.
-
-The limit is lowered by steps that failed and raised again while steps succeed. Additive increase
-would need a step for every token. This doubles the limit, and seldom enough that trying costs next
-to nothing.
+The size of a step is limited when memory is short. The limit is lowered by steps that failed and raised
+again while steps succeed. Additive increase would need a step for every token. This doubles the limit,
+and seldom enough that trying costs next to nothing.
 """
 
 from __future__ import annotations

@@ -3,14 +3,11 @@
 The scheduler admits `first`; the accounts determine whose turn it is. The queue knows nothing of
 blocks, steps or time.
 
-Sequences in a fixed order: a tenant's queue, and the running sequences.
-
-Chooses the sequence that yields when there are not enough places or blocks for all that run.
-
-It always has the lowest priority. Within that priority it is the one admitted last, so that the
-oldest always makes progress. The exception: if another tenant is ahead of that one's tenant by more
-than it costs to compute its sequence again, that tenant's sequence yields. The margin keeps two
-tenants from pausing each other in turn.
+When there are not enough places or blocks for all that run, one sequence yields. It always has the
+lowest priority. Within that priority it is the one admitted last, so that the oldest always makes
+progress. The exception: if another tenant is ahead of that one's tenant by more than it costs to
+compute its sequence again, that tenant's sequence yields. The margin keeps two tenants from pausing
+each other in turn.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ The queue is examined when a group has joined it, and at intervals. Only groups 
 was done are refused: neither those that were paused nor continuations, whose clients are already
 reading.
 
-Predicts when waiting sequences get their first token.
-
-The prediction uses the measured pace and what is ahead of each sequence. A wait has two causes:
-places in the batch (one becomes free whenever a sequence ends) and prompts (only so many tokens fit
-a step). The longer of the two counts, then the sequence's own prompt. Before anything has ended
-there is no estimate: the prediction is then 0, which is optimistic.
+When a waiting sequence gets its first token is predicted. The prediction uses the measured pace and
+what is ahead of each sequence. A wait has two causes: places in the batch (one becomes free whenever a
+sequence ends) and prompts (only so many tokens fit a step). The longer of the two counts, then the
+sequence's own prompt. Before anything has ended there is no estimate: the prediction is then 0, which
+is optimistic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turns the plan of a step into the tensors that layers read.
 
-Checks that a plan is consistent, before anything is read through its tables.
+It checks first that the plan is consistent, before anything is read through its tables.
 """
 
 from __future__ import annotations

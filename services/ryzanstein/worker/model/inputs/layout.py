@@ -1,6 +1,5 @@
 """How a cache is divided into blocks and slots.
-
-The new tokens of a step, and the tables of the pages that they and their keys are in.
+And the new tokens of a step, with the tables of the pages that they and their keys are in.
 """
 
 from __future__ import annotations

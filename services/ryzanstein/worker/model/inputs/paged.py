@@ -1,6 +1,5 @@
 """Keys that our own kernels read in place, through block tables.
-
-Which keys of each sequence the layers of a group read.
+And which keys of each sequence the layers of a group read.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ processes: it is given every rank's progress now and then and determines which r
 up. Being idle is not a stall. A step with many tokens may take longer than a p99 of decode steps,
 so the bound grows with the tokens that the step feeds.
 
-Decides when to check idle ranks, so that a hung rank is found before a request pays for it.
-
-Plain logic. One check at a time: the answers of healthy ranks to further checks would look like
-progress of the hung one.
+Idle ranks are checked now and then, so that a hung rank is found before a request pays for it. One
+check at a time: the answers of healthy ranks to further checks would look like progress of the hung
+one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One rank's process as the agent sees it, with a pidfd that reports its end.
 
 See `forking` for how it is created.
-
-The resident memory of a process, as the kernel counts it (proc_pid_status(5)).
+Its resident memory is what the kernel counts (proc_pid_status(5)).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Starts a program, and kills it.
-
-How much such a program may take, and how many may wait for it.
-"""
+"""Starts a program, and kills it. Bounds what it may take, and how many may wait for it."""
 
 from __future__ import annotations
 

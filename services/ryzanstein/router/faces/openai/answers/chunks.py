@@ -3,8 +3,6 @@
 How a chunk is framed is left to the face that sends it: `stream` for server-sent events,
 `faces.websocket` for messages.
 
-The JSON of chunks, with less work for those that only say text.
-
 Most chunks of a stream differ in their text alone, so the rest is encoded once for each choice.
 """
 

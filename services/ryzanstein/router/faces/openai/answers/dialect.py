@@ -1,8 +1,7 @@
 """Formats chat and completion answers: OpenAI's two shapes for the same generation.
 
-How an answer is shown: what a reader that comes back need not say again.
-
-It travels with the request as an opaque text, also to other routers.
+How an answer is shown need not be said again by a reader that comes back. It travels with the request
+as an opaque text, also to other routers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Heads and their positions: rotated as a whole or in part, or not at all.
 
-Gemma's windows, bases of rotation and scale of scores, of which a file says little or nothing.
+Of Gemma's windows, bases of rotation and scale of scores a file says little or nothing.
 """
 
 from __future__ import annotations
