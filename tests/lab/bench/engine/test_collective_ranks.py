@@ -11,7 +11,7 @@ from ryzanstein.worker.ranks.messages import RankSpec
 
 def forked() -> list[psutil.Process]:
     """The ranks: children of the server that the benchmark started."""
-    servers = [child for child in psutil.Process().children() if any("collective_rank" in word for word in child.cmdline())]
+    servers = [child for child in psutil.Process().children() if any("collectives.rank" in word for word in child.cmdline())]
     return [rank for server in servers for rank in server.children()]
 
 
