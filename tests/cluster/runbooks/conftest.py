@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -43,6 +44,7 @@ from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
 SECTIONS = ("Symptom", "What fires", "Look", "Do", "Over")
 SHOWS_S = 30.0
+SCRAPED_S = 3  # of a window: at least two samples are before the strike
 COMMAND_S = 45.0
 IDLE_WITHIN_S = 60.0
 RETRY_S = 0.02
@@ -331,11 +333,12 @@ class Walk:
         before = {expression: self.world.prometheus.ask(expression) for expression in self.page.expressions()}
         if load is not None:
             load.wait_on(self.variables["NODE"])
+        struck = time.monotonic()
         strike()
         for section in ("What fires", "Look"):
             self._show(section)
         for expression, values in before.items():
-            self._fires(expression, values)
+            self._fires(expression, values, struck)
         for command in self.page.commands("Do"):
             done = self._execute(command.text)
             assert done.returncode == 0, f"{self.page.name}: $ {command.text}\n{done.stdout}{done.stderr}"
@@ -362,11 +365,18 @@ class Walk:
                 )
             time.sleep(0.3)
 
-    def _fires(self, expression: str, before: list[float]) -> None:
+    def _fires(self, expression: str, before: list[float], struck: float) -> None:
+        """Waits until an expression fires. What counts events counts those since the strike: earlier ones leave its window."""
         deadline = time.monotonic() + SHOWS_S
         while time.monotonic() < deadline:
-            now = self.world.prometheus.ask(expression)
-            if len(now) > len(before) or sum(now) >= sum(before) + 0.5:
+            if "increase(" in expression:
+                window_s = math.ceil(time.monotonic() - struck) + SCRAPED_S
+                now = self.world.prometheus.ask(re.sub(r"\[\d+m\]", f"[{window_s}s]", expression))
+                fired = any(now)
+            else:
+                now = self.world.prometheus.ask(expression)
+                fired = len(now) > len(before) or sum(now) >= sum(before) + 0.5
+            if fired:
                 return
             time.sleep(0.3)
         pytest.fail(f"{self.page.name}: {expression} does not fire: {before} before, {now} now")
