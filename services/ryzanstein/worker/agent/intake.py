@@ -36,8 +36,8 @@ from ryzanstein.worker.text.tokenizer import TextModel
 class ReadPrompt:
     """A prompt's token ids, and how answers to it are read; None: as content alone.
 
-    `calling` is how a chat's functions are told and called. `num_omitted` tokens of the whole prompt are left out, because
-    it does not fit: see `prompt_cut`.
+    `calling` describes how the prompt lists a chat's functions and how an answer calls them. `num_omitted` counts the
+    tokens that were left out of a prompt that did not fit: see `prompt_cut`.
     """
 
     token_ids: list[int]

@@ -277,7 +277,9 @@ def test_a_library_of_another_user_is_refused(tmp_path: Path, built: Path) -> No
 @pytest.mark.long
 def test_the_sources_compile_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -Wall -Wextra -Werror")
-    NativeKernels(library(tmp_path))
+    path = library(tmp_path)
+    assert is_whole(path)
+    NativeKernels(path)
 
 
 def test_of_several_processes_one_compiles(compiler: Callable[[str], Path], tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _why_no_symmetric_memory() -> str:
         _symmetric_memory.empty(1, device=torch.device("cpu"))
     except RuntimeError as error:
         return f"needs symmetric memory between CPUs, which torch {torch.__version__} does not support: {error}"
-    return "needs symmetric memory, which is not implemented"
+    return "needs symmetric memory between GPUs; the ranks of this benchmark run on CPUs"
 
 
 def _names(field: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
