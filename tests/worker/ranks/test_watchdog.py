@@ -70,6 +70,32 @@ def test_a_step_with_many_tokens_may_take_longer(watchdog):
     assert watch(watchdog, [progress(0, 1, 2, tokens=1)], 4.9, start=10)[0] is not None
 
 
+def test_slow_decode_steps_do_not_hide_a_hang_in_a_prompt(watchdog):
+    """Found by seed 2255371586: a rank hung in a prompt of 103 tokens for 315 s, while its node seemed healthy."""
+    watchdog.record(0.1, 512)
+    for _ in range(50):
+        watchdog.record(0.4, 1)
+    stall, at = watch(watchdog, [progress(0, 1, 1, tokens=103)], 100)
+    assert stall is not None
+    assert 4.0 <= at <= 4.3
+
+
+def test_a_prompt_may_take_as_much_longer_as_decode_steps_do(watchdog):
+    watchdog.record(1.0, 512)
+    for step_s in [0.01] * 50 + [0.2] * 50:
+        watchdog.record(step_s, 1)
+    assert watch(watchdog, [progress(0, 1, 1, tokens=512)], 199)[0] is None
+    assert watch(watchdog, [progress(0, 1, 2, tokens=1)], 5, start=200)[0] is not None
+
+
+def test_a_prompt_is_measured_by_the_next_larger_step(watchdog):
+    watchdog.record(3.0, 2048)
+    watchdog.record(0.5, 300)
+    assert watchdog.bound_s([progress(0, 1, 1, tokens=256)]) == pytest.approx(5.0)
+    assert watchdog.bound_s([progress(0, 1, 1, tokens=1000)]) == pytest.approx(30.0)
+    assert watchdog.bound_s([progress(0, 1, 1, tokens=4096)]) == pytest.approx(60.0)
+
+
 @pytest.mark.parametrize("phase", sorted(STANDSTILLS))
 def test_a_known_standstill_is_no_stall(watchdog, phase):
     assert watch(watchdog, [progress(0, 1, 1, "all_reduce"), progress(1, 1, 0, phase)], 50)[0] is None

@@ -65,7 +65,7 @@ class Asking:
         self.began_at = self.ended_at = math.inf
         self._router = rng.randrange(len(self._cluster.routers))
         self._loop = asyncio.get_running_loop()
-        self._connected_at = self._loop.time()
+        self._asked_at = self._connected_at = self._loop.time()
         self._retry_reason = ""
         self._retries = self.sent = 0
         self._lost = False
@@ -74,6 +74,7 @@ class Asking:
         self._cancels_at = rng.randint(1, 200) if rng.random() < plan.cancels else None
         self._loses = rng.random() < plan.loses_stream
         self._loses_at = rng.choice((0, 0, rng.randint(1, 100))) if self._loses else None
+        self._twin: Asking | None = None
 
     def again(self, chance: float) -> Asking | None:
         """Returns the same request, to be sent to another router too; None for one whose client may abandon it."""
@@ -83,6 +84,7 @@ class Asking:
         plan = replace(self.plan, loses_stream=0.0, leaves=0.0, cancels=0.0)
         other = Asking(self.question, plan, self._cluster, checks=self._checks, tally=self._tally, rng=rng)
         other._router = (self._router + 1) % len(self._cluster.routers)
+        self._twin, other._twin = other, self
         return other
 
     async def run(self) -> str:
@@ -191,6 +193,13 @@ class Asking:
         """Returns how many tokens a node's context must hold for this question."""
         return len(self.question.prompt_ids()) + (self.question.sampling.max_tokens or 0)
 
+    @property
+    def _progress_at(self) -> float:
+        """Returns when the generation last moved, as far as this client knows: at the latest when it was first asked for."""
+        if self.answer.progress_at or self._twin is None:
+            return self.answer.progress_at or self._asked_at
+        return min(self._asked_at, self._twin._asked_at)
+
     async def _refused(self, error: RyzansteinError) -> str:
         now, key = self._loop.time(), self.question.key
         if error.reason == "GENERATION_NOT_FOUND":
@@ -200,8 +209,7 @@ class Asking:
         not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
         ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
         if ended and not not_here:
-            progress_at = self.answer.progress_at or self._connected_at
-            self._checks.gave_up(error, progress_at, key=key, model=self.question.model, num_tokens=self._num_tokens)
+            self._checks.gave_up(error, self._progress_at, key=key, model=self.question.model, num_tokens=self._num_tokens)
         if error.retry_after_s is not None:
             self._retry_reason = error.reason
             self._retries += 1

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from ryzanstein.v1 import inference_pb2 as pb
 
+_REPLAY_S = 0.1
+
 
 @dataclass(slots=True)
 class ChoiceSeen:
@@ -33,6 +35,8 @@ class SeenAnswer:
         self.choices = [ChoiceSeen() for _ in range(num_choices)]
         self.problems: list[str] = []
         self.progress_at = 0.0
+        """When a token came that was new. Those that a stream begins with may be older than the stream."""
+        self._started_at = 0.0
 
     @property
     def complete(self) -> bool:
@@ -54,9 +58,11 @@ class SeenAnswer:
     def event(self, event: pb.GenerationEvent, now: float) -> None:
         match event.WhichOneof("kind"):
             case "started":
+                self._started_at = now
                 self._started(event.started)
             case "delta":
-                self.progress_at = now
+                if now > self._started_at + _REPLAY_S:
+                    self.progress_at = now
                 self._delta(event.delta)
             case "finished":
                 self.choices[event.finished.choice].reason = event.finished.finish_reason

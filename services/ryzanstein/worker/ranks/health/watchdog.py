@@ -3,7 +3,7 @@
 Pending work that does not move for max(2 s, 10 x p99 step) is a stall. The watchdog knows no
 processes: it is given every rank's progress now and then and determines which rank holds the others
 up. Being idle is not a stall. A step with many tokens may take longer than a p99 of decode steps,
-so the bound grows with the tokens that the step feeds.
+so the bound is that of the step's size, see `StepTimes`.
 
 Idle ranks are checked now and then, so that a hung rank is found before a request pays for it. One
 check at a time: the answers of healthy ranks to further checks would look like progress of the hung
@@ -83,21 +83,40 @@ class Stall:
 
 
 class StepTimes:
-    """The durations of the last steps, and their durations per token."""
+    """The durations of the last steps, and how long steps of other sizes may take now.
+
+    The fixed cost of a step is most of a decode step, so its duration says little about a prompt's:
+    per token, it would allow a hung prompt of some hundred tokens many minutes. So the fastest step
+    of each size (a power of two of tokens) is kept, and how many times slower than that the last
+    steps were.
+    """
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_WINDOW_STEPS)
-        self._per_token: deque[float] = deque(maxlen=_WINDOW_STEPS)
+        self._slowdowns: deque[float] = deque(maxlen=_WINDOW_STEPS)
+        self._fastest: dict[int, float] = {}
 
     def add(self, step_s: float, num_tokens: int) -> None:
+        size = max(1, num_tokens).bit_length()
+        fastest = self._fastest[size] = min(self._fastest.get(size, step_s), step_s)
         self._steps.append(step_s)
-        self._per_token.append(step_s / max(1, num_tokens))
+        self._slowdowns.append(step_s / fastest if fastest else 1.0)
 
     def expected_s(self, num_tokens: int) -> float:
         """Returns a high estimate for a step that feeds so many tokens; 0 before the first."""
         if not self._steps:
             return 0.0
-        return max(_p99(self._steps), _p99(self._per_token) * num_tokens)
+        return max(_p99(self._steps), self._fastest_s(num_tokens) * _p99(self._slowdowns))
+
+    def _fastest_s(self, num_tokens: int) -> float:
+        """Returns the duration of the fastest step of that size, or of the next larger size that was seen.
+
+        Beyond the largest, durations grow with the tokens. The warm-up has the largest size.
+        """
+        size, largest = num_tokens.bit_length(), max(self._fastest)
+        if size > largest:
+            return self._fastest[largest] * num_tokens / 2 ** (largest - 1)
+        return self._fastest[min(seen for seen in self._fastest if seen >= size)]
 
 
 def _p99(values: Collection[float]) -> float:
