@@ -15,6 +15,9 @@ corpus, with_tokenizer = test_tokenizers.corpus, test_tokenizers.with_tokenizer
 MARKS_DIFFER = ("tekken", "gpt-4o")
 """The patterns of these tokenizers count marks as letters; llama.cpp's version of them does not."""
 
+WIDE_BLANKS_DIFFER = ("deepseek-llm", "deepseek-coder")
+"""The classes of these patterns hold U+3000, which is also a blank. llama.cpp compares blanks beyond ASCII as U+000B."""
+
 
 @pytest.mark.parametrize("name", test_architectures.MODELS)
 def test_the_logits_are_those_of_transformers(
@@ -104,5 +107,7 @@ def _comparable(text: str, name: str) -> bool:
     if any(unicodedata.category(letter) == "Cn" for letter in text) or "<|end|>" in text:
         return False
     if name in MARKS_DIFFER and any(unicodedata.category(letter).startswith("M") for letter in text):
+        return False
+    if name in WIDE_BLANKS_DIFFER and "\u3000" in text:
         return False
     return not SPLITTINGS[name].normalized or unicodedata.is_normalized("NFC", text)
