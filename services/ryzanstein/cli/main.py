@@ -10,6 +10,7 @@ import typer
 
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo.command import demo
+from ryzanstein.cli.models.command import app as models
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.rollout.deploy import deploy
 from ryzanstein.cli.rollout.drain import drain, undrain
@@ -35,6 +36,7 @@ def build() -> typer.Typer:
     app.callback()(_root)
     for command in (demo, up, chat, status, deploy, drain, undrain):
         app.command()(command)
+    app.add_typer(models, name="models")
     add_programs(app)
     return app
 

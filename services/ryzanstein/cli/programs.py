@@ -40,7 +40,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "synthesize": ("ryzanstein.tools.synthesize.command", "Write a random checkpoint in the Hugging Face layout."),
         "convert": ("ryzanstein.tools.convert.command", "Convert between a GGUF file and the Hugging Face layout."),
         "quantize": ("ryzanstein.tools.quantize.command", "Write a quantized checkpoint, layer by layer."),
-        "models": ("ryzanstein.tools.catalog", "List the architectures that are served."),
+        "inspect": ("ryzanstein.tools.inspect", "Show what a model is, and how much memory a node needs for it."),
         "simulate": (
             "ryzanstein.lab.simulation",
             "Simulate whole clusters in one process: one seed, or many new ones.",

@@ -186,5 +186,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(prog="ryzanstein models", description="List the architectures that are served.").parse_args()
+    argparse.ArgumentParser(
+        prog="ryzanstein models architectures", description="List the architectures that are served."
+    ).parse_args()
     print(page(), end="")

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ryzanstein.config import ServiceSettings
 from ryzanstein.files.model_paths import model_name
+from ryzanstein.files.models_home import model_path
 from ryzanstein.files.named_paths import is_object, read_setting
 from ryzanstein.files.state_home import default_state
 from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
@@ -50,7 +51,9 @@ class WorkerSettings(ServiceSettings):
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: none")
 
     model: str = Field(
-        "", description="directory of a Hugging Face checkpoint, or GGUF file; empty: none until one is deployed"
+        "",
+        description="directory of a Hugging Face checkpoint, GGUF file, or name of a fetched model; empty: none until one is "
+        "deployed",
     )
     model_name: str = Field("", max_length=MAX_NAME_CHARS, description="name of the model; empty: the directory name")
     more_models: str = Field(
@@ -221,6 +224,11 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"chat_template: a file name must have 1 to {MAX_PATH_CHARS} characters, got {len(wrong)}")
         return self
 
+    @field_validator("model")
+    @classmethod
+    def _is_where_it_was_fetched(cls, given: str) -> str:
+        return str(model_path(given)) if given else ""
+
     @field_validator("sparse_attention")
     @classmethod
     def _known_rule(cls, text: str) -> str:
@@ -248,7 +256,7 @@ class WorkerSettings(ServiceSettings):
     def further_models(self) -> list[tuple[str, str]]:
         """Returns the names and directories of the further models."""
         pairs = read_setting(self.more_models)
-        return [(name or model_name(Path(directory)), directory) for name, directory in pairs]
+        return [(name or model_name(Path(directory)), str(model_path(directory))) for name, directory in pairs]
 
     def template_file(self, name: str) -> Path | None:
         """Returns the file with the chat template of a model; None: the model's own."""

@@ -22,7 +22,7 @@ from ryzanstein.worker import devices
 from ryzanstein.worker.architectures.registry import read_config, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
-from ryzanstein.worker.cache.sizes import CacheRequest, cache_size, slot_width
+from ryzanstein.worker.cache.sizes import CacheRequest, CacheSize, cache_size, slot_width
 from ryzanstein.worker.cache.staging import BUDGET_BYTES
 from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
@@ -33,7 +33,7 @@ from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.model.sparse_layers import sparsified
-from ryzanstein.worker.refusal import ModelRefused
+from ryzanstein.worker.refusal import ModelRefused, UnevenSplit
 from ryzanstein.worker.settings.quantization import Format
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def need_of(directory: Path, settings: WorkerSettings) -> int:
     Raises FAILED_PRECONDITION with the name of the file, or the numbers, that do not fit.
     """
     try:
-        return _Need.of(directory, settings).total_bytes
+        return MemoryNeed.of(directory, settings).total_bytes
     except ModelRefused as error:
         raise errors.failed_precondition("MODEL_REFUSED", str(error)) from error
     except OSError as error:
@@ -82,8 +82,8 @@ def node_memory_bytes(settings: WorkerSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
-    """What goes into the result. All ranks take the same."""
+class MemoryNeed:
+    """What a model takes, by what takes it. Sizes are in bytes, of all ranks together. All ranks take the same."""
 
     spec: DecoderSpec
     entries: Mapping[str, TensorEntry]
@@ -92,7 +92,7 @@ class _Need:
     is_quantized: bool
 
     @classmethod
-    def of(cls, directory: Path, settings: WorkerSettings) -> _Need:
+    def of(cls, directory: Path, settings: WorkerSettings) -> MemoryNeed:
         sparse = settings.sparse_attention
         if is_gguf(directory):
             spec, entries = _gguf(directory)
@@ -104,11 +104,45 @@ class _Need:
 
     @property
     def total_bytes(self) -> int:
-        weights = self._weight_bytes()
+        return self.rank_bytes + self.weight_bytes + self.peak_bytes
+
+    @property
+    def num_parameters(self) -> int:
+        """The numbers that are stored."""
+        return sum(math.prod(entry.shape) for entry in self.entries.values())
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of the tensors in the files."""
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+    @property
+    def rank_bytes(self) -> int:
+        """The processes of the ranks without a model."""
+        return self.settings.tp * (DEVICE_BYTES if self.on_gpu else RANK_BYTES)
+
+    @property
+    def weight_bytes(self) -> int:
+        return math.ceil(self._kept_weight_bytes() * (1 + _SLACK))
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is needed beside the weights: while they load, or for the cache and the largest steps."""
         loads = self._loading_bytes() if not self.on_gpu else 0
-        runs = self._cache_bytes() + self._step_bytes()
-        ranks = self.settings.tp * (DEVICE_BYTES if self.on_gpu else RANK_BYTES)
-        return ranks + math.ceil(weights * (1 + _SLACK)) + max(loads, runs)
+        return max(loads, self.cache_bytes + self._step_bytes())
+
+    def possible_tp(self, at_most: int) -> list[int]:
+        """Returns the numbers of ranks over which the heads and the MLP's columns divide."""
+        return [size for size in range(1, at_most + 1) if self._divides(size)]
+
+    def _divides(self, size: int) -> bool:
+        tp = TensorParallel(0, size, cast("Collectives", None))
+        try:
+            tp.heads(self.spec.num_heads, 1 if self.spec.latent is not None else self.spec.num_kv_heads)
+            tp.split(self.spec.intermediate_size, "MLP columns")
+        except UnevenSplit:
+            return False
+        return True
 
     @property
     def _item_bytes(self) -> int:
@@ -131,7 +165,7 @@ class _Need:
     def _tp(self) -> TensorParallel:
         return TensorParallel(0, self.settings.tp, cast("Collectives", None))  # only sizes are asked for
 
-    def _weight_bytes(self) -> int:
+    def _kept_weight_bytes(self) -> int:
         """Returns the bytes of all ranks' weights.
 
         Matrices are divided over the ranks. Norms, biases and what every rank needs whole are not.
@@ -207,24 +241,33 @@ class _Need:
         native = self._in_float32 and self.settings.kernels != "torch"
         return entry.dtype in (*_BLOCKS, KEPT) and self._quantization == "none" and native
 
-    def _cache_bytes(self) -> int:
-        """Returns the KV caches of all ranks, as `kv_cache.KVCache` allocates them."""
+    @property
+    def cache_bytes(self) -> int:
+        """The KV caches of all ranks, as `kv_cache.KVCache` allocates them."""
         settings, spec, tp = self.settings, self.spec, self._tp
-        item_bytes = 2 if settings.kv_dtype == "float16" else self._item_bytes
         zones, groups = self._zones, layer_groups(spec)
+        kept, item_bytes = self.cache_size(), self._kv_item_bytes
+        padding = (groups.num_planes if zones is None else spec.num_layers) * slot_width(spec, tp) * item_bytes
+        stages = not self.on_gpu and groups.windows == (None,) and zones is None
+        return settings.tp * (kept.nbytes + padding + (min(kept.nbytes, BUDGET_BYTES) if stages else 0))
+
+    @property
+    def _kv_item_bytes(self) -> int:
+        return 2 if self.settings.kv_dtype == "float16" else self._item_bytes
+
+    def cache_size(self) -> CacheSize:
+        """Returns the size of one rank's KV cache. Raises ModelRefused if not one page of all layers fits."""
+        settings = self.settings
         request = CacheRequest(
             settings.num_blocks or None,
             settings.kv_bytes or None,
             settings.block_size,
             settings.max_sequences,
             settings.max_tokens_per_step,
-            item_bytes,
-            zones,
+            self._kv_item_bytes,
+            self._zones,
         )
-        kept = cache_size(spec, tp, request)
-        padding = (groups.num_planes if zones is None else spec.num_layers) * slot_width(spec, tp) * item_bytes
-        stages = not self.on_gpu and groups.windows == (None,) and zones is None
-        return settings.tp * (kept.nbytes + padding + (min(kept.nbytes, BUDGET_BYTES) if stages else 0))
+        return cache_size(self.spec, self._tp, request)
 
     @property
     def _zones(self) -> Zones | None:

@@ -23,6 +23,7 @@ from ryzanstein.cli.rollout.rollout import Rollout, RolloutEnd
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
+from ryzanstein.files.models_home import model_path
 from ryzanstein.generation.prompts import name_fault
 
 WAIT_S = 300.0
@@ -110,7 +111,7 @@ def _deployment(target: str | None, name: str | None, nodes: int | None, force: 
     """Returns the deployment. Raises BadParameter, which names the option and its bound."""
     if not target:
         raise typer.BadParameter("give the directory of a model, or --list", param_hint=_TARGET)
-    path = os.path.abspath(target)  # not resolved: links are the nodes' matter
+    path = os.path.abspath(model_path(target))  # not resolved: links are the nodes' matter
     if len(path) > MAX_PATH_CHARS:
         raise typer.BadParameter(f"must have at most {MAX_PATH_CHARS} characters, got {len(path)}", param_hint=_TARGET)
     is_model = is_gguf(Path(path)) or os.path.isfile(os.path.join(model_location(Path(path)), "config.json"))

@@ -21,6 +21,7 @@ from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.cli.programs import require
 from ryzanstein.cli.status.status_tables import node_table
 from ryzanstein.cli.status.survey import look
+from ryzanstein.cli.up.default_tp import DEFAULT_TP, default_tp
 from ryzanstein.cli.up.kept_service import KeptService
 from ryzanstein.cli.up.models_to_serve import models_to_serve, template_setting
 from ryzanstein.cli.up.state_lock import held
@@ -39,7 +40,8 @@ ModelDirs = Annotated[
     typer.Option(
         "--model",
         metavar="[NAME=]DIR",
-        help="Model directory in the Hugging Face layout, or GGUF file. Repeat it for several models on each node.",
+        help="Model directory in the Hugging Face layout, GGUF file, or name of a fetched model. Repeat it for several models "
+        "on each node.",
     ),
 ]
 Templates = Annotated[
@@ -63,7 +65,10 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
 def up(
     *,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
-    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks per node.")] = 2,
+    tp: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, show_default=f"{DEFAULT_TP}, or 1 if a model does not divide", help="Ranks per node."),
+    ] = None,
     models: ModelDirs = [str(MODEL_DIR)],  # noqa: B006 - typer copies it
     chat_templates: Templates = [],  # noqa: B006 - typer copies it
     routers: Annotated[int, typer.Option(min=1, max=16, help="Number of routers, on consecutive ports.")] = 1,
@@ -83,6 +88,7 @@ def up(
     require("up", "router", "worker")
     served = models_to_serve(models)
     templates = template_setting(chat_templates, served)
+    tp = tp or default_tp([model.path for model in served])
     spec = ClusterSpec(
         model=served[0].path,
         more_models=tuple(model.path for model in served[1:]),

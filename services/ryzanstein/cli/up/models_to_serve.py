@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from ryzanstein.files.model_paths import is_gguf, model_name
+from ryzanstein.files.models_home import model_path
 from ryzanstein.files.named_paths import read_option, write_setting
 from ryzanstein.generation.prompts import name_fault
 
@@ -49,10 +50,11 @@ def template_setting(options: Sequence[str], models: Sequence[NamedModel]) -> st
 
 
 def _model(option: str) -> NamedModel:
-    name, path = read_option(option)
+    name, given = read_option(option)
     _require_text(option, _MODEL)
+    path = model_path(str(given))
     if not os.path.exists(path):  # unlike Path's, it raises nothing for a path that is too long
-        raise typer.BadParameter(f"{path} does not exist", param_hint=_MODEL)
+        raise typer.BadParameter(f"{path} does not exist, and no fetched model has this name", param_hint=_MODEL)
     if path.is_file() and not is_gguf(path):
         raise typer.BadParameter(f"{path} is neither a directory nor a GGUF file", param_hint=_MODEL)
     named = NamedModel(name or model_name(path), path.absolute())

@@ -115,7 +115,7 @@ class StepTimes:
         """
         size, largest = num_tokens.bit_length(), max(self._fastest)
         if size > largest:
-            return self._fastest[largest] * num_tokens / 2 ** (largest - 1)
+            return self._fastest[largest] * num_tokens / (1 << (largest - 1))
         return self._fastest[min(seen for seen in self._fastest if seen >= size)]
 
 

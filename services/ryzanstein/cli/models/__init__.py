@@ -1,0 +1,1 @@
+"""`ryzanstein models`: fetches models, lists and removes what was fetched."""
