@@ -8,18 +8,22 @@ created once in `__main__` and passed on.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from http.server import ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Metric
+import structlog
+from prometheus_client import CollectorRegistry, Metric, MetricsHandler
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ryzanstein.observe.metrics_handler import BoundedHandler, BoundedServer
+log = structlog.get_logger(__name__)
 
 # OpenTelemetry's gen_ai bucket lists (status Development, so kept as our own constants).
 TIME_TO_FIRST_TOKEN_BUCKETS = (
@@ -96,7 +100,7 @@ class MetricsServer:
     """A server of `/metrics` over HTTP, in its own threads: no scrape waits for the event loop."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        self._server = _server_of(host)((host, port), BoundedHandler.factory(registry))
+        self._server = _server_of(host)((host, port), _MetricsHandler.factory(registry))
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -107,6 +111,29 @@ class MetricsServer:
         self._thread.join()
 
 
-def _server_of(host: str) -> type[BoundedServer]:
+class _MetricsHandler(MetricsHandler):
+    """The library's handler, which gives a silent client up."""
+
+    timeout = 5.0
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """A server with a thread for each request."""
+
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        """Binds. The library would also look up the host's full name, which waits for a name server that is away."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs what a request failed with, except that its client went away. The library would print a traceback."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.warning("metrics request failed", error=repr(error)[:512])
+
+
+def _server_of(host: str) -> type[_HttpServer]:
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    return type("MetricsServer", (BoundedServer,), {"address_family": family})
+    return type("MetricsServer", (_HttpServer,), {"address_family": family})
