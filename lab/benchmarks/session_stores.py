@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.opening import open_sessions
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -56,7 +57,7 @@ async def timed(took: list[float], work: Awaitable[object]) -> None:
 
 async def turn(store: SessionStore, session_id: str, number: int, took: dict[str, list[float]]) -> None:
     generation_id = f"{session_id}-{number}"
-    await timed(took["claim"], store.claim(session_id, generation_id, "router", 6.0))
+    await timed(took["claim"], store.claim(ClaimRequest(session_id, generation_id, "router", 6.0)))
     await timed(took["get"], store.get(session_id))
     append = store.append(session_id, TURN, model="m", node_id="a", generation_id=generation_id)
     await timed(took["append"], append)

@@ -17,6 +17,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.faces.http.responses import kept as kept_module
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
 from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStore, store_unavailable
 from ryzanstein.router.sessions.stores.memory import MemorySessions
@@ -154,7 +155,7 @@ async def test_all_stores_keep_and_evict_alike_and_no_response_is_without_its_hi
 async def test_a_claimed_session_is_never_evicted(open_store: Opener) -> None:
     store = await open_store(max_sessions=2)
     await store.create("claimed", "m")
-    await store.claim("claimed", "g", "r", 60.0)
+    await store.claim(ClaimRequest("claimed", "g", "r", 60.0))
     for session_id in ("a", "b", "c"):
         await asyncio.sleep(0.002)
         await store.create(session_id, "m")
@@ -216,7 +217,7 @@ class Away(MemorySessions):
         self._fail()
         await super().delete(session_id)
 
-    async def claim(self, *args: Any, **kwargs: Any) -> None:
+    async def claim(self, request: ClaimRequest) -> None:
         self._fail()
 
     def _fail(self) -> None:

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
-from ryzanstein.router.sessions.claims import SessionBusyError
+from ryzanstein.router.sessions.claims import ClaimRequest, SessionBusyError
 from ryzanstein.router.sessions.resilient.store import OutagePolicy, ResilientSessions
 from ryzanstein.router.sessions.store import Session, SessionBounds, store_unavailable
 from ryzanstein.router.sessions.stores.memory import MemorySessions
@@ -390,9 +390,9 @@ class Full(MemorySessions):
         await self._write()
         return await super().append(session_id, messages, **more)
 
-    async def claim(self, session_id: str, *claim: Any, **more: Any) -> None:
+    async def claim(self, request: ClaimRequest) -> None:
         await self._write()
-        await super().claim(session_id, *claim, **more)
+        await super().claim(request)
 
     async def _write(self) -> None:
         if self.full:
@@ -426,9 +426,9 @@ async def test_a_turn_that_begins_when_the_store_is_back_has_a_claim_that_other_
     store, sessions, telemetry = full
     store.full = False
     assert telemetry.store_outage._value.get() == 1
-    await sessions.claim("s", "2", "one", 6.0)
+    await sessions.claim(ClaimRequest("s", "2", "one", 6.0))
     with pytest.raises(SessionBusyError):
-        await store.claim("s", "3", "other", 6.0)
+        await store.claim(ClaimRequest("s", "3", "other", 6.0))
     assert telemetry.store_outage._value.get() == 0
 
 
@@ -451,7 +451,7 @@ async def test_no_turn_waits_for_a_store_that_keeps_its_callers_waiting(full: An
     await until(lambda: store.refused == refused + 2)
     began = time.monotonic()
     for number in range(20):
-        await sessions.claim("s", str(number), "one", 6.0)
+        await sessions.claim(ClaimRequest("s", str(number), "one", 6.0))
         await sessions.append("s", said("more"), model="m", node_id="a", generation_id=f"more {number}")
     assert time.monotonic() - began < 1.0
     assert store.refused <= refused + 4
@@ -468,10 +468,10 @@ class Odd(MemorySessions):
             raise ValueError("not of this world")
         return await super().append(session_id, messages, **more)
 
-    async def claim(self, session_id: str, *claim: Any) -> None:
+    async def claim(self, request: ClaimRequest) -> None:
         if self.mad:
             raise ValueError("not of this world")
-        await super().claim(session_id, *claim)
+        await super().claim(request)
 
 
 def said(text: str) -> tuple[Message, ...]:

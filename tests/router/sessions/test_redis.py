@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.storage.redis_client import redis_client
@@ -49,8 +50,8 @@ async def test_clusters_with_prefixes_of_their_own_share_a_server(start_redis: A
     one, other = await opened(redis.url, "one:"), await opened(redis.url, "other:")
     await one.create("s", "m", HELLO)
     await other.create("s", "n")
-    await one.claim("s", "g", "r", 60.0)
-    await other.claim("s", "h", "r", 60.0)
+    await one.claim(ClaimRequest("s", "g", "r", 60.0))
+    await other.claim(ClaimRequest("s", "h", "r", 60.0))
     await other.delete("s")
     assert [session.model for session in (await one.list()).sessions] == ["m"]
     await one.close()
@@ -61,7 +62,7 @@ async def test_nothing_of_a_deleted_session_is_left(start_redis: Any) -> None:
     redis = await start_redis()
     store, client = await opened(redis.url), redis_client(redis.url)
     await store.create("s", "m", HELLO)
-    await store.claim("s", "g", "r", 60.0)
+    await store.claim(ClaimRequest("s", "g", "r", 60.0))
     await store.append("s", HELLO, model="m", node_id="a", generation_id="g")
     await store.delete("s")
     assert await client.keys("*") == []

@@ -15,6 +15,7 @@ import pytest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.room import MESSAGE_BYTES, StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
@@ -80,7 +81,7 @@ async def test_sessions_and_responses_share_the_bytes_and_the_least_recently_use
 async def test_a_claimed_session_is_not_evicted_for_bytes(bounded: Bounded) -> None:
     store = await bounded(StoreRoom(2 * MB))
     await store.create("claimed", "m", TEXT)
-    await store.claim("claimed", "g", "r", 60.0)
+    await store.claim(ClaimRequest("claimed", "g", "r", 60.0))
     for number in range(50):
         await store.create(f"s{number}", "m", TEXT)
     assert await there(store, ["claimed", "s0", "s49"]) == ["claimed", "s49"]

@@ -15,7 +15,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.claims import Holding, SessionBusyError
+from ryzanstein.router.sessions.claims import ClaimRequest, Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores import memory, redis, sqlite
 from ryzanstein.router.sessions.stores.redis import RedisSessions
@@ -159,26 +159,26 @@ async def refused_as_busy(claim: Awaitable[None]) -> None:
 
 async def test_a_claimed_session_is_busy_for_every_other_generation_until_it_is_released(open_store: Opener) -> None:
     store = await open_store()
-    await store.claim("s", "g", "r1", 60.0)
-    await store.claim("s", "g", "r1", 60.0)
-    await refused_as_busy(store.claim("s", "h", "r1", 60.0))
-    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
-    await store.claim("other", "h", "r2", 60.0)
+    await store.claim(ClaimRequest("s", "g", "r1", 60.0))
+    await store.claim(ClaimRequest("s", "g", "r1", 60.0))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r1", 60.0)))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r2", 60.0)))
+    await store.claim(ClaimRequest("other", "h", "r2", 60.0))
     await store.release("s", "g", "r2")
-    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r2", 60.0)))
     await store.release("s", "g", "r1")
-    await store.claim("s", "h", "r2", 60.0)
+    await store.claim(ClaimRequest("s", "h", "r2", 60.0))
 
 
 async def test_a_claim_of_an_owner_that_is_gone_is_no_obstacle_to_one_other(open_store: Opener) -> None:
     store = await open_store()
-    await store.claim("s", "g", "dead", 60.0)
+    await store.claim(ClaimRequest("s", "g", "dead", 60.0))
     with pytest.raises(SessionBusyError) as busy:
-        await store.claim("s", "h", "r2", 60.0)
+        await store.claim(ClaimRequest("s", "h", "r2", 60.0))
     assert (busy.value.generation_id, busy.value.owner) == ("g", "dead")
-    await refused_as_busy(store.claim("s", "h", "r2", 60.0, gone="somebody else"))
-    await store.claim("s", "h", "r2", 60.0, gone="dead")
-    await refused_as_busy(store.claim("s", "i", "r3", 60.0, gone="dead"))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r2", 60.0, gone="somebody else")))
+    await store.claim(ClaimRequest("s", "h", "r2", 60.0, gone="dead"))
+    await refused_as_busy(store.claim(ClaimRequest("s", "i", "r3", 60.0, gone="dead")))
     assert await store.renew({"s": "g"}, "dead", 60.0) == {"s"}
 
 
@@ -186,7 +186,7 @@ async def test_a_claim_of_an_owner_that_is_gone_is_no_obstacle_to_one_other(open
 async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener, expired: bool) -> None:
     store = Written(await open_store())
     for owner in (*Holding, "me"):
-        await store.claim(f"{owner}", "g", f"{owner}", 0.01 if expired else 60.0)
+        await store.claim(ClaimRequest(f"{owner}", "g", f"{owner}", 0.01 if expired else 60.0))
     await asyncio.sleep(0.02)
     asked = []
 
@@ -212,11 +212,11 @@ async def test_whose_claims_are_in_the_way_of_a_router(open_store: Opener, expir
 
 async def test_an_expired_claim_that_its_owner_renewed_meanwhile_is_not_replaced(open_store: Opener) -> None:
     store = Written(await open_store())
-    await store.claim("s", "g", "other", 0.01)
+    await store.claim(ClaimRequest("s", "g", "other", 0.01))
     await asyncio.sleep(0.02)
 
     async def ask(owner: str, session_id: str) -> Holding:
-        await store.claim(session_id, "next", owner, 60.0, expired_of=owner)
+        await store.claim(ClaimRequest(session_id, "next", owner, 60.0, expired_of=owner))
         return Holding.FREE
 
     claimed = Claimed(store, "me", 60.0, ask, RouterTelemetry().background)
@@ -241,13 +241,13 @@ async def test_a_claim_is_not_renewed_before_it_is_taken(open_store: Opener) -> 
         return Holding.HELD
 
     renewed, store = asyncio.Event(), Told(await open_store())
-    await store.claim("s", "g", "other", 0.01)
+    await store.claim(ClaimRequest("s", "g", "other", 0.01))
     await asyncio.sleep(0.02)
     claimed = Claimed(store, "me", 0.3, ask, RouterTelemetry().background)
     await claimed.claim("mine", "h")
     await refused_as_busy(claimed.claim("s", "h"))
     with pytest.raises(SessionBusyError) as busy:
-        await store.claim("s", "i", "third", 60.0)
+        await store.claim(ClaimRequest("s", "i", "third", 60.0))
     assert (busy.value.owner, busy.value.expired) == ("other", True)
     await claimed.close()
 
@@ -274,56 +274,56 @@ async def test_a_turn_that_is_stored_during_a_renewal_leaves_no_claim(open_store
     await renewing.wait()
     await turn.commit(Message(Role.ASSISTANT, "y"), "m", "node")
     await asyncio.sleep(0.25)  # longer than the renewal takes, and than the next one waits
-    await store.claim("s", "h", "other", 60.0)
+    await store.claim(ClaimRequest("s", "h", "other", 60.0))
     turn.release()
     await claimed.close()
 
 
 async def test_a_claim_passes_to_the_owner_that_takes_the_generation_over(open_store: Opener) -> None:
     store = await open_store()
-    await store.claim("s", "g", "r1", 60.0)
-    await store.claim("s", "g", "r2", 60.0)
+    await store.claim(ClaimRequest("s", "g", "r1", 60.0))
+    await store.claim(ClaimRequest("s", "g", "r2", 60.0))
     assert await store.renew({"s": "g"}, "r1", 60.0) == {"s"}
     await store.release("s", "g", "r1")
-    await refused_as_busy(store.claim("s", "h", "r3", 60.0))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r3", 60.0)))
 
 
 async def test_a_claim_ends_with_its_time_unless_it_is_renewed(open_store: Opener) -> None:
     store = await open_store()
-    await store.claim("s", "g", "r1", 0.3)
-    await store.claim("kept", "g", "r1", 0.3)
+    await store.claim(ClaimRequest("s", "g", "r1", 0.3))
+    await store.claim(ClaimRequest("kept", "g", "r1", 0.3))
     for _ in range(4):
         await asyncio.sleep(0.1)
         assert not await store.renew({"kept": "g"}, "r1", 0.3)
-    await refused_as_busy(store.claim("kept", "h", "r2", 60.0, expired_of="r1"))
+    await refused_as_busy(store.claim(ClaimRequest("kept", "h", "r2", 60.0, expired_of="r1")))
     with pytest.raises(SessionBusyError) as busy:
-        await store.claim("s", "h", "r2", 60.0)
+        await store.claim(ClaimRequest("s", "h", "r2", 60.0))
     assert (busy.value.generation_id, busy.value.owner, busy.value.expired) == ("g", "r1", True)
-    await refused_as_busy(store.claim("s", "h", "r2", 60.0, expired_of="somebody else"))
-    await store.claim("s", "h", "r2", 60.0, expired_of="r1")
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r2", 60.0, expired_of="somebody else")))
+    await store.claim(ClaimRequest("s", "h", "r2", 60.0, expired_of="r1"))
     assert await store.renew({"s": "g", "kept": "g"}, "r1", 60.0) == {"s"}
 
 
 async def test_a_renewal_takes_again_what_nobody_has(open_store: Opener) -> None:
     store = await open_store()
     assert not await store.renew({"s": "g"}, "r1", 60.0)
-    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r2", 60.0)))
 
 
 async def test_a_stored_turn_ends_the_claim_of_its_generation_and_of_no_other(open_store: Opener) -> None:
     store = await open_store()
     await store.create("s", "m")
-    await store.claim("s", "g", "r1", 60.0)
+    await store.claim(ClaimRequest("s", "g", "r1", 60.0))
     await store.append("s", HELLO, model="m", node_id="a", generation_id="late")
-    await refused_as_busy(store.claim("s", "h", "r2", 60.0))
+    await refused_as_busy(store.claim(ClaimRequest("s", "h", "r2", 60.0)))
     await store.append("s", HELLO, model="m", node_id="a", generation_id="g")
-    await store.claim("s", "h", "r2", 60.0)
+    await store.claim(ClaimRequest("s", "h", "r2", 60.0))
     assert not await store.renew({"s": "h"}, "r2", 60.0), "it has the claim"
 
 
 async def test_of_many_who_claim_at_once_one_wins(open_store: Opener) -> None:
     store = await open_store()
-    claims = [store.claim("s", f"g{i}", f"r{i % 3}", 60.0) for i in range(20)]
+    claims = [store.claim(ClaimRequest("s", f"g{i}", f"r{i % 3}", 60.0)) for i in range(20)]
     refusals = [error for error in await asyncio.gather(*claims, return_exceptions=True) if error is not None]
     assert len(refusals) == 19
     assert {getattr(error, "reason", error) for error in refusals} == {"SESSION_BUSY"}
@@ -387,12 +387,12 @@ async def test_a_file_of_the_version_before_is_taken_along(tmp_path: Path) -> No
 async def test_two_stores_on_one_file_see_each_others_claims_and_turns(tmp_path: Path) -> None:
     one, other = [await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None) for _ in range(2)]
     await one.create("s", "m")
-    await one.claim("s", "g", "r1", 60.0)
-    await refused_as_busy(other.claim("s", "h", "r2", 60.0))
+    await one.claim(ClaimRequest("s", "g", "r1", 60.0))
+    await refused_as_busy(other.claim(ClaimRequest("s", "h", "r2", 60.0)))
     await one.append("s", HELLO, model="m", node_id="a", generation_id="g")
     await other.append("s", HELLO, model="m", node_id="a", generation_id="g")
     assert (await other.get("s")).messages == HELLO
-    await other.claim("s", "h", "r2", 60.0)
+    await other.claim(ClaimRequest("s", "h", "r2", 60.0))
     await one.close()
     await other.close()
 
@@ -489,7 +489,7 @@ async def test_a_claimed_session_is_not_evicted_and_the_next_one_is(open_store: 
     for session_id in "abcde":
         await store.create(session_id, "m", HELLO)
         if session_id in "ab":
-            await store.claim(session_id, "g", "r", 60.0)
+            await store.claim(ClaimRequest(session_id, "g", "r", 60.0))
     assert [each.session_id for each in (await store.list()).sessions] == ["e", "b", "a"]
     assert evicted == [1, 1]
 
@@ -498,14 +498,14 @@ async def test_a_claimed_session_is_not_evicted_and_the_next_one_is(open_store: 
 async def test_the_claim_of_a_dead_router_is_not_kept_for_ever(tmp_path: Path, change: str) -> None:
     path = tmp_path / "s.db"
     store = await SqliteSessions.open(path, SessionBounds(), lambda count: None)
-    await store.claim("s", "g", "dead", 6.0)
+    await store.claim(ClaimRequest("s", "g", "dead", 6.0))
     if change != "claim":
-        await store.claim("t", "g", "r", 6.0)
+        await store.claim(ClaimRequest("t", "g", "r", 6.0))
     with sqlite3.connect(path) as db:
         db.execute("UPDATE claims SET taken_at = taken_at - 3607 WHERE owner = 'dead'")
     db.close()
     if change == "claim":
-        await store.claim("t", "g", "r", 6.0)
+        await store.claim(ClaimRequest("t", "g", "r", 6.0))
     elif change == "renew":
         await store.renew({"t": "g"}, "r", 6.0)
     else:

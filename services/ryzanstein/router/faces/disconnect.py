@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.router.core.core import Core
 
@@ -44,6 +46,35 @@ def on_disconnect(headers: Mapping[str, str]) -> OnDisconnect:
     return OnDisconnect.WAIT
 
 
+@dataclass(frozen=True, slots=True)
+class Departing:
+    """A request, and what happens to its generation when its reader leaves before the end."""
+
+    request: GenerationRequest
+    cancels: bool
+    """The generation is cancelled. Otherwise it waits for a reader, or runs on if it is detached."""
+
+    @classmethod
+    def of(cls, request: GenerationRequest, choice: OnDisconnect, *, can_return: bool) -> Departing:
+        """Returns the rule for a request whose client chose so.
+
+        A client that `can_return` reads a stream of one generation, at any position. Others can come
+        back only with a key, or let it run detached.
+        """
+        detached = choice is OnDisconnect.DETACH
+        ends = choice is OnDisconnect.CANCEL if can_return else not detached
+        return cls(replace(request, detached=detached), ends and request.key is None)
+
+    async def submit(self, core: Core) -> str:
+        """Returns the id of the generation. Raises as `Core.submit` does."""
+        return await core.submit(self.request, resumable=not self.cancels)
+
+    async def left(self, core: Core, generation_id: str) -> None:
+        """Cancels the generation if nobody comes back for it."""
+        if self.cancels:
+            await _cancel(core, generation_id)
+
+
 def _flag(headers: Mapping[str, str], name: str) -> bool | None:
     """Returns the value of a header, or None when it is not given."""
     given = headers.get(name, "").strip().lower()
@@ -64,11 +95,11 @@ async def ending_with_reader(
             async for event in events:
                 yield event
     except (asyncio.CancelledError, GeneratorExit):
-        await leave(core, generation_id)
+        await _cancel(core, generation_id)
         raise
 
 
-async def leave(core: Core, generation_id: str) -> None:
+async def _cancel(core: Core, generation_id: str) -> None:
     """Cancels the generation of a client that does not come back. It may just have ended."""
     with suppress(RyzansteinError):
         await core.leave(generation_id)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
 from ryzanstein.process.background import Background
-from ryzanstein.router.sessions.claims import Holding, SessionBusyError
+from ryzanstein.router.sessions.claims import ClaimRequest, Holding, SessionBusyError
 from ryzanstein.router.sessions.store import ServingStore, StoreUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -115,11 +116,12 @@ class Claimed:
         await asyncio.gather(*self._releasing.values(), return_exceptions=True)
 
     async def _take(self, session_id: str, generation_id: str) -> None:
+        request = ClaimRequest(session_id, generation_id, self._owner, self._ttl_s)
         try:
-            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s)
+            await self._store.claim(request)
         except SessionBusyError as busy:
             gone = busy.owner if await self._is_gone(session_id, busy) else ""
-            await self._store.claim(session_id, generation_id, self._owner, self._ttl_s, gone=gone, expired_of=busy.owner)
+            await self._store.claim(replace(request, gone=gone, expired_of=busy.owner))
             log.warning("stale session claim replaced", session_id=session_id, of=busy.owner, held_for=busy.generation_id)
 
     async def _is_gone(self, session_id: str, busy: SessionBusyError) -> bool:

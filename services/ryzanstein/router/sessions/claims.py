@@ -32,6 +32,20 @@ class Holding(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a router asks of the store: the session for its generation, for `ttl_s`."""
+
+    session_id: str
+    generation_id: str
+    owner: str
+    ttl_s: float
+    gone: str = ""
+    """An owner that no longer runs: its claim does not count."""
+    expired_of: str = ""
+    """An owner that was asked and has nothing more to write: its expired claim does not count."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A claim, valid for `ttl_s` from `taken_at`, which is on a clock that never jumps."""
 
@@ -47,14 +61,15 @@ class Claim:
         """
         return self.taken_at <= now < self.taken_at + self.ttl_s
 
-    def forbids(self, other: Claim, gone: str, expired_of: str) -> bool:
-        """Returns whether this claim keeps another generation from speaking.
+    @classmethod
+    def of(cls, request: ClaimRequest, now: float) -> Claim:
+        return cls(request.generation_id, request.owner, now, request.ttl_s)
 
-        It does unless its owner is `gone`, or it has expired and its owner is `expired_of`.
-        """
-        if self.generation_id == other.generation_id or self.owner == gone or self.taken_at > other.taken_at:
+    def forbids(self, request: ClaimRequest, now: float) -> bool:
+        """Returns whether this claim keeps another generation from speaking."""
+        if self.generation_id == request.generation_id or self.owner == request.gone or self.taken_at > now:
             return False
-        return self.holds(other.taken_at) or self.owner != expired_of
+        return self.holds(now) or self.owner != request.expired_of
 
     def yields_to(self, other: Claim | None) -> bool:
         """Returns whether another owner or generation held the session when this claim was made."""
@@ -89,15 +104,12 @@ class LocalClaims:
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
 
-    def claim(
-        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
-    ) -> None:
+    def claim(self, request: ClaimRequest) -> None:
         """See `SessionStore.claim`."""
-        mine, held = Claim(generation_id, owner, time.monotonic(), ttl_s), self._claims.get(session_id)
-        if held is not None and held.forbids(mine, gone, expired_of):
-            expired = not held.holds(mine.taken_at)
-            raise SessionBusyError(session_id, held.generation_id, held.owner, expired=expired)
-        self._claims[session_id] = mine
+        now, held = time.monotonic(), self._claims.get(request.session_id)
+        if held is not None and held.forbids(request, now):
+            raise SessionBusyError(request.session_id, held.generation_id, held.owner, expired=not held.holds(now))
+        self._claims[request.session_id] = Claim.of(request, now)
 
     def holds(self, session_id: str) -> bool:
         """Returns whether a generation has the session now."""

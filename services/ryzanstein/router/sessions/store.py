@@ -16,6 +16,7 @@ from typing import Protocol
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import MAX_NAME_CHARS, Message
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.room import MESSAGE_BYTES, bytes_of
 from ryzanstein.router.storage.bounds import UNBOUNDED
 
@@ -186,14 +187,11 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def claim(
-        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
-    ) -> None:
-        """Claims the session for the generation, for `ttl_s` from now.
+    async def claim(self, request: ClaimRequest) -> None:
+        """Claims the session for the generation, from now on.
 
         The session need not exist yet. Raises SessionBusyError while another generation has it,
-        unless that one's owner is `gone`. An expired claim also raises it, unless its owner is
-        `expired_of`. Another owner of the same generation takes the claim over.
+        or had it when its claim expired. Another owner of the same generation takes the claim over.
         """
         ...
 

@@ -61,7 +61,6 @@ class RpcCall:
             deadline=self.deadline,
             tenant=valid_tenant(self.tenant, request.user),
             tenant_named=bool(self.tenant),
-            detached=self.on_disconnect is OnDisconnect.DETACH,
         )
         return keyed(completed, key, "request_id")
 

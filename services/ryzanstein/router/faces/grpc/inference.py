@@ -29,7 +29,7 @@ from ryzanstein.replies.reader import Said
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer, read_start
-from ryzanstein.router.faces.disconnect import OnDisconnect, ending_with_reader
+from ryzanstein.router.faces.disconnect import Departing, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
 from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.v1 import inference_pb2 as inference
@@ -143,12 +143,12 @@ class InferenceServicer(InferenceServiceServicer):
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
             asked = call.complete(chat_from_wire(request, self._most), request.request_id)
-            return await _whole(inference.ChatResponse, await self._answer(asked))
+            return await _whole(inference.ChatResponse, await self._answer(call, asked))
 
     async def Complete(self, request: inference.CompleteRequest, context: _Context) -> inference.CompleteResponse:
         with self._calls.call("Complete", context) as call:
             asked = call.complete(complete_from_wire(request, self._most), request.request_id)
-            return await _whole(inference.CompleteResponse, await self._answer(asked))
+            return await _whole(inference.CompleteResponse, await self._answer(call, asked))
 
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: _Context
@@ -203,20 +203,20 @@ class InferenceServicer(InferenceServiceServicer):
             model = name_from_wire(request.model, "model")
             return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request, self._most)))
 
-    async def _answer(self, request: GenerationRequest) -> Answer:
-        generation_id = await self._core.submit(request, resumable=request.detached)
-        ends_with_call = request.key is None and not request.detached
+    async def _answer(self, call: RpcCall, request: GenerationRequest) -> Answer:
+        departing = Departing.of(request, call.on_disconnect, can_return=False)
+        generation_id = await departing.submit(self._core)
         events = self._core.follow(generation_id, whole=True)
-        if ends_with_call:
+        if departing.cancels:
             events = ending_with_reader(self._core, generation_id, events)
         async with contextlib.aclosing(events):
             return await Answer.read(events)
 
     async def _stream(self, call: RpcCall, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        ends_with_stream = call.on_disconnect is OnDisconnect.CANCEL and request.key is None
-        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
+        departing = Departing.of(request, call.on_disconnect, can_return=True)
+        generation_id = await departing.submit(self._core)
         events = self._core.follow(generation_id)
-        if ends_with_stream:
+        if departing.cancels:
             events = ending_with_reader(self._core, generation_id, events)
         async with contextlib.aclosing(events):
             async for event in events:

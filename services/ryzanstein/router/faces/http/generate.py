@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Delta, GenerationEvent, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
-from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
+from ryzanstein.router.faces.disconnect import Departing, OnDisconnect, on_disconnect
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.merged import Merged, MergedWriter, merged
 from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected
@@ -79,27 +79,23 @@ class GenerationRoutes:
 
     async def answer(self, http: Request, request: GenerationRequest, dialect: AnswerDialect) -> Response:
         """Returns the complete answer as JSON. Raises ClientLeft when the client disconnects."""
-        request = replace(request, detached=on_disconnect(http.headers) is OnDisconnect.DETACH)
-        generation_id = await self._core.submit(request, resumable=request.detached)
-        async with self._cancelled_if_left(request, generation_id):
+        departing = Departing.of(request, on_disconnect(http.headers), can_return=False)
+        generation_id = await departing.submit(self._core)
+        async with self._noticing_departure(departing, generation_id):
             answer = await while_connected(http.receive, self._read(generation_id))
         content = await asyncio.to_thread(_content, answer, dialect) if answer.is_large else _content(answer, dialect)
         return Response(content, headers={NODE: answer.node_id}, media_type="application/json")
 
     async def complete(self, http: Request, asked: Completions) -> Response:
         """Returns the answers to all prompts as JSON. Raises as `answer` does."""
-        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
+        choice = on_disconnect(http.headers)
         echoed = await echoed_texts(self._core, asked)
-        running: dict[str, GenerationRequest] = {}
+        running: dict[str, Departing] = {}
         try:
-            for request in asked.requests:
-                generation_id = await self._core.submit(replace(request, detached=detached), resumable=detached)
-                running[generation_id] = request
+            await self._submit_all(asked, choice, running)
             answers = await while_connected(http.receive, self._read_all(list(running)))
         except BaseException:
-            for generation_id, request in running.items():
-                if request.key is None and not detached:
-                    await leave(self._core, generation_id)
+            await self._leave_all(running)
             raise
         write = partial(completion_body, asked, answers, echoed)
         is_large = asked.echo or len(answers) > 1 or answers[0].is_large
@@ -110,23 +106,16 @@ class GenerationRoutes:
         """Returns the answers to all prompts as events of one stream. Raises an error that comes before any of them."""
         if len(asked.requests) == 1 and not asked.echo:
             return await self.stream(http, asked.requests[0], shown)
-        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
+        choice = on_disconnect(http.headers)
         echoed = await echoed_texts(self._core, asked)
-        running: list[str] = []
-
-        async def abandon() -> None:
-            for generation_id, request in zip(running, asked.requests, strict=False):
-                if request.key is None and not detached:
-                    await leave(self._core, generation_id)
-
+        running: dict[str, Departing] = {}
         try:
-            for request in asked.requests:
-                generation_id = await self._core.submit(replace(request, detached=detached), resumable=detached)
-                running.append(generation_id)
+            await self._submit_all(asked, choice, running)
         except BaseException:
-            await abandon()
+            await self._leave_all(running)
             raise
-        events = merged([self._core.follow(generation_id) for generation_id in running], abandon)
+        follow = [self._core.follow(generation_id) for generation_id in running]
+        events = merged(follow, partial(self._leave_all, running))
         try:
             first = await while_connected(http.receive, anext(events))
         except BaseException:
@@ -143,14 +132,14 @@ class GenerationRoutes:
         position = http.headers.get(LAST_EVENT_ID, "")
         if generation_id := generation_of(position):
             return await self.attach(http, generation_id, position, kind=shown.dialect.kind)
-        disconnect = on_disconnect(http.headers)
-        request = replace(request, detached=disconnect is OnDisconnect.DETACH, shown_as=shown.written)
-        ends_with_stream = disconnect is OnDisconnect.CANCEL and request.key is None
-        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
-        async with self._cancelled_if_left(request, generation_id):
+        request, choice = replace(request, shown_as=shown.written), on_disconnect(http.headers)
+        departing = Departing.of(request, choice, can_return=True)
+        generation_id = await departing.submit(self._core)
+        # Until the first event the client knows no id with which it could return.
+        unknown = Departing.of(request, choice, can_return=False)
+        async with self._noticing_departure(unknown, generation_id):
             response = await self._open(http, generation_id, Cursor(), lambda _: shown)
-        if ends_with_stream:
-            response.on_left = partial(leave, self._core, generation_id)
+        response.on_left = partial(departing.left, self._core, generation_id)
         return response
 
     async def attach(
@@ -208,13 +197,22 @@ class GenerationRoutes:
         async with aclosing(self._core.follow(generation_id, whole=True)) as events:
             return await Answer.read(events)
 
+    async def _submit_all(self, asked: Completions, choice: OnDisconnect, running: dict[str, Departing]) -> None:
+        """Adds the generations of all prompts to `running`, by id. Those that began before an error are there too."""
+        for request in asked.requests:
+            departing = Departing.of(request, choice, can_return=False)
+            running[await departing.submit(self._core)] = departing
+
+    async def _leave_all(self, running: Mapping[str, Departing]) -> None:
+        for generation_id, departing in running.items():
+            await departing.left(self._core, generation_id)
+
     @asynccontextmanager
-    async def _cancelled_if_left(self, request: GenerationRequest, generation_id: str) -> AsyncIterator[None]:
+    async def _noticing_departure(self, departing: Departing, generation_id: str) -> AsyncIterator[None]:
         try:
             yield
         except ClientLeft:
-            if request.key is None and not request.detached:
-                await leave(self._core, generation_id)
+            await departing.left(self._core, generation_id)
             raise
 
 

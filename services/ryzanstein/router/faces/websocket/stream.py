@@ -18,7 +18,7 @@ from ryzanstein.generation.tokens import GenerationEvent, Started
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.peers import PassedReader
 from ryzanstein.router.faces.answer import read_start
-from ryzanstein.router.faces.disconnect import OnDisconnect, leave
+from ryzanstein.router.faces.disconnect import Departing, OnDisconnect
 from ryzanstein.router.faces.http.generate import bare_id, first_wanted
 from ryzanstein.router.faces.openai.answers.chunks import Chunk, Chunks
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
@@ -115,17 +115,16 @@ class SocketStream:
         When the client disconnects, the generation waits for it, ends, or runs on, as the client
         chose.
         """
-        choice, request = submission.on_disconnect, submission.request
-        request = replace(request, detached=choice is OnDisconnect.DETACH, shown_as=submission.shown.written)
-        ends_with_stream = choice is OnDisconnect.CANCEL and request.key is None
-        generation_id = await self._core.submit(request, resumable=not ends_with_stream)
+        request = replace(submission.request, shown_as=submission.shown.written)
+        departing = Departing.of(request, submission.on_disconnect, can_return=True)
+        generation_id = await departing.submit(self._core)
         self.generation = submission.shown.dialect.id_prefix + generation_id
         self._connection.write(encoded(Accepted(self.id, self.generation, request.request_id)))
         try:
             await self._follow(generation_id, Cursor(), {}, lambda _: submission.shown)
         except asyncio.CancelledError:
-            if ends_with_stream and self.end is StreamEnd.LEFT:
-                await leave(self._core, generation_id)
+            if self.end is StreamEnd.LEFT:
+                await departing.left(self._core, generation_id)
             raise
 
     async def attach(self, response_id: str, cursor: Cursor, include_usage: bool | None, tenant: str) -> None:

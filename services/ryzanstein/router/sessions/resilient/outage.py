@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import structlog
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.store import (
     SessionStore,
     StoreUnavailableError,
@@ -274,7 +275,7 @@ class StoreOutage:
         generation_id = uuid.uuid4().hex
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                await self._store.claim(_PROBE_ID, generation_id, "probe", _PROBE_TIMEOUT_S)
+                await self._store.claim(ClaimRequest(_PROBE_ID, generation_id, "probe", _PROBE_TIMEOUT_S))
                 await self._store.release(_PROBE_ID, generation_id, "probe")
                 await self._store.list(1)
         except TimeoutError:

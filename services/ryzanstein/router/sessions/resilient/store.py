@@ -20,6 +20,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message
+from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.resilient.outage import Backlog, StoreOutage, Write
 from ryzanstein.router.sessions.resilient.recent import Changes, RecentSessions
 from ryzanstein.router.sessions.store import (
@@ -218,21 +219,19 @@ class ResilientSessions:
             self.recent.forget(session_id)
         return added
 
-    async def claim(
-        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
-    ) -> None:
+    async def claim(self, request: ClaimRequest) -> None:
         """Claims a session.
 
         While the store fails every claim succeeds: routers cannot know of each other, and each
         serializes its own turns. The store may be back although the outage is not over: a turn
         without a claim would then be hidden from other routers.
         """
-        self._check_room(session_id)
+        self._check_room(request.session_id)
         await self._outage.retry(self._wait_s)
         if self._outage.active:
             return
         try:
-            await self._bounded(self._store.claim(session_id, generation_id, owner, ttl_s, gone=gone, expired_of=expired_of))
+            await self._bounded(self._store.claim(request))
         except StoreUnavailableError as error:
             self._outage.begin(error)
 

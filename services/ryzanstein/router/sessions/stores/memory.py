@@ -15,7 +15,7 @@ from itertools import islice
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import Message
-from ryzanstein.router.sessions.claims import LocalClaims
+from ryzanstein.router.sessions.claims import ClaimRequest, LocalClaims
 from ryzanstein.router.sessions.room import StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
     MOST_SCANNED,
@@ -224,10 +224,8 @@ class MemorySessions:
         self._evict(session_id)
         return added
 
-    async def claim(
-        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
-    ) -> None:
-        self._claims.claim(session_id, generation_id, owner, ttl_s, gone=gone, expired_of=expired_of)
+    async def claim(self, request: ClaimRequest) -> None:
+        self._claims.claim(request)
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         return self._claims.renew(held, owner, ttl_s)

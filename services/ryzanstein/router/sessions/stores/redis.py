@@ -19,7 +19,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import Message
-from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, SessionBusyError
+from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, ClaimRequest, SessionBusyError
 from ryzanstein.router.sessions.store import (
     MOST_EVICTED,
     MOST_SCANNED,
@@ -162,10 +162,9 @@ class RedisSessions:
             raise errors.not_found("session", session_id)
         return bool(found == _ADDED)
 
-    async def claim(
-        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
-    ) -> None:
-        values = (generation_id, owner, *_lasting_ms(ttl_s), gone, expired_of)
+    async def claim(self, request: ClaimRequest) -> None:
+        session_id = request.session_id
+        values = (request.generation_id, request.owner, *_lasting_ms(request.ttl_s), request.gone, request.expired_of)
         if held := await self._run("CLAIM", self._keys(session_id, "claim", "claimed"), values, session_id):
             holder_id, of, expired = held
             raise SessionBusyError(session_id, holder_id, of, expired=bool(expired))

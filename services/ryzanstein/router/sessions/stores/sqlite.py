@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import Message
-from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, Claim, SessionBusyError
+from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, Claim, ClaimRequest, SessionBusyError
 from ryzanstein.router.sessions.room import StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
     MOST_SCANNED,
@@ -47,15 +47,14 @@ class SqliteClaims:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def claim(self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str, expired_of: str) -> None:
+    def claim(self, request: ClaimRequest) -> None:
         with transaction(self._connection):
-            mine = Claim(generation_id, owner, time.monotonic(), ttl_s)
-            self._sweep(mine.taken_at)
-            held = self._held(session_id)
-            if held is not None and held.forbids(mine, gone, expired_of):
-                expired = not held.holds(mine.taken_at)
-                raise SessionBusyError(session_id, held.generation_id, held.owner, expired=expired)
-            self._take(session_id, mine)
+            now = time.monotonic()
+            self._sweep(now)
+            held = self._held(request.session_id)
+            if held is not None and held.forbids(request, now):
+                raise SessionBusyError(request.session_id, held.generation_id, held.owner, expired=not held.holds(now))
+            self._take(request.session_id, Claim.of(request, now))
 
     def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         lost = set()
@@ -178,10 +177,8 @@ class SqliteSessions:
     ) -> bool:
         return await self._write(lambda: self._append(session_id, messages, model, node_id, generation_id))
 
-    async def claim(
-        self, session_id: str, generation_id: str, owner: str, ttl_s: float, *, gone: str = "", expired_of: str = ""
-    ) -> None:
-        await self._run(lambda: self._claims.claim(session_id, generation_id, owner, ttl_s, gone=gone, expired_of=expired_of))
+    async def claim(self, request: ClaimRequest) -> None:
+        await self._run(lambda: self._claims.claim(request))
 
     async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> Set[str]:
         return await self._run(lambda: self._claims.renew(held, owner, ttl_s))

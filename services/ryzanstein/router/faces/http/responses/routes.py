@@ -19,7 +19,7 @@ from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.generation.tokens import FinishReason, GenerationEvent
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import read_start
-from ryzanstein.router.faces.disconnect import OnDisconnect, leave, on_disconnect
+from ryzanstein.router.faces.disconnect import Departing, on_disconnect
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import NODE
@@ -72,13 +72,12 @@ class ResponseRoutes:
         history: tuple[Message, ...] = ()
         if previous:
             history = await self._kept.conversation(tenant, previous, "previous_response_id")
-        detached = on_disconnect(http.headers) is OnDisconnect.DETACH
         kept = asked_for.stored or bool(previous)
-        request = replace(asked_for.request, prompt=asked_for.with_history(history), detached=detached, kept=kept)
+        request = replace(asked_for.request, prompt=asked_for.with_history(history), kept=kept)
         # With its history: what it continues is a part of what a client repeats.
         request = keyed(request, key_of_header(http.headers.get(HEADER)), HEADER)
-        lasting = detached or request.key is not None
-        generation_id = await self._core.submit(request, resumable=lasting)
+        departing = Departing.of(request, on_disconnect(http.headers), can_return=False)
+        generation_id = await departing.submit(self._core)
         events = self._core.follow(generation_id)
         try:
             started = await while_connected(http.receive, read_start(events))
@@ -88,13 +87,13 @@ class ResponseRoutes:
             if asked_for.body.stream:
                 response = EventStreamResponse(events, ResponseWriter(told), call_of(http.scope), self._limits, headers)
                 response.before_end = keep
-                response.on_left = None if lasting else partial(leave, self._core, generation_id)
+                response.on_left = partial(departing.left, self._core, generation_id)
                 return response
             await while_connected(http.receive, _drained(events, told))
         except BaseException as error:
             await events.aclose()
-            if isinstance(error, ClientLeft) and not lasting:
-                await leave(self._core, generation_id)
+            if isinstance(error, ClientLeft):
+                await departing.left(self._core, generation_id)
             raise
         list(told.end())
         await keep()
