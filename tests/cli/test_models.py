@@ -36,7 +36,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("ryzanstein")
     return subprocess.run(
-        [program, "models", *words], env=os.environ | environment, capture_output=True, text=True, timeout=100, check=False
+        [program, "models", *words],
+        env=os.environ | {"HF_HUB_OFFLINE": "0"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 

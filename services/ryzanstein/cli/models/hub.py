@@ -48,7 +48,7 @@ def fetch_from_hub(model: HubModel, home: Path, name: str, report: Callable[[str
         raise FetchError("models of a hub need the package huggingface_hub: pip install 'ryzanstein[hub]'")
     os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     partial = home / f".partial-{name}"
     try:
@@ -65,6 +65,8 @@ def fetch_from_hub(model: HubModel, home: Path, name: str, report: Callable[[str
             download.result()
     except HfHubHTTPError as error:
         raise FetchError(f"the hub refused {repository}: {_said(error)}") from None
+    except (ConnectionError, LocalEntryNotFoundError) as error:
+        raise FetchError(f"the hub cannot be reached: {error}") from None
     except Exception as error:
         # Its versions use different libraries for HTTP, and let their errors through.
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2"):
