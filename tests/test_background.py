@@ -68,9 +68,9 @@ async def test_a_task_that_fails_in_any_way_runs_again(background: Background, e
     assert script.runs == 5
     assert (ends("job"), ends("job", "returned")) == (2, 2)
     assert [type(error) for error in failures] == [ValueError, TaskEndedError, errors.RyzansteinError, TaskEndedError]
-    said = [line for line in logs if line["event"] == "background task ended"]
-    assert [line["task"] for line in said] == ["job"] * 4
-    assert isinstance(said[0]["exc_info"], ValueError), "with the stack"
+    message = [line for line in logs if line["event"] == "background task ended"]
+    assert [line["task"] for line in message] == ["job"] * 4
+    assert isinstance(message[0]["exc_info"], ValueError), "with the stack"
     assert not task.done()
 
 

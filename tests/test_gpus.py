@@ -34,7 +34,7 @@ def test_auto_is_cuda_only_if_every_rank_has_a_gpu_that_torch_can_use(asked, num
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "text"),
     [
         (ONE, "tp 2 needs 2 GPUs, 1 is visible (CUDA_VISIBLE_DEVICES=0); choose device cpu, or fewer ranks"),
         (NONE, "tp 2 needs 2 GPUs, 0 are visible; choose device cpu, or fewer ranks"),
@@ -44,10 +44,10 @@ def test_auto_is_cuda_only_if_every_rank_has_a_gpu_that_torch_can_use(asked, num
         ),
     ],
 )
-def test_gpus_that_are_asked_for_and_missing_are_refused_with_both_numbers(found, said) -> None:
+def test_gpus_that_are_asked_for_and_missing_are_refused_with_both_numbers(found, text) -> None:
     with pytest.raises(RyzansteinError) as refused:
         choose_device("cuda", 2, "tp 2", found)
-    assert (refused.value.message, refused.value.code, refused.value.reason) == (said, Code.FAILED_PRECONDITION, "NO_GPU")
+    assert (refused.value.message, refused.value.code, refused.value.reason) == (text, Code.FAILED_PRECONDITION, "NO_GPU")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("--version",), 0, "ryzanstein "),
         (("status", "--orchestrator", "127.0.0.1:1", "--router", "127.0.0.1:1"), 1, "nothing answers"),
@@ -61,11 +61,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     ],
 )
 def test_without_a_home_commands_work_or_say_what_to_set(
-    nobody: tuple[str, ...], arguments: tuple[str, ...], code: int, said: str
+    nobody: tuple[str, ...], arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     done = run(*nobody, *COMMAND, *arguments)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_model_that_the_user_may_not_read_names_the_file_and_the_user(nobody: 
 
 
 @pytest.mark.parametrize(
-    ("hidden", "said"),
+    ("hidden", "message"),
     [
         ("sqlite3.sqlite_version_info = (3, 34, 1)", "SQLite 3.37 or newer"),
         ("del os.memfd_create", "memfd_create is missing"),
@@ -136,13 +136,13 @@ def test_a_model_that_the_user_may_not_read_names_the_file_and_the_user(nobody: 
         ("sys.platform = 'freebsd14'", "run on Linux alone"),
     ],
 )
-def test_what_the_machine_lacks_is_a_sentence_at_the_start(hidden: str, said: str) -> None:
+def test_what_the_machine_lacks_is_a_sentence_at_the_start(hidden: str, message: str) -> None:
     start = f"import os, sqlite3, sys, runpy; {hidden}; "
     programs = [("runpy.run_module('ryzanstein.worker', run_name='__main__')",), (COMMAND[-1], "demo")]
     for program, *arguments in programs[: 1 if "platform" in hidden else 2]:  # psutil is built for its own platform
         done = run(sys.executable, "-P", "-c", start + program, *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-        assert said in done.stderr
+        assert message in done.stderr
 
 
 def test_a_call_that_the_sandbox_forbids_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

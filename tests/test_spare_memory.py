@@ -22,8 +22,8 @@ print(peak, left, resident_bytes())
 
 
 def test_what_was_freed_between_what_is_in_use_is_given_back() -> None:
-    said = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True, timeout=60).stdout
-    peak, left, after = map(int, said.split())
+    message = subprocess.run([sys.executable, "-P", "-c", PEAK], capture_output=True, text=True, check=True, timeout=60).stdout
+    peak, left, after = map(int, message.split())
     assert after < left - 50_000_000, (peak, left, after)
 
 

@@ -152,8 +152,8 @@ def main() -> None:
     print("|---|---|---|---|")
     for batch, row in found["batches"].items():
         rates = (row["texts_per_s"], row["transformers_texts_per_s"])
-        shown = [f"{each:,.1f}, {each * found['tokens_per_text']:,.0f}" for each in rates]
-        print(f"| {batch} | {shown[0]} | {shown[1]} | {row['ratio']:.2f} |")
+        visible = [f"{each:,.1f}, {each * found['tokens_per_text']:,.0f}" for each in rates]
+        print(f"| {batch} | {visible[0]} | {visible[1]} | {row['ratio']:.2f} |")
     if options.json:
         options.json.write_text(json.dumps(found, indent=2))
 

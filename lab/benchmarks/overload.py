@@ -88,7 +88,7 @@ def measure(seconds: float) -> dict[str, Any]:
     return {"places": PLACES, "objective_s": OBJECTIVE_S, "peak": top, "loads": rows, "without_objective": without}
 
 
-def shown(row: dict[str, Any], name: str) -> str:
+def visible(row: dict[str, Any], name: str) -> str:
     refused = ", ".join(f"{reason} {num}" for reason, num in row["refused"].items()) or "none"
     return (
         f"{name}: offered {row['offered_per_s']:.1f}/s, throughput {row['throughput_of_peak']:.0%}, "
@@ -109,8 +109,8 @@ def main() -> None:
     top = figures["peak"]
     print(f"peak: {top['requests_per_s']:.1f} requests/s, {top['tokens_per_s']:.0f} tokens/s; objective {OBJECTIVE_S} s")
     for row in figures["loads"]:
-        print(shown(row, f"{row['load']:.1f}x"))
-    print(shown(figures["without_objective"], "3.0x without an objective"))
+        print(visible(row, f"{row['load']:.1f}x"))
+    print(visible(figures["without_objective"], "3.0x without an objective"))
 
 
 if __name__ == "__main__":

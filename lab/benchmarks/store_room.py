@@ -58,12 +58,12 @@ async def chains(folder: Path) -> dict[str, float]:
 
 async def eviction(folder: Path, num_responses: int) -> dict[str, float]:
     telemetry, path = RouterTelemetry(), folder / "sessions.db"
-    said = (Message(Role.USER, "u" * 1000), Message(Role.ASSISTANT, "a" * 1000))
+    message = (Message(Role.USER, "u" * 1000), Message(Role.ASSISTANT, "a" * 1000))
     async with open_sessions(settings(folder), telemetry) as store:
         kept = KeptResponses(store, telemetry)
         for number in range(num_responses):
             response = {"id": f"resp_{number}", "model": "m", "output": [{"text": "a" * 1000}]}
-            await kept.keep("", response, said)
+            await kept.keep("", response, message)
     before, began = path.stat().st_size, time.perf_counter()
     async with open_sessions(settings(folder, SMALL_BYTES), telemetry) as store:
         slowest = 0.0

@@ -97,9 +97,9 @@ class RyzansteinError(Exception):
 
 def invalid(field_name: str, description: str, value: object = None) -> RyzansteinError:
     """Returns the error for an invalid field of a request. `description` names the bound."""
-    shown = "" if value is None else f", got {value!r}"
+    visible = "" if value is None else f", got {value!r}"
     return RyzansteinError(
-        f"{field_name}: {description}{shown}"[:512],
+        f"{field_name}: {description}{visible}"[:512],
         Code.INVALID_ARGUMENT,
         "INVALID_ARGUMENT",
         {"field": field_name},

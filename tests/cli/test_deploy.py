@@ -208,8 +208,8 @@ def test_both_models_answer_and_the_list_names_the_new_one(cluster: DeployedClus
     assert len(second["assigned_nodes"]) == 1
     assert second["assigned_nodes"] == second["ready_nodes"]
     table = cluster.deploy("--list").stdout
-    for shown in ("second", str(cluster.second), "assigned nodes", second["ready_nodes"][0]):
-        assert shown in table
+    for visible in ("second", str(cluster.second), "assigned nodes", second["ready_nodes"][0]):
+        assert visible in table
 
 
 @pytest.mark.cluster
@@ -225,15 +225,15 @@ def test_the_commands_of_the_page_work_and_the_same_deployment_again_changes_not
 @pytest.mark.cluster
 def test_the_status_names_every_model_of_a_node_with_its_memory(cluster: DeployedCluster) -> None:
     (node,) = cluster.listed()["second"]["assigned_nodes"]
-    shown = {each["node"]["node_id"]: each for each in cluster.status()["nodes"]}
-    members = [each for each in shown.values() if not each["further"]]
+    visible = {each["node"]["node_id"]: each for each in cluster.status()["nodes"]}
+    members = [each for each in visible.values() if not each["further"]]
     assert len(members) == 2
     assert all(each["node"]["memory_bytes"] > 0 for each in members)
-    (second,) = [each for each in shown.values() if each["node"]["model"] == "second"]
+    (second,) = [each for each in visible.values() if each["node"]["model"] == "second"]
     assert second["node"]["node_id"] in {node, f"{node}/second"}
     assert second["report"]["state"] == "READY"
     assert second["report"]["memory_bytes"] > 0
-    assert {report["model"] for report in shown[node]["node"]["models"]} == {"demo", "second"}
+    assert {report["model"] for report in visible[node]["node"]["models"]} == {"demo", "second"}
 
 
 @pytest.mark.cluster
@@ -325,9 +325,9 @@ def test_ctrl_c_leaves_the_deployment_in_force_and_says_so(cluster: DeployedClus
             if line.endswith(" is assigned\n"):
                 break
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
+        message = process.stderr.read()
         assert process.wait(COMMAND_S) == 130
-    last = said.splitlines()[-1]
+    last = message.splitlines()[-1]
     assert last == "'second' stays deployed, ready on 0 of 1 node; `ryzanstein deploy second --remove` withdraws it"
     assert cluster.listed().keys() == {"second"}
 
@@ -374,7 +374,7 @@ def test_what_is_no_model_here_is_refused_before_any_node_loses_its_model(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "option", "said"),
+    ("arguments", "option", "message"),
     [
         ((), "'DIR|NAME'", "give the directory of a model, or --list"),
         (("",), "'DIR|NAME'", "give the directory of a model, or --list"),
@@ -401,12 +401,12 @@ def test_what_is_no_model_here_is_refused_before_any_node_loses_its_model(
     ],
 )
 def test_a_wrong_call_is_exit_code_2_and_names_the_option_and_its_bound(
-    arguments: tuple[str, ...], option: str, said: str
+    arguments: tuple[str, ...], option: str, message: str
 ) -> None:
     done = run("deploy", *arguments)
     assert done.exit_code == 2, done.output
     assert option in done.output
-    assert said in plain(done.output)
+    assert message in plain(done.output)
 
 
 @pytest.mark.parametrize("arguments", [("/m",), ("m", "--remove"), ("--list",), ("--list", "--json")])

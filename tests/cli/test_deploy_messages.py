@@ -30,28 +30,28 @@ def deploy(orchestrator: Any, *arguments: str) -> tuple[int, str]:
 
 def test_the_options_are_in_the_request(orchestrator: Any, model: str) -> None:
     orchestrator.revision = 3
-    code, said = deploy(orchestrator, model, "--nodes", "2", "--idle-unload", "1.5", "--reload", "--no-wait")
-    assert code == 0, said
+    code, message = deploy(orchestrator, model, "--nodes", "2", "--idle-unload", "1.5", "--reload", "--no-wait")
+    assert code == 0, message
     assert orchestrator.deployed == [(Deployment("new", model, 2, 3, 1.5), True)]
-    assert "older" not in said
+    assert "older" not in message
 
 
 @pytest.mark.parametrize("option", [("--reload",), ("--idle-unload", "5")])
 def test_an_older_orchestrator_is_said_to_ignore_what_it_does_not_know(
     orchestrator: Any, model: str, option: tuple[str, ...]
 ) -> None:
-    code, said = deploy(orchestrator, model, *option, "--no-wait")
-    assert code == 0, said
-    assert "the orchestrator is an older one: it ignores --reload and --idle-unload" in said
+    code, message = deploy(orchestrator, model, *option, "--no-wait")
+    assert code == 0, message
+    assert "the orchestrator is an older one: it ignores --reload and --idle-unload" in message
 
 
 def test_a_refused_version_is_exit_code_1_and_the_way_back_is_no_removal(orchestrator: Any, model: str) -> None:
     shortage = orchestrator_pb2.NodeShortage(node_id="node-0", reason="no such file")
     orchestrator.revision, orchestrator.nodes = 2, [Node("node-0", "", models=(OLD,), memory_bytes=1)]
     orchestrator.status = {"assigned_nodes": ["node-0"], "outdated_nodes": ["node-0"], "shortages": [shortage]}
-    code, said = deploy(orchestrator, model, "--wait", "20")
+    code, message = deploy(orchestrator, model, "--wait", "20")
     assert code == 1
-    _, line, last = said.splitlines()
+    _, line, last = message.splitlines()
     assert line == "node-0 refused it and goes on with the earlier version: no such file"
     assert last == (
         f"'new' is not ready: 0 of 1 node; {line}; repair it and deploy it with --reload, or deploy the earlier directory again"
@@ -63,9 +63,9 @@ def test_the_list_has_revisions_outdated_nodes_and_shortages(orchestrator: Any, 
     deploy(orchestrator, model, "--no-wait")
     shortage = orchestrator_pb2.NodeShortage(node_id="node-1", missing_bytes=5, reason="too large")
     orchestrator.status = {"assigned_nodes": ["node-0"], "outdated_nodes": ["node-0"], "shortages": [shortage]}
-    code, said = deploy(orchestrator, "--list", "--json")
+    code, message = deploy(orchestrator, "--list", "--json")
     assert code == 0
     for part in ('"revision": 2', '"idle_unload_s": 0.0', '"missing_bytes": 5', '"reason": "too large"', '"node_id": "node-1"'):
-        assert part in said
+        assert part in message
     table = deploy(orchestrator, "--list")[1]
     assert "outdated nodes" in table

@@ -55,7 +55,7 @@ VIEW = ClusterStatus(
 )
 
 
-def shown(width: int, view: ClusterStatus = VIEW) -> str:
+def visible(width: int, view: ClusterStatus = VIEW) -> str:
     console = Console(file=io.StringIO(), width=width)
     show(console, view)
     assert isinstance(console.file, io.StringIO)
@@ -81,14 +81,14 @@ def tables(text: str) -> dict[str, list[list[str]]]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_table_is_wider_than_its_place(width: int) -> None:
-    framed = [line for line in shown(width).splitlines() if re.match("[┏┃┡│└]", line)]
+    framed = [line for line in visible(width).splitlines() if re.match("[┏┃┡│└]", line)]
     assert len(framed) > 20
     assert max(map(cell_len, framed)) <= width
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_name_is_there_in_full_at_every_width(width: int) -> None:
-    by_title = tables(shown(width))
+    by_title = tables(visible(width))
     assert [row[0] for row in by_title["node state"]] == NODES
     assert [row[0] for row in by_title["node rank"]] == [name for name in NODES for _ in range(2)]
     link = next(rows for title, rows in by_title.items() if title in ("node address", "node link"))
@@ -104,14 +104,14 @@ def test_where_a_row_begins_is_seen_however_narrow_the_place(made: Callable[[Clu
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_states_and_causes_are_never_cut(width: int) -> None:
-    text = shown(width)
+    text = visible(width)
     assert "…" not in text
     for word in ("DRAINING (drains)", "RANK_STALLED", "silence"):
         assert f" {word} " in text
 
 
 def test_what_is_left_out_is_said_and_a_wide_place_has_all_columns() -> None:
-    narrow, wide = shown(60), shown(200)
+    narrow, wide = visible(60), visible(200)
     assert "not shown here: " in narrow
     assert "KV blocks" in " ".join(narrow.split("not shown here: ")[1].split())
     assert "not shown here" not in wide
@@ -129,4 +129,4 @@ def test_what_is_not_known_is_a_dash_and_no_number() -> None:
 
 
 def test_a_table_without_rows_is_not_shown() -> None:
-    assert "sessions" not in shown(120, ClusterStatus((node("node-0"),)))
+    assert "sessions" not in visible(120, ClusterStatus((node("node-0"),)))

@@ -21,7 +21,7 @@ def member(node_id: str, *models: str, state: NodeState = READY, drained: bool =
 
 
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("others", "message"),
     [
         ([member("b", "demo", "second")], "None"),
         ([member("b", "demo")], f"a is the last ready node of 'second': {FAILS} this model fails"),
@@ -32,9 +32,9 @@ def member(node_id: str, *models: str, state: NodeState = READY, drained: bool =
         ([Node("b", "", state=READY, model="second"), member("c", "demo")], "None"),
     ],
 )
-async def test_every_model_of_the_node_counts(orchestrator: Any, others: list[Node], said: str) -> None:
+async def test_every_model_of_the_node_counts(orchestrator: Any, others: list[Node], message: str) -> None:
     orchestrator.nodes = [member("a", "demo", "second"), *others]
-    assert said in str(await last_node(orchestrator.address, "a"))
+    assert message in str(await last_node(orchestrator.address, "a"))
 
 
 async def test_a_stranger_and_a_node_without_models_may_drain(orchestrator: Any) -> None:

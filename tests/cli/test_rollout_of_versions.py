@@ -15,7 +15,7 @@ READY, STARTING, DRAINING, FAILED = NodeState.READY, NodeState.STARTING, NodeSta
 GIB = 2**30
 ASKED = Deployment("new", "/models/new", 3, revision=2)
 OLD = ModelReport("new", "/models/old", 1, READY)
-BESIDE = replace(OLD, next_revision=2, next_state=STARTING)
+ALONGSIDE = replace(OLD, next_revision=2, next_state=STARTING)
 REFUSED = replace(OLD, next_revision=2, next_state=FAILED, next_reason="no such file")
 FINISHING = replace(OLD, state=DRAINING)
 LOADING = ModelReport("new", "/models/new", 2, STARTING)
@@ -51,7 +51,7 @@ class Looks:
 def test_a_version_is_loaded_beside_the_earlier_one() -> None:
     looks = Looks(replace(ASKED, replicas=1))
     assert looks.look(to="a", a=(DEMO, OLD)) == ["a still serves the earlier version"]
-    assert looks.look(to="a", a=(DEMO, BESIDE)) == ["a loads it beside the earlier version"]
+    assert looks.look(to="a", a=(DEMO, ALONGSIDE)) == ["a loads it beside the earlier version"]
     assert looks.look(to="a", a=(DEMO, NEW)) == []
     assert looks.ending is None
     assert looks.look(to="a", a=(DEMO, NEW)) == ["a is ready"]
@@ -74,11 +74,11 @@ def test_three_nodes_change_one_after_the_other_and_the_earlier_version_does_not
     for _ in range(2 * int(STEADY_S)):
         assert looks.look(a=(OLD,), b=(OLD,), c=(OLD,)) == []
         assert looks.ending is None
-    assert looks.look(a=(BESIDE,), b=(OLD,), c=(OLD,)) == ["a loads it beside the earlier version"]
+    assert looks.look(a=(ALONGSIDE,), b=(OLD,), c=(OLD,)) == ["a loads it beside the earlier version"]
     looks.look(a=(NEW,), b=(OLD,), c=(OLD,))
-    assert looks.look(a=(NEW,), b=(BESIDE,), c=(OLD,)) == ["a is ready", "b loads it beside the earlier version"]
+    assert looks.look(a=(NEW,), b=(ALONGSIDE,), c=(OLD,)) == ["a is ready", "b loads it beside the earlier version"]
     looks.look(a=(NEW,), b=(NEW,), c=(OLD,))
-    assert looks.look(a=(NEW,), b=(NEW,), c=(BESIDE,)) == ["b is ready", "c loads it beside the earlier version"]
+    assert looks.look(a=(NEW,), b=(NEW,), c=(ALONGSIDE,)) == ["b is ready", "c loads it beside the earlier version"]
     assert looks.ending is None
     looks.look(a=(NEW,), b=(NEW,), c=(NEW,))
     assert looks.look(a=(NEW,), b=(NEW,), c=(NEW,)) == ["c is ready"]
@@ -88,7 +88,7 @@ def test_three_nodes_change_one_after_the_other_and_the_earlier_version_does_not
 def test_a_refused_version_ends_the_wait_and_the_earlier_one_goes_on() -> None:
     looks = Looks()
     looks.look(a=(OLD,), b=(OLD,), c=(OLD,))
-    looks.look(a=(BESIDE,), b=(OLD,), c=(OLD,))
+    looks.look(a=(ALONGSIDE,), b=(OLD,), c=(OLD,))
     assert looks.look(a=(REFUSED,), b=(OLD,), c=(OLD,)) == ["a refused it and goes on with the earlier version"]
     assert looks.ending is None
     for _ in range(int(STEADY_S)):
@@ -117,7 +117,7 @@ def test_a_refusal_that_only_the_orchestrator_has_seen_counts() -> None:
 def test_a_refusal_from_before_is_none_of_a_second_attempt() -> None:
     looks = Looks(replace(ASKED, replicas=1))
     assert looks.look(to="a", a=(REFUSED,)) == ["a is assigned"]
-    assert looks.look(to="a", a=(BESIDE,)) == ["a loads it beside the earlier version"]
+    assert looks.look(to="a", a=(ALONGSIDE,)) == ["a loads it beside the earlier version"]
 
 
 def test_a_version_that_fails_where_it_took_the_place_of_the_earlier_one_leaves_the_others_alone() -> None:
@@ -169,7 +169,7 @@ def test_an_older_node_among_newer_ones_is_followed_by_its_one_model() -> None:
     looks = Looks(replace(ASKED, replicas=2))
     old = Node("b", "", state=READY, model="demo")
     assert looks.look(to="ab", a=(OLD,), b=old) == ["a still serves the earlier version", "b is assigned"]
-    lines = looks.look(to="ab", a=(BESIDE,), b=replace(old, state=DRAINING))
+    lines = looks.look(to="ab", a=(ALONGSIDE,), b=replace(old, state=DRAINING))
     assert lines == ["a loads it beside the earlier version", "b finishes its work first"]
     assert looks.look(to="ab", a=(NEW,), b=Node("b", "", state=STARTING)) == ["b loads"]
     done = Node("b", "", state=READY, model="new")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ryzanstein.cli.answers import ChatAnswer, shown
+from ryzanstein.cli.answers import ChatAnswer, visible
 from ryzanstein.v1 import inference_pb2 as pb
 
 
@@ -21,6 +21,6 @@ def test_calls_are_shown_and_kept() -> None:
     answer = ChatAnswer(0.0)
     for event in events:
         answer.apply(event)
-    assert "".join(map(shown, events)) == 'I look.\nweather {"city": "Rome"} Done.'
+    assert "".join(map(visible, events)) == 'I look.\nweather {"city": "Rome"} Done.'
     assert (answer.text, answer.finish_reason) == ("I look. Done.", "tool_calls")
     assert answer.tool_calls == [pb.ToolCall(id="x", name="weather", arguments='{"city": "Rome"}')]

@@ -92,10 +92,10 @@ def test_a_model_that_is_refused_ends_the_start_at_once(tmp_path: Path) -> None:
 
 
 def test_what_ranks_do_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
+    given: list[str] = []
     with served(tmp_path, lambda: status(still_s=0.0)) as node:
-        StartWatch([node]).wait(lambda: ["node-0"] if not told else [], told.append)
-    assert told == ["node-0: loading m, rank 1 in load"]
+        StartWatch([node]).wait(lambda: ["node-0"] if not given else [], given.append)
+    assert given == ["node-0: loading m, rank 1 in load"]
 
 
 def test_a_service_that_is_stopped_while_it_imports_is_given_up(tmp_path: Path) -> None:

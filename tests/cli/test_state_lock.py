@@ -39,8 +39,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_held_directory_is_refused_with_its_name_and_the_holders_process(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    said = f"state directory {tmp_path / 'state'} is in use by process {holder.pid};"
-    with pytest.raises(InUseError, match=said), held(tmp_path / "state"):
+    message = f"state directory {tmp_path / 'state'} is in use by process {holder.pid};"
+    with pytest.raises(InUseError, match=message), held(tmp_path / "state"):
         pass
 
 

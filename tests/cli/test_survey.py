@@ -48,8 +48,8 @@ def rows(view: ClusterStatus) -> dict[str, list[str]]:
 async def test_every_model_of_a_node_is_a_row_with_its_memory(orchestrator: Any, router: str) -> None:
     orchestrator.add(MEMBER, *BEATS)
     view = await look(orchestrator.address, router)
-    shown = {name: (cells[0], cells[1], cells[3], cells[4]) for name, cells in rows(view).items()}
-    assert shown == {
+    visible = {name: (cells[0], cells[1], cells[3], cells[4]) for name, cells in rows(view).items()}
+    assert visible == {
         "node-0": ("READY", "demo", "1.0 GiB", "3.0 GiB / 8.0 GiB"),
         "node-0/second": ("READY", "second", "2.0 GiB", ""),
         "node-0/rare": ("asleep", "rare", "4.0 GiB", ""),

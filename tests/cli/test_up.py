@@ -10,7 +10,7 @@ from ryzanstein.demo import MODEL_DIR
 
 
 @pytest.mark.parametrize(
-    ("spec", "cores", "said"),
+    ("spec", "cores", "message"),
     [
         (ClusterSpec(MODEL_DIR, num_nodes=2, tp=2), 4.0, None),
         (ClusterSpec(MODEL_DIR, num_nodes=2, tp=2), 0.5, "4 threads share 0.5 cores: it works"),
@@ -21,6 +21,6 @@ from ryzanstein.demo import MODEL_DIR
         ),
     ],
 )
-def test_more_threads_than_cores_is_said(spec, cores, said) -> None:
+def test_more_threads_than_cores_is_said(spec, cores, message) -> None:
     sentence = crowding_of(spec, cores)
-    assert sentence is None if said is None else str(sentence).startswith(said)
+    assert sentence is None if message is None else str(sentence).startswith(message)

@@ -311,7 +311,7 @@ def test_a_socket_goes_on_at_another_router_when_its_own_is_killed(cluster: Loca
     asked = {seed: Asked("Count from 1 to 60.", sampling={**params, "seed": seed}) for seed in range(3)}
     with closing(driver_of("websocket", cluster)) as first, closing(driver_of("websocket", cluster, "router-1")) as second:
         expected = {seed: second.ask(each) for seed, each in asked.items()}
-        begun = {seed: first.begin_beside(each, 20) for seed, each in asked.items()}
+        begun = {seed: first.begin_alongside(each, 20) for seed, each in asked.items()}
         cluster.kill("router-0")
         with pytest.raises(ConnectionError):
             first.read_on()

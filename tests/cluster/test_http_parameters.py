@@ -56,16 +56,16 @@ def tokens_of(http: httpx.Client, **fields: Any) -> list[int]:
 def test_a_prompt_is_scored_as_it_was_generated(http: httpx.Client) -> None:
     """Decoded one by one or fed at once, in chunks: each token has the same log probability."""
     prompt = tokens_of(http, messages=[QUESTION]) * 8
-    said = completed(http, prompt=prompt, max_tokens=150, logprobs=2, ignore_eos=True)["choices"][0]["logprobs"]
-    texts = http.post("/tokenize", json={"prompt": "".join(said["tokens"]), "add_special_tokens": False}).json()
+    message = completed(http, prompt=prompt, max_tokens=150, logprobs=2, ignore_eos=True)["choices"][0]["logprobs"]
+    texts = http.post("/tokenize", json={"prompt": "".join(message["tokens"]), "add_special_tokens": False}).json()
     whole = [*prompt, *texts["tokens"]]
     for _ in range(2):  # the second time its blocks are cached
         (choice,) = completed(http, prompt=[whole], echo=True, logprobs=2, max_tokens=0)["choices"]
         scores = choice["logprobs"]
         assert len(scores["tokens"]) == len(whole)
         assert scores["token_logprobs"][0] is None
-        assert scores["token_logprobs"][len(prompt) :] == pytest.approx(said["token_logprobs"], abs=1e-3)
-        assert [set(top) for top in scores["top_logprobs"][len(prompt) :]] == [set(top) for top in said["top_logprobs"]]
+        assert scores["token_logprobs"][len(prompt) :] == pytest.approx(message["token_logprobs"], abs=1e-3)
+        assert [set(top) for top in scores["top_logprobs"][len(prompt) :]] == [set(top) for top in message["top_logprobs"]]
 
 
 def test_bad_words_and_allowed_tokens_shape_the_answer(http: httpx.Client) -> None:

@@ -139,12 +139,12 @@ def test_a_node_that_dies_loses_no_token_of_either(both: LocalCluster, client: A
 
 async def test_the_status_shows_every_model_of_every_node(both: LocalCluster) -> None:
     status = await look(both.orchestrator_address, both.router_address)
-    shown = {node.node.node_id: (node.node.model, node.node.state.name, len(node.ranks)) for node in status.nodes}
-    assert shown == {
+    visible = {node.node.node_id: (node.node.model, node.node.state.name, len(node.ranks)) for node in status.nodes}
+    assert visible == {
         **{f"node-{number}": ("demo", "READY", 1) for number in range(2)},
         **{f"node-{number}/second": ("second", "READY", 1) for number in range(2)},
     }
-    assert {link.node_id for link in status.router.links} == set(shown)
+    assert {link.node_id for link in status.router.links} == set(visible)
 
 
 def test_models_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def test_of_a_conversation_whole_turns_are_left_out_and_every_face_says_so(http:
     assert http.post("/v1/responses", json={"model": "demo", **shape}).status_code == 400
     roles = {"system": inference.ROLE_SYSTEM, "user": inference.ROLE_USER, "assistant": inference.ROLE_ASSISTANT}
     sampling = inference.SamplingParams(temperature=0, max_tokens=64, keep_prompt_head=0)
-    told = [inference.Message(role=roles[each["role"]], content=each["content"]) for each in messages]
+    given = [inference.Message(role=roles[each["role"]], content=each["content"]) for each in messages]
     with grpc.insecure_channel(cluster.router_address) as channel:
-        found = InferenceServiceStub(channel).Chat(inference.ChatRequest(messages=told, sampling=sampling), timeout=60)
+        found = InferenceServiceStub(channel).Chat(inference.ChatRequest(messages=given, sampling=sampling), timeout=60)
     assert found.usage.omitted_prompt_tokens == omitted
 
 

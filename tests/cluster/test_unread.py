@@ -96,9 +96,9 @@ def test_who_stops_an_answer_can_ask_the_next_question_anywhere(cluster: LocalCl
     client = client_of(cluster.services["router-0"].grpc_address)
     messages = client.sessions.GetSession(inference.GetSessionRequest(session_id="stopped"), timeout=10).session.messages
     client.close()
-    question, shown, following, answer = (message.content for message in messages)
+    question, visible, following, answer = (message.content for message in messages)
     assert (question, following, answer) == ("Count from 1 to 60.", "Count from 1 to 5.", asked.text)
-    assert shown.startswith(stopped.text)
+    assert visible.startswith(stopped.text)
 
 
 def test_a_disconnect_cancels_at_once_when_it_is_asked_to(cluster: LocalCluster, urls: list[str], holds: Holds) -> None:

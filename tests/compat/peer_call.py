@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from tests.compat.wires import PACKAGE, Wire, shown
+from tests.compat.wires import PACKAGE, Wire, visible
 
 
 def write(line: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def main() -> int:
         try:
             answer = call(requests() if method.client_streaming else next(requests()))
             for each in answer if method.server_streaming else (answer,):
-                write(shown(each))
+                write(visible(each))
         except grpc.RpcError as error:
             write({"code": error.code().name, "details": error.details()})
             return 1

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from tests.compat.wires import PACKAGE, Wire, shown
+from tests.compat.wires import PACKAGE, Wire, visible
 
 
 def report(event: str, **fields: Any) -> None:
@@ -18,7 +18,7 @@ def report(event: str, **fields: Any) -> None:
 
 
 def report_message(event: str, message: Any) -> None:
-    report(event, message=shown(message))
+    report(event, message=visible(message))
 
 
 async def serve(wire: Wire, service: str, methods: dict[str, Callable[..., Any]]) -> None:

@@ -65,7 +65,7 @@ class Wire:
             setattr(message, LATER, "a field of a later version")
 
 
-def shown(message: Message) -> dict[str, Any]:
+def visible(message: Message) -> dict[str, Any]:
     """Returns the message as JSON, with the paths of the fields that its version does not know as `unknown`."""
     fields: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return fields | {"unknown": sorted(set(_unknown(message)))}

@@ -92,19 +92,19 @@ def test_with_redis_routers_reach_it_and_each_other_and_nothing_else_is_opened(w
 
 
 def test_with_traces_those_that_send_them_reach_the_collector_that_they_are_told(with_traces: list[Document]) -> None:
-    told: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     reach: dict[str, list[int]] = {name: [] for name in PODS}
     for workload in (each for each in with_traces if each["kind"] in {"Deployment", "StatefulSet"}):
         name = workload["metadata"]["name"]
         (container,) = workload["spec"]["template"]["spec"]["containers"]
-        told[name] = [each["value"] for each in container.get("env", []) if each["name"] == "RYZANSTEIN_OTLP_ENDPOINT"]
+        given[name] = [each["value"] for each in container.get("env", []) if each["name"] == "RYZANSTEIN_OTLP_ENDPOINT"]
         rules = [rule for spec in policies_for(with_traces, name, "Egress") for rule in spec.get("egress", [])]
         for rule in rules:
             namespaces = [side.get("namespaceSelector", {}).get("matchLabels", {}) for side in rule["to"]]
             if {"kubernetes.io/metadata.name": "monitoring"} in namespaces:
                 reach[name] += [port["port"] for port in rule["ports"]]
     collector = "otel-collector.monitoring:4317"
-    assert told == {"router": [collector], "worker": [collector], "orchestrator": []}
+    assert given == {"router": [collector], "worker": [collector], "orchestrator": []}
     assert reach == {"router": [4317], "worker": [4317], "orchestrator": []}
     flows = {(source, target) for source in PODS for target in PODS if allowed(with_traces, source, target, "grpc")}
     assert flows == NEEDED

@@ -73,8 +73,8 @@ def test_no_compiler(machine: Machine, home: Path, ends_in: EndsIn, compiler: st
     here = replace(machine, variables={**machine.variables, "CC": compiler})
     done = here.run("demo")
     assert done.code == 0, done.out + done.err
-    said = (done.out + done.err).replace("\n", " ")
-    assert re.search(r"no kernels: .*answers take longer without them; install a C compiler", said)
+    message = (done.out + done.err).replace("\n", " ")
+    assert re.search(r"no kernels: .*answers take longer without them; install a C compiler", message)
     ends_in(f"no compiler (`CC={compiler}`)", DEMO, "13 of 13 promises kept; it says that there are no kernels, and the remedy")
 
 
@@ -154,8 +154,8 @@ def test_proxies(machine: Machine, ends_in: EndsIn, exceptions: str) -> None:
             assert COUNTED in answer_of(here)
     assert asked == []
     which = "without exceptions" if exceptions == "none" else f"with `{exceptions}`"
-    said = "13 of 13 promises kept" if exceptions == "none" else "an answer"
-    ends_in(f"proxies in eight spellings, {which}", DEMO if exceptions == "none" else UP, f"{said}; no proxy was asked")
+    message = "13 of 13 promises kept" if exceptions == "none" else "an answer"
+    ends_in(f"proxies in eight spellings, {which}", DEMO if exceptions == "none" else UP, f"{message}; no proxy was asked")
 
 
 @pytest.mark.usefixtures("root")

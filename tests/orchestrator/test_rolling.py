@@ -44,7 +44,7 @@ class FakeNode:
     lease_id: str = ""
     sequence: int = 0
     asked: tuple[str, ...] = ()
-    told: dict[str, Deployment] = field(default_factory=dict)
+    assigned: dict[str, Deployment] = field(default_factory=dict)
     room: int = 100
 
     def join(self, control):
@@ -62,14 +62,14 @@ class FakeNode:
         report = NodeReport(beat, tuple(self.models.values()), self.room, tuple(needs))
         instruction = control.beat(self.node_id, self.lease_id, report)
         self.asked = instruction.measure_paths
-        self.told = {deployment.model: deployment for deployment in instruction.deployments}
+        self.assigned = {deployment.model: deployment for deployment in instruction.deployments}
         return instruction
 
     def load(self):
         """Serves what it was told, at once."""
         self.models = {
-            name: ModelReport(name, told.path, told.revision, READY, memory_bytes=int(self.sizes[told.path]))
-            for name, told in self.told.items()
+            name: ModelReport(name, assigned.path, assigned.revision, READY, memory_bytes=int(self.sizes[assigned.path]))
+            for name, assigned in self.assigned.items()
         }
 
 
@@ -102,7 +102,7 @@ class Fleet:
         return stored
 
     def revisions(self, model="m"):
-        return [node.told[model].revision if model in node.told else None for node in self.nodes]
+        return [node.assigned[model].revision if model in node.assigned else None for node in self.nodes]
 
     def load(self):
         for node in self.nodes:
@@ -147,7 +147,7 @@ async def test_nodes_change_one_after_the_other(path):
         assert control._telemetry.outdated.labels("m")._value.get() == 3
         for done in range(3):
             assert fleet.revisions() == [2] * (done + 1) + [1] * (2 - done)
-            assert [node.told["m"].path for node in fleet.nodes] == ["/new"] * (done + 1) + ["/m"] * (2 - done)
+            assert [node.assigned["m"].path for node in fleet.nodes] == ["/new"] * (done + 1) + ["/m"] * (2 - done)
             turn = fleet.nodes[done]
             turn.models["m"] = replace(turn.models["m"], path="/new", revision=2, state=STARTING)
             fleet.round()
@@ -190,9 +190,9 @@ async def test_a_roll_goes_on_after_a_restart_and_without_nodes_that_leave_or_dr
     async with restored(path) as control:
         a, b, c, d = fleet.nodes
         a.join(control)
-        assert a.told["m"].revision == 2, "what it has, while the others are not back"
+        assert a.assigned["m"].revision == 2, "what it has, while the others are not back"
         d.join(control)
-        assert (d.told["m"].path, d.told["m"].revision) == ("/m", 1)
+        assert (d.assigned["m"].path, d.assigned["m"].revision) == ("/m", 1)
         fleet.join(control)
         fleet.round()
         assert fleet.revisions() == [2, 2, 1, 1], "the node that had begun goes on"
@@ -245,8 +245,8 @@ async def test_older_nodes_change_one_after_the_other_by_their_paths(path):
         await control.deploy(Deployment("m", "/new"))
         assert [beat(2), beat(3)][1] == {"a": "/new", "b": "/m"}
         # The clock of the control plane is a real one; the wait for an older node is moved instead.
-        told = control._reconciler._rolling._told
-        told["a", "m"] = replace(told["a", "m"], since=told["a", "m"].since - 10)
+        assigned = control._reconciler._rolling._assigned
+        assigned["a", "m"] = replace(assigned["a", "m"], since=assigned["a", "m"].since - 10)
         assert [beat(4), beat(5)][1] == {"a": "/new", "b": "/new"}
 
 
@@ -315,11 +315,11 @@ async def test_a_node_is_asked_for_what_is_not_known_16_at_a_time_and_for_errors
         assert node.asked == ()
         control.tick()
         node.beat(control)
-        assert len(node.told) == 19
+        assert len(node.assigned) == 19
         monkeypatch.setattr("ryzanstein.orchestrator.placing.needs.ASK_AGAIN_S", 0.0)
         node.sizes["/m19"] = 1
         for _ in range(3):
             node.beat(control)
         control.tick()
         node.beat(control)
-        assert len(node.told) == 20
+        assert len(node.assigned) == 20

@@ -21,9 +21,9 @@ def follower(*, opened: bool, seen: int = 0) -> ReplyFollower:
 @pytest.mark.parametrize(("opened", "tokens", "num"), [(False, ANSWER, 6), (True, ANSWER[1:], 5), (False, ["a", "b"], 0)])
 def test_tokens_of_reasoning_are_counted(size: int, seen: int, opened: bool, tokens: list[str], num: int) -> None:
     follows = follower(opened=opened, seen=seen)
-    said = ""
+    part = ""
     for start in range(0, len(tokens), size):
         delta = Delta(0, start, [Token(i, text) for i, text in enumerate(tokens[start : start + size])], "n")
-        said += follows.said(delta).content
+        part += follows.read(delta).content
     assert follows.num_reasoning == num
-    assert "Yes." not in "".join(tokens) or seen or said == "Yes."
+    assert "Yes." not in "".join(tokens) or seen or part == "Yes."

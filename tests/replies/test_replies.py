@@ -124,7 +124,7 @@ def test_calls_are_read_and_all_else_is_content(case: str) -> None:
     assert len({each.id for each in message.tool_calls}) == len(calls)
 
 
-def said(parts: list[Part]) -> tuple[object, ...]:
+def delta(parts: list[Part]) -> tuple[object, ...]:
     """What parts say together, in order, with neighbours of one kind joined."""
     found: list[tuple[object, ...]] = []
     for part in parts:
@@ -142,8 +142,8 @@ def pieces_read(format: ReplyFormat, pieces: list[str]) -> tuple[list[tuple[obje
     reader, parts, after = ReplyReader(format, "g", 0), [], []
     for piece in pieces:
         parts += reader.push(piece)
-        after.append(said(parts))
-    return after, said(parts + reader.end())
+        after.append(delta(parts))
+    return after, delta(parts + reader.end())
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -336,5 +336,5 @@ def test_arguments_are_text_that_can_be_sent(family: str, text: str, arguments: 
 @pytest.mark.parametrize("family", ["", *FAMILIES])
 def test_a_null_character_ends_no_content(family: str, thinking: bool) -> None:
     """Vocabularies with bytes have a token for it."""
-    said = read_message(ReplyFormat(calls=family, thinking=thinking, tools=TOOLS), "g", 0, "one\0two\0")
-    assert (said.content, said.tool_calls) == ("one\0two\0", ())
+    delta = read_message(ReplyFormat(calls=family, thinking=thinking, tools=TOOLS), "g", 0, "one\0two\0")
+    assert (delta.content, delta.tool_calls) == ("one\0two\0", ())

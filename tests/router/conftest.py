@@ -293,8 +293,8 @@ class ScriptedNode(WorkerServiceServicer):
         output.accepted.add(handle=run.handle, prompt_tokens=kept, omitted_prompt_tokens=PROMPT - kept if self.room else 0)
 
     def _kept(self, run: Running) -> int:
-        told = run.attempt.request.sampling.truncate_prompt_tokens
-        return told if told is not None and self.heeds_kept else self.room or 7
+        given = run.attempt.request.sampling.truncate_prompt_tokens
+        return given if given is not None and self.heeds_kept else self.room or 7
 
     def _fail(self, output: worker.StepOutput, run: Running, error: RyzansteinError, node_fault: bool) -> None:
         failed = output.failed.add(
@@ -324,9 +324,9 @@ class ScriptedNode(WorkerServiceServicer):
                 self._dying = asyncio.create_task(self.die())
                 raise DiedError
             if index < end:
-                shown = index + 1 if index == self.gap_at else index
+                visible = index + 1 if index == self.gap_at else index
                 for _ in range(2 if self.repeat_rows else 1):
-                    self._row(output, run, choice, shown)
+                    self._row(output, run, choice, visible)
                 run.next_index[choice] += 1
             if run.next_index[choice] >= end:
                 run.left.discard(choice)

@@ -35,28 +35,28 @@ def seeded(attempt: Any, seed: int, **more: Any) -> Any:
     return attempt(**{**params, **more})
 
 
-def said(stream: Any) -> list[tuple[int, float]]:
+def message(stream: Any) -> list[tuple[int, float]]:
     """Tokens and their log probabilities."""
     assert stream.failed is None
     return [(token, stream.logprobs[0, index].logprob) for index, token, _ in stream.rows[0]]
 
 
 async def assert_company_changes_nothing(link: Any, attempt: Any, seed: int) -> None:
-    alone = said(await link.run(seeded(attempt, seed), timeout_s=60))
+    alone = message(await link.run(seeded(attempt, seed), timeout_s=60))
     assert len(alone) == NUM_TOKENS
     others = [link.run(seeded(attempt, 1000 + n, max_tokens=9 + 11 * n), timeout_s=100) for n in range(4)]
     copies = [link.run(seeded(attempt, seed), timeout_s=100) for _ in range(NUM_COPIES)]
     for stream in (await asyncio.gather(*copies, *others))[:NUM_COPIES]:
-        assert said(stream) == alone
+        assert message(stream) == alone
 
 
 async def assert_resumed_answers_go_on(link: Any, attempt: Any, seed: int) -> None:
-    alone = said(await link.run(seeded(attempt, seed), timeout_s=60))
+    alone = message(await link.run(seeded(attempt, seed), timeout_s=60))
     cuts = sorted(random.Random(seed).sample(range(1, NUM_TOKENS), 6))
     progress = [[ChoiceProgress(tuple(token for token, _ in alone[:cut]))] for cut in cuts]
     rests = await asyncio.gather(*(link.run(seeded(attempt, seed, known=known, number=1), timeout_s=100) for known in progress))
     for cut, rest in zip(cuts, rests, strict=True):
-        assert said(rest) == alone[cut:], f"cut at {cut}"
+        assert message(rest) == alone[cut:], f"cut at {cut}"
 
 
 @pytest.mark.parametrize("weights", FLAGS)

@@ -47,7 +47,7 @@ def test_ranks_give_way_to_their_agent():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"tp": 0}, "tp"),
         ({"max_sequences": 513}, "every running sequence decodes"),
@@ -56,8 +56,8 @@ def test_ranks_give_way_to_their_agent():
         ({"max_waiting": 3}, "max_waiting"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong, said):
-    with pytest.raises(ValidationError, match=said):
+def test_settings_that_cannot_work_are_refused(wrong, message):
+    with pytest.raises(ValidationError, match=message):
         WorkerSettings(**wrong)
 
 
@@ -69,8 +69,8 @@ def test_further_models_and_templates_may_be_json_objects(monkeypatch):
     assert str(settings.template_file("first")) == "/t/first"
     monkeypatch.setenv("RYZANSTEIN_MORE_MODELS", models)
     assert WorkerSettings(model="/m/first").further_models() == settings.further_models()
-    for wrong, said in (('{"a": 1}', "must have names and paths"), ('{"a": "/m", "a": "/n"}', "more than one model 'a'")):
-        with pytest.raises(ValidationError, match=said):
+    for wrong, message in (('{"a": 1}', "must have names and paths"), ('{"a": "/m", "a": "/n"}', "more than one model 'a'")):
+        with pytest.raises(ValidationError, match=message):
             WorkerSettings(model="/m/first", more_models=wrong)
 
 

@@ -185,10 +185,10 @@ async def test_a_deadline_that_has_passed_is_refused(link, attempt):
     ],
 )
 async def test_a_bad_submit_fails_with_its_reason_and_is_not_the_nodes_fault(link, stub, attempt, change, expected):
-    code, reason, said = expected
+    code, reason, wording = expected
     stream = await link.run(attempt(**change))
     assert (stream.failed.code, stream.failed.reason) == (code, reason)
-    assert said in stream.failed.message
+    assert wording in stream.failed.message
     assert not stream.failed.node_fault
     assert await blocks_held(stub) == 0
 

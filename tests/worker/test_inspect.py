@@ -53,7 +53,7 @@ def test_a_conversation_takes_its_blocks_of_the_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("missing",), 1, "does not exist, and no fetched model has this name"),
         (("demo", "--tp", "3"), 1, "8 attention heads do not divide over 3 ranks"),
@@ -62,10 +62,10 @@ def test_a_conversation_takes_its_blocks_of_the_cache() -> None:
         (("demo", "--context", "0"), 2, "--context"),
     ],
 )
-def test_what_cannot_be_served_ends_with_a_code(words: tuple[str, ...], code: int, said: str) -> None:
+def test_what_cannot_be_served_ends_with_a_code(words: tuple[str, ...], code: int, message: str) -> None:
     done = inspect(*words)
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -215,7 +215,7 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "said"),
+    ("flags", "code", "wording"),
     [
         (("--tp", "0"), 2, "tp"),
         (("--max-sequences", "600"), 2, "max_tokens_per_step"),
@@ -226,8 +226,8 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
     ],
 )
 @pytest.mark.long
-async def test_a_node_that_cannot_start_says_why_and_by_its_exit_code(flags, code, said, demo_dir):
+async def test_a_node_that_cannot_start_says_why_and_by_its_exit_code(flags, code, wording, demo_dir):
     command = [sys.executable, "-m", "ryzanstein.worker", "--grpc-port", "0", *(flag.format(demo=demo_dir) for flag in flags)]
     result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == code, result.stderr
-    assert said in result.stderr
+    assert wording in result.stderr

@@ -166,7 +166,7 @@ async def test_pinned_ranks_of_different_models_have_cores_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("models", "said"),
+    ("models", "wording"),
     [
         ("demo=/elsewhere", "more than one model 'demo'"),
         ("/a/x,/b/x", "more than one model 'x'"),
@@ -174,10 +174,10 @@ async def test_pinned_ranks_of_different_models_have_cores_of_their_own(
         ("x" * 300 + "=/a", "1 to 128 characters, got 300"),
     ],
 )
-def test_models_that_cannot_be_told_apart_are_refused(start_node: Callable[..., Any], models: str, said: str) -> None:
+def test_models_that_cannot_be_told_apart_are_refused(start_node: Callable[..., Any], models: str, wording: str) -> None:
     node = start_node("--more-models", models, tp=1)
     assert node.process.wait(30) == 2
-    assert said in node.log_path.read_text()
+    assert wording in node.log_path.read_text()
 
 
 def test_a_second_model_that_cannot_be_read_ends_the_start_with_the_reason(

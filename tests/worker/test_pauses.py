@@ -47,9 +47,9 @@ async def test_a_router_that_spoke_while_the_agent_was_stopped_is_not_silent(sta
             with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await beating
             call.cancel()
-    said = [line["event"] for line in node.events]
-    assert said.count("router connected") == 1
-    assert said.count("stood still, no router is disconnected for it") >= 3
+    message = [line["event"] for line in node.events]
+    assert message.count("router connected") == 1
+    assert message.count("stood still, no router is disconnected for it") >= 3
 
 
 async def silent_before(call, seconds: float) -> None:

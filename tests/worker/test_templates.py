@@ -45,13 +45,13 @@ async def test_a_template_that_goes_too_far_fails_its_request_alone(start_node, 
     node = start_node("--template-cpu-s", "0.5", "--template-memory-bytes", str(64 * 2**20), model=bombed, tp=1)
     node.wait_event("ranks ready")
     async with connect(node.address) as link:
-        beside = asyncio.create_task(link.run(attempt(prompt=TextPrompt("Count"), max_tokens=400, ignore_eos=True), 60))
+        alongside = asyncio.create_task(link.run(attempt(prompt=TextPrompt("Count"), max_tokens=400, ignore_eos=True), 60))
         for bomb in BOMBS:
             failed = (await link.run(attempt(question=bomb), 60)).failed
             assert failed.reason == "TEMPLATE_LIMIT", bomb
             assert not failed.node_fault
             assert (await link.run(attempt(max_tokens=5), 60)).tokens(), f"after {bomb}"
-        assert (await beside).finished[0].reason == FinishReason.LENGTH
+        assert (await alongside).finished[0].reason == FinishReason.LENGTH
         assert len(node.template_pids()) == 1
     assert node.process.poll() is None
     assert "Traceback" not in node.log_path.read_text()

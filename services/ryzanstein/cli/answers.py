@@ -101,13 +101,13 @@ class ChatAnswer:
             self.node_ids.append(node_id)
 
 
-def shown(event: pb.GenerationEvent) -> str:
+def visible(event: pb.GenerationEvent) -> str:
     """Returns what an event says, for people: content, and calls as they are written."""
     if event.WhichOneof("kind") not in ("delta", "finished"):
         return ""
-    said = event.delta if event.HasField("delta") else event.finished
-    calls = (f"\n{piece.name} {piece.arguments}" if piece.id else piece.arguments for piece in said.tool_calls)
-    return said.text + "".join(calls)
+    message = event.delta if event.HasField("delta") else event.finished
+    calls = (f"\n{piece.name} {piece.arguments}" if piece.id else piece.arguments for piece in message.tool_calls)
+    return message.text + "".join(calls)
 
 
 EventCall = (

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ryzanstein.cli import display
-from ryzanstein.cli.answers import ChatAnswer, ask, shown
+from ryzanstein.cli.answers import ChatAnswer, ask, visible
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import open_channel
@@ -34,7 +34,7 @@ class Speaker:
 
         def show(_: ChatAnswer, event: pb.GenerationEvent) -> None:
             if out is not None:
-                out.print(shown(event), end="", markup=False, soft_wrap=True)
+                out.print(visible(event), end="", markup=False, soft_wrap=True)
 
         request = pb.ChatRequest(
             model=self.model,

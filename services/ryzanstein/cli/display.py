@@ -50,12 +50,12 @@ def waiting(console: Console, title: str) -> Iterator[Callable[[str], None]]:
         with console.status(title) as status:
             yield lambda doing: status.update(Text(doing, no_wrap=True, overflow="ellipsis"))
         return
-    said, next_s = {""}, 0.0
+    wording, next_s = {""}, 0.0
 
     def say(doing: str) -> None:
         nonlocal next_s
-        if doing not in said and time.monotonic() >= next_s:
-            said.add(doing)
+        if doing not in wording and time.monotonic() >= next_s:
+            wording.add(doing)
             next_s = time.monotonic() + _LINE_EVERY_S
             console.print(Text(doing), soft_wrap=True)
 

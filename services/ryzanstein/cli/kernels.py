@@ -21,12 +21,12 @@ def have_kernels(doing: Callable[[str], None]) -> str:
         _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as program:
         assert program.stdout is not None
-        said: dict[str, object] = {}
+        message: dict[str, object] = {}
         try:
             for line in program.stdout:
-                said = json.loads(line)
-                if said.get("state") == "compiling":
-                    doing(str(said["text"]))
+                message = json.loads(line)
+                if message.get("state") == "compiling":
+                    doing(str(message["text"]))
         finally:
             program.kill()  # it has ended, or we are interrupted
-    return str(said["text"]) if said.get("compiled_s") or "reason" in said else ""
+    return str(message["text"]) if message.get("compiled_s") or "reason" in message else ""

@@ -27,8 +27,8 @@ def require(command: str, *extras: str) -> None:
     missing = [extra for extra in extras if any(find_spec(package) is None for package in _PACKAGES[extra])]
     if missing:
         wanted = ",".join(missing)
-        said = f"`ryzanstein {command}` needs more than the base package: pip install 'ryzanstein[{wanted}]'"
-        typer.echo(said, err=True)
+        message = f"`ryzanstein {command}` needs more than the base package: pip install 'ryzanstein[{wanted}]'"
+        typer.echo(message, err=True)
         raise typer.Exit(2)
 
 

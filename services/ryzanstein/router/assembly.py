@@ -200,7 +200,7 @@ def _policy(settings: RouterSettings) -> CorePolicy:
             settings.failover_wait_s,
             settings.max_fruitless_attempts,
             AttemptPatience(settings.accept_s, settings.attempt_silence_s),
-            settings.failover_to_unlike,
+            settings.failover_to_incompatible,
         ),
         Limits(
             settings.max_running,

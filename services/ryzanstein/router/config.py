@@ -138,7 +138,7 @@ class RouterSettings(ServiceSettings):
     max_retained_tokens: int = Field(1_000_000, ge=0, description="maximum tokens kept of ended generations")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without a usable node before NO_NODES")
     max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token before ATTEMPTS_EXHAUSTED")
-    failover_to_unlike: bool = Field(
+    failover_to_incompatible: bool = Field(
         True, description="continue an answer on a node whose weights or numerics are others, where no like node could serve it"
     )
     accept_s: float = Field(5.0, gt=0, description="time for a node to accept an attempt")

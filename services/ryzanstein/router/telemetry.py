@@ -80,7 +80,7 @@ class PromptMetrics:
         self._tokens.labels(model).inc(num_tokens)
 
 
-class LikenessMetrics:
+class CompatibilityMetrics:
     """How alike the nodes of a model are, and what moved between nodes that are not."""
 
     def __init__(self, make: _Maker) -> None:
@@ -159,7 +159,7 @@ class RouterTelemetry:
         self.reattached = counter("generations_reattached", "Readers that attached to a started generation")
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
-        self.prompts, self.likeness = PromptMetrics(make), LikenessMetrics(make)
+        self.prompts, self.compatibility = PromptMetrics(make), CompatibilityMetrics(make)
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")

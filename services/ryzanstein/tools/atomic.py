@@ -24,7 +24,7 @@ def new_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     """
     _refuse_existing(path, force=force)
     _refuse_other_file(path)
-    partial = _beside(path, "partial")
+    partial = _sibling(path, "partial")
     try:
         with partial.open("xb") as file:
             yield file
@@ -46,7 +46,7 @@ def new_directory(path: Path, *, force: bool) -> Iterator[Path]:
     """
     refuse_place(path, force=force)
     path = path.resolve()
-    partial = _beside(path, "partial")
+    partial = _sibling(path, "partial")
     try:
         partial.mkdir()
         yield partial
@@ -109,7 +109,7 @@ def _replace(partial: Path, path: Path) -> None:
     if not os.path.lexists(path):
         partial.rename(path)
         return
-    aside = _beside(path, "replaced")
+    aside = _sibling(path, "replaced")
     try:
         path.rename(aside)
         if any(aside.iterdir()):
@@ -131,6 +131,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _beside(path: Path, kind: str) -> Path:
+def _sibling(path: Path, kind: str) -> Path:
     """Returns a name that is not taken. It is known before it is used, so that no interruption leaves it unknown."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{kind}")

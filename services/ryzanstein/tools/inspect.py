@@ -143,8 +143,8 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB" if count < 10 * 2**30 else f"{count / 2**30:,.1f} GiB"
 
 
-def _fail(said: str) -> NoReturn:
-    typer.echo(said, err=True)
+def _fail(text: str) -> NoReturn:
+    typer.echo(text, err=True)
     raise typer.Exit(1)
 
 

@@ -13,7 +13,7 @@ class ConversionProgress:
     total_bytes: int
     out: TextIO
     _done: int = 0
-    _shown: int = -1
+    _reported: int = -1
     _noted: set[str] = field(default_factory=set)
 
     def add(self, num_bytes: int, name: str) -> None:
@@ -21,9 +21,9 @@ class ConversionProgress:
         self._done += num_bytes
         percent = 100 * self._done // max(1, self.total_bytes)
         step = 1 if self.out.isatty() else 10
-        if percent // step == self._shown:
+        if percent // step == self._reported:
             return
-        self._shown = percent // step
+        self._reported = percent // step
         if self.out.isatty():
             self.out.write(f"\r{percent:3d} % {name[:60]:60}" + ("\n" if self._done >= self.total_bytes else ""))
         else:

@@ -9,7 +9,7 @@ from ryzanstein.worker.json_files import UnreadableFile, read_object
 from ryzanstein.worker.refusal import ModelRefused
 
 MARK = ".written-by-ryzanstein"
-_SHOWN = 3
+_LISTED = 3
 
 
 def mark(directory: Path) -> None:
@@ -30,10 +30,10 @@ def refuse_foreign(directory: Path) -> None:
         )
     foreign = [path.name for path in sorted(directory.iterdir()) if path.name != MARK and not _is_written(path, written)]
     if foreign:
-        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+        more = f" and {len(foreign) - _LISTED} more" if len(foreign) > _LISTED else ""
         raise ModelRefused(
             f"{directory} has files that ryzanstein did not write, or that changed since "
-            f"({', '.join(foreign[:_SHOWN])}{more}), and is not replaced: move them, or choose another name"
+            f"({', '.join(foreign[:_LISTED])}{more}), and is not replaced: move them, or choose another name"
         )
 
 

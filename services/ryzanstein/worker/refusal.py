@@ -8,8 +8,8 @@ from __future__ import annotations
 import reprlib
 
 MAX_MESSAGE_CHARS = 1000
-_SHOWN = reprlib.Repr()
-_SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxstring, _SHOWN.maxother, _SHOWN.maxlong = 3, 4, 6, 80, 80, 40
+_LISTED = reprlib.Repr()
+_LISTED.maxlevel, _LISTED.maxdict, _LISTED.maxlist, _LISTED.maxstring, _LISTED.maxother, _LISTED.maxlong = 3, 4, 6, 80, 80, 40
 
 
 class ModelRefused(Exception):
@@ -38,12 +38,12 @@ class BeyondHalf(ModelRefused):
     """A weight is not a number of 16 bits, although all ranks have agreed to load the model so."""
 
 
-def shown(value: object) -> str:
+def excerpt(value: object) -> str:
     """Returns a value of a file for a message, shortened.
 
     The value may be a megabyte, or nested a thousand times.
     """
-    return _SHOWN.repr(value)
+    return _LISTED.repr(value)
 
 
 def bounded(message: str) -> str:

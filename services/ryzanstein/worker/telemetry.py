@@ -142,7 +142,7 @@ class WorkerTelemetry:
         self.background = background or Background("worker", self.registry)
         self.state = self._gauge("state", "1 for the current state of the node, else 0.", "state")
         self.asleep = self._gauge("asleep", "1 if the ranks are unloaded because the model was idle, else 0.")
-        self.wakes = self._counter("wakes_total", "Requests that found the ranks unloaded and waited for them.")
+        self.wakeups = self._counter("wakes_total", "Requests that found the ranks unloaded and waited for them.")
         self.links = self._gauge("links", "Connected routers.")
         self.running = self._gauge("running", "Running sequences.")
         self.waiting = self._gauge("waiting", "Waiting sequences.")

@@ -72,14 +72,14 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
     @property
-    def said(self) -> dict[str, float]:
+    def given(self) -> dict[str, float]:
         """The values that the model has, by name."""
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
     def filled(self, params: SamplingParams) -> SamplingParams:
         """Returns the parameters with these values for those that the request left out. None is left out then."""
-        own = {name: value for name, value in self.said.items() if name in params.unset}
+        own = {name: value for name, value in self.given.items() if name in params.unset}
         return replace(params, **own, unset=frozenset())  # type: ignore[arg-type]
 
 
@@ -272,7 +272,7 @@ class GenerationRequest:
     key: RequestKey | None = None
     detached: bool = False
     created: int = 0
-    shown_as: str = ""
+    answer_form: str = ""
     kept: bool = False
     never_cut: bool = False
 

@@ -26,7 +26,7 @@ class Started:
     node_id: str
     prompt_tokens: int
     created: int = 0
-    shown_as: str = ""
+    answer_form: str = ""
     reply: ReplyFormat | None = None
     omitted_prompt_tokens: int = 0
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ryzanstein.generation.tokens import Delta, Finished, FinishReason, Started, Token
 from ryzanstein.replies.parts import Part
-from ryzanstein.replies.reader import ReplyReader, Said, shown_reason
+from ryzanstein.replies.reader import ReplyDelta, ReplyReader, visible_reason
 
 
 class ReplyFollower:
@@ -33,12 +33,12 @@ class ReplyFollower:
         """Returns how many of a delta's tokens the reader has seen."""
         return min(len(delta.tokens), max(0, self._seen.get(delta.choice, 0) - delta.first_index))
 
-    def said(self, delta: Delta) -> Said:
+    def read(self, delta: Delta) -> ReplyDelta:
         """Returns what became certain with the tokens that the reader has not seen."""
         num_seen = self.num_seen(delta)
         reader = self._reader(delta.choice)
         self._push(reader, delta.tokens[:num_seen])
-        return Said.of(self._push(reader, delta.tokens[num_seen:]))
+        return ReplyDelta.of(self._push(reader, delta.tokens[num_seen:]))
 
     def _push(self, reader: ReplyReader, tokens: Sequence[Token]) -> list[Part]:
         """Reads tokens: one by one as long as they may be reasoning, to count them."""
@@ -52,13 +52,13 @@ class ReplyFollower:
             num_read += 1
         return [*parts, *reader.push("".join(token.text for token in tokens[num_read:]))]
 
-    def ended(self, finished: Finished) -> tuple[Said, FinishReason]:
+    def ended(self, finished: Finished) -> tuple[ReplyDelta, FinishReason]:
         """Returns what became certain with the end of a choice, and how that is shown."""
         if not self.active:
-            return Said(), finished.reason
+            return ReplyDelta(), finished.reason
         reader = self._reader(finished.choice)
-        said = Said.of(reader.end())
-        return said, shown_reason(self.format, reader.num_calls, finished.reason)
+        part = ReplyDelta.of(reader.end())
+        return part, visible_reason(self.format, reader.num_calls, finished.reason)
 
     def _reader(self, choice: int) -> ReplyReader:
         if choice not in self._readers:

@@ -74,11 +74,11 @@ class Sink:
         return name in self._names and self.num_calls < self._max_calls
 
     def content(self, text: str) -> None:
-        said = text.rstrip()
-        if said:
-            self._parts.append(Content(self._space + said))
+        delta = text.rstrip()
+        if delta:
+            self._parts.append(Content(self._space + delta))
             self._space, self._after_call = "", False
-        self._space += text[len(said) :]
+        self._space += text[len(delta) :]
         # Whole blocks, so that it does not matter how the text was divided.
         if blocks := len(self._space) // MAX_SPACE_CHARS * MAX_SPACE_CHARS:
             self._parts.append(Content(self._space[:blocks]))

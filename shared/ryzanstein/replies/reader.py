@@ -68,7 +68,7 @@ class ReplyReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReplyDelta:
     """What became certain: content, reasoning, and pieces of calls in order."""
 
     content: str = ""
@@ -76,7 +76,7 @@ class Said:
     calls: tuple[CallDelta, ...] = ()
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Said:
+    def of(cls, parts: Sequence[Part]) -> ReplyDelta:
         return cls(
             "".join(part.text for part in parts if isinstance(part, Content)),
             "".join(part.text for part in parts if isinstance(part, Reasoning)),
@@ -91,10 +91,10 @@ class Said:
         return bool(self.content) and not self.reasoning and not self.calls
 
 
-NOTHING = Said()
+NOTHING = ReplyDelta()
 
 
-def shown_reason(format: ReplyFormat | None, num_calls: int, reason: FinishReason) -> FinishReason:
+def visible_reason(format: ReplyFormat | None, num_calls: int, reason: FinishReason) -> FinishReason:
     """Returns the reason that a client is shown: a plain end after calls is TOOL_CALLS, unless the function was named."""
     called = format is not None and num_calls > 0 and not format.named
     return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
@@ -123,8 +123,8 @@ def joined(parts: Sequence[Part]) -> Message:
             if part.index == len(calls):
                 calls.append([part.id, part.name, ""])
             calls[part.index][2] += part.arguments
-    said = Said.of(parts)
-    return Message(Role.ASSISTANT, said.content, tuple(ToolCall(*call) for call in calls), reasoning=said.reasoning)
+    delta = ReplyDelta.of(parts)
+    return Message(Role.ASSISTANT, delta.content, tuple(ToolCall(*call) for call in calls), reasoning=delta.reasoning)
 
 
 def _reply(source: Source, sink: Sink, format: ReplyFormat) -> Step[None]:
@@ -154,11 +154,11 @@ def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:
     space = ""
     while True:
         text, marker, ended = source.before((_CLOSE,), _CLOSE_PATTERN)
-        said = text.rstrip()
-        if said:
-            sink.reasoning(space + said)
+        delta = text.rstrip()
+        if delta:
+            sink.reasoning(space + delta)
             space = ""
-        space += text[len(said) :]
+        space += text[len(delta) :]
         if marker or ended:
             break
         yield

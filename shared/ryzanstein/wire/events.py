@@ -114,7 +114,7 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
                     node_id=event.node_id,
                     prompt_tokens=event.prompt_tokens,
                     created=event.created,
-                    shown_as=event.shown_as,
+                    answer_form=event.answer_form,
                     reply=reply_to_wire(event.reply),
                     omitted_prompt_tokens=event.omitted_prompt_tokens,
                 )
@@ -153,7 +153,7 @@ def event_from_wire(wire: inference.GenerationEvent) -> GenerationEvent:
                 begun.node_id,
                 begun.prompt_tokens,
                 begun.created,
-                begun.shown_as,
+                begun.answer_form,
                 reply_from_wire(begun.reply) if begun.HasField("reply") else None,
                 begun.omitted_prompt_tokens,
             )

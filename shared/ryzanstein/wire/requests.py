@@ -168,7 +168,7 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
 
 def sampling_defaults_to_wire(defaults: SamplingDefaults) -> inference.SamplingDefaults | None:
     """Returns None for a model that has none."""
-    return inference.SamplingDefaults(**defaults.said) if defaults.said else None  # type: ignore[arg-type]
+    return inference.SamplingDefaults(**defaults.given) if defaults.given else None  # type: ignore[arg-type]
 
 
 def sampling_defaults_from_wire(wire: inference.SamplingDefaults) -> SamplingDefaults:

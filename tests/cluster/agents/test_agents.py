@@ -19,11 +19,11 @@ PYTHON = {"openai": "python", "instructor": "instructor", "langchain": "python",
 def check(served: Served, program: list[str], folder: Path, loops: int) -> None:
     """Each loop ends as it should, and no request is refused but those that must be."""
     before = served.answered()
-    told = served.run(program, folder)
-    assert [each for each in told if "error" in each] == []
-    assert len(told) == loops
+    given = served.run(program, folder)
+    assert [each for each in given if "error" in each] == []
+    assert len(given) == loops
     answered = served.answered() - before
-    assert answered["400"] == sum("refused" in each for each in told)
+    assert answered["400"] == sum("refused" in each for each in given)
     assert set(answered) <= {"200", "400", "499"}, answered
 
 

@@ -49,16 +49,16 @@ class Asked:
         if logprobs is not None:
             chat = {"logprobs": True, "top_logprobs": logprobs}
             sampling |= chat if self.prompt is None else {"logprobs": logprobs}
-        said: dict[str, Any] = {"messages": [{"role": "user", "content": self.text}]} if self.text else {"messages": []}
+        wording: dict[str, Any] = {"messages": [{"role": "user", "content": self.text}]} if self.text else {"messages": []}
         if self.prompt is not None:
-            said = {"prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt)}
+            wording = {"prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt)}
         if self.schema is not None:
             form = {"name": "answer", "strict": True, "schema": self.schema}
-            said["response_format"] = {"type": "json_schema", "json_schema": form}
+            wording["response_format"] = {"type": "json_schema", "json_schema": form}
         if self.tool is not None:
-            said |= {"tools": [{"type": "function", "function": self.tool}], "tool_choice": "required"}
+            wording |= {"tools": [{"type": "function", "function": self.tool}], "tool_choice": "required"}
         named = {"model": self.model, "session_id": self.session_id, "user": self.user}
-        return {**said, **sampling, **{name: value for name, value in named.items() if value}, **more}
+        return {**wording, **sampling, **{name: value for name, value in named.items() if value}, **more}
 
 
 @dataclass

@@ -31,19 +31,19 @@ def refusal(status: int, error: Mapping[str, Any], retryable: bool) -> Refusal:
     return Refusal(CODES[status], reason, error["param"] or "", error.get("metadata") or {}, retryable, error["message"])
 
 
-def take_choice(said: Mapping[str, Any], heard: Heard) -> None:
+def take_choice(message: Mapping[str, Any], heard: Heard) -> None:
     """Adds a choice of a chunk, or of a whole answer, in either of OpenAI's forms."""
-    parts = said.get("delta") or said.get("message") or {}
-    heard.text += parts.get("content") or said.get("text") or ""
+    parts = message.get("delta") or message.get("message") or {}
+    heard.text += parts.get("content") or message.get("text") or ""
     for number, call in enumerate(parts.get("tool_calls") or ()):
         function = call["function"]
         heard.add_call(call.get("index", number), function.get("name") or "", function["arguments"])
-    logprobs = said.get("logprobs") or {}
+    logprobs = message.get("logprobs") or {}
     for row in logprobs.get("content") or []:
         heard.rows.append((row["token"], row["logprob"], tuple(top["token"] for top in row["top_logprobs"])))
     for token, value, top in zip(*(logprobs.get(key, ()) for key in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
         heard.rows.append((token, value, tuple(top)))
-    heard.reason = said["finish_reason"] or heard.reason
+    heard.reason = message["finish_reason"] or heard.reason
 
 
 def take_usage(usage: Mapping[str, Any] | None, reply: Reply) -> None:
@@ -69,8 +69,8 @@ class HttpDriver:
         body = answer.json()
         reply = Reply(bare(body["id"]))
         take_usage(body["usage"], reply)
-        for said in body["choices"]:
-            take_choice(said, reply.of(said["index"]))
+        for message in body["choices"]:
+            take_choice(message, reply.of(message["index"]))
         return reply
 
     def begin(self, asked: Asked, num_tokens: int) -> Reply:
@@ -138,10 +138,10 @@ class SseDriver:
             reply.generation = bare(chunk["id"])
             self._ids[reply.generation] = (chunk["id"], event["id"])
             take_usage(chunk.get("usage"), reply)
-            for said in chunk["choices"]:
-                heard = reply.of(said["index"])
-                take_choice(said, heard)
-                heard.next_index = _position(event["id"])[said["index"]]
+            for message in chunk["choices"]:
+                heard = reply.of(message["index"])
+                take_choice(message, heard)
+                heard.next_index = _position(event["id"])[message["index"]]
             if until is not None and reply.num_read >= until:
                 return reply
         raise AssertionError("the stream ended without [DONE]")

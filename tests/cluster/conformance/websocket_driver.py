@@ -93,9 +93,9 @@ class SocketDriver:
     @staticmethod
     def _take(frame: dict[str, Any], reply: Reply) -> None:
         take_usage(frame["chunk"].get("usage"), reply)
-        for said in frame["chunk"]["choices"]:
+        for delta in frame["chunk"]["choices"]:
             heard = reply.of(frame["choice"])
-            take_choice(said, heard)
+            take_choice(delta, heard)
             assert frame["index"] >= heard.next_index, "a token was repeated"
             heard.next_index = frame["index"]
 
@@ -105,7 +105,7 @@ class SocketDriver:
 
     # For the death of a router: streams that stay open beside others.
 
-    def begin_beside(self, asked: Asked, num_tokens: int) -> Reply:
+    def begin_alongside(self, asked: Asked, num_tokens: int) -> Reply:
         """Reads so many tokens and leaves the stream open, without credit for many more."""
         socket = self._socket(asked.tenant)
         stream = next(self._names)

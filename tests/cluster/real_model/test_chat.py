@@ -36,7 +36,7 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def said(text: str) -> list[Any]:
+def wording(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
@@ -44,7 +44,7 @@ def person_of(real: Any, text: str) -> dict[str, Any]:
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     answer = real.http.chat.completions.create(
         model=real.model,
-        messages=said(f"Extract as JSON: {text}"),
+        messages=wording(f"Extract as JSON: {text}"),
         response_format=wanted,
         temperature=0,
         max_tokens=80,
@@ -57,7 +57,10 @@ def person_of(real: Any, text: str) -> dict[str, Any]:
 
 def test_it_knows_a_capital(real: Any) -> None:
     answer = real.http.chat.completions.create(
-        model=real.model, messages=said("What is the capital of France? Answer in one sentence."), temperature=0, max_tokens=40
+        model=real.model,
+        messages=wording("What is the capital of France? Answer in one sentence."),
+        temperature=0,
+        max_tokens=40,
     )
     assert "Paris" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
@@ -65,7 +68,7 @@ def test_it_knows_a_capital(real: Any) -> None:
 
 def test_a_prompt_is_that_of_the_files_template(real: Any) -> None:
     """Jinja itself renders the template of the file; the rest is the tokenizer's."""
-    messages = said("Which of these is a fruit: an apple or a chair?")
+    messages = wording("Which of these is a fruit: an apple or a chair?")
     with GgufFile.open(real.path) as file:
         template = str(file.metadata["tokenizer.chat_template"])
     text = jinja2.Environment().from_string(template).render(messages=messages, add_generation_prompt=True)
@@ -80,10 +83,10 @@ def test_a_session_is_the_conversation_that_a_client_would_send(real: Any) -> No
     turns = ["Give me a word for a small river.", "Use that word in a sentence."]
     in_session, sent = [], []
     for text in turns:
-        sent += said(text)
+        sent += wording(text)
         whole = real.http.chat.completions.create(messages=sent, **ask)
         sent.append({"role": "assistant", "content": whole.choices[0].message.content})
-        short = real.http.chat.completions.create(messages=said(text), extra_body={"session_id": "real-model"}, **ask)
+        short = real.http.chat.completions.create(messages=wording(text), extra_body={"session_id": "real-model"}, **ask)
         assert short.usage.prompt_tokens == whole.usage.prompt_tokens
         in_session.append(short.choices[0].message.content)
     assert in_session == [message["content"] for message in sent[1::2]]
@@ -96,7 +99,7 @@ def test_it_extracts_what_a_text_says(real: Any) -> None:
 def test_a_demanded_call_has_its_arguments(real: Any) -> None:
     answer = real.http.chat.completions.create(
         model=real.model,
-        messages=said("What is the weather in Paris?"),
+        messages=wording("What is the weather in Paris?"),
         tools=[WEATHER],
         tool_choice="required",
         parallel_tool_calls=False,

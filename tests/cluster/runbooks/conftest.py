@@ -56,12 +56,12 @@ class Command:
     """A command of a page and the lines of output that the page shows."""
 
     text: str
-    shown: tuple[str, ...]
+    lines: tuple[str, ...]
 
     def matches(self, output: str) -> bool:
         """Whether the lines are there, in this order."""
         at = 0
-        for line in self.shown:
+        for line in self.lines:
             found = re.compile(_as_pattern(line)).search(output, at)
             if found is None:
                 return False
@@ -102,8 +102,8 @@ class Page:
 
 def _commands(block: str) -> Iterator[Command]:
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        first, *shown = part.splitlines()
-        yield Command(first, tuple(line for line in shown if line.strip(" .")))
+        first, *visible = part.splitlines()
+        yield Command(first, tuple(line for line in visible if line.strip(" .")))
 
 
 class Prometheus:
@@ -355,13 +355,13 @@ class Walk:
         deadline = time.monotonic() + SHOWS_S
         while True:
             done = self._execute(command.text)
-            said = done.stdout + done.stderr
-            if done.returncode == 0 and expected.matches(said):
+            wording = done.stdout + done.stderr
+            if done.returncode == 0 and expected.matches(wording):
                 return
             if time.monotonic() > deadline:
-                shown = "\n".join(expected.shown)
+                visible = "\n".join(expected.lines)
                 pytest.fail(
-                    f"{self.page.name}, {section}: $ {command.text}\nshown:\n{shown}\nsaid ({done.returncode}):\n{said}"
+                    f"{self.page.name}, {section}: $ {command.text}\nshown:\n{visible}\nsaid ({done.returncode}):\n{wording}"
                 )
             time.sleep(0.3)
 
@@ -383,7 +383,7 @@ class Walk:
 
     def _in(self, command: Command) -> Command:
         """The same with the variables in the shown lines replaced."""
-        return Command(command.text, tuple(self._expand(line) for line in command.shown))
+        return Command(command.text, tuple(self._expand(line) for line in command.lines))
 
     def _expand(self, line: str) -> str:
         for name in sorted(self.variables, key=len, reverse=True):

@@ -21,8 +21,8 @@ BOUNDS = ("--idle", "20", "--active", "20", "--many", "100", "--many-tokens", "4
 async def bench(*options: str) -> tuple[int | None, str, str]:
     command = (str(Path(sys.executable).parent / "ryzanstein"), "bench", "router", *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    said, complained = await asyncio.wait_for(process.communicate(), 110)
-    return process.returncode, said.decode(), complained.decode()
+    message, complained = await asyncio.wait_for(process.communicate(), 110)
+    return process.returncode, message.decode(), complained.decode()
 
 
 async def test_every_system_gives_every_token_and_the_document_says_so(part: Callable[[str], str], tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ async def test_time_that_passes_ends_with_the_clocks_alike_in_pace(tmp_path: Pat
     command = (sys.executable, "-c", "import time; print(time.monotonic())")
     pipe, environment = asyncio.subprocess.PIPE, {**os.environ, **clock.environment()}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe)
-    said, _ = await process.communicate()
-    assert float(said) - time.monotonic() == pytest.approx(ahead_s, abs=30)
+    message, _ = await process.communicate()
+    assert float(message) - time.monotonic() == pytest.approx(ahead_s, abs=30)
 
 
 _RANK = """

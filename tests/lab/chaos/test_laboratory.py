@@ -52,19 +52,19 @@ def test_no_fault_costs_a_token(group: str, network: HostNetwork, part: Callable
     only = ",".join(GROUPS[group])
     command = failover("--runs", "1", "--only", only, "--json", str(result), "--report", str(page), "--seed", "test")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=390)
-    said = done.stderr[-4000:]
-    assert done.returncode in (0, 1), said
-    assert result.exists(), said
+    message = done.stderr[-4000:]
+    assert done.returncode in (0, 1), message
+    assert result.exists(), message
     seen = entries(result)
-    assert [entry["fault"] for entry in seen] == GROUPS[group], said
+    assert [entry["fault"] for entry in seen] == GROUPS[group], message
     for entry in seen:
         counts = {key: entry[key] for key in ("tokens_lost", "tokens_repeated", "answers_changed")}
-        assert counts == dict.fromkeys(counts, 0), said
-        assert entry["requests_failed"] == 0, said
-        assert entry["unwanted"] == {}, said
+        assert counts == dict.fromkeys(counts, 0), message
+        assert entry["requests_failed"] == 0, message
+        assert entry["unwanted"] == {}, message
         assert entry["requests"] > 0
-        assert entry["answers_invalid"] == 0, said
-        assert entry["answers_with_a_form"] > 0 or group != "forms", said
+        assert entry["answers_invalid"] == 0, message
+        assert entry["answers_with_a_form"] > 0 or group != "forms", message
         assert f"| `{entry['fault']}` |" in page.read_text()
 
 

@@ -265,7 +265,7 @@ class SocketScript:
                 socket.transport.close()
 
 
-def said(index: int, tokens: Sequence[int], **choice: Any) -> dict[str, Any]:
+def wording(index: int, tokens: Sequence[int], **choice: Any) -> dict[str, Any]:
     rows = [{"token": f"{token} ", "logprob": -0.1 * token, "bytes": [], "top_logprobs": []} for token in tokens]
     delta = {"content": "".join(row["token"] for row in rows)}  # type: ignore[misc]
     fields = {"index": 0, "delta": delta, "logprobs": {"content": rows}, "finish_reason": None, **choice}
@@ -277,7 +277,7 @@ BEGIN = [
     {"type": "accepted", "generation": "chatcmpl-g", "request_id": "r"},
     {"type": "started", "generation": "chatcmpl-g", "model": "m", "node": "node-2"},
 ]
-FINISHED = said(3, [], delta={}, logprobs=None, finish_reason="stop")
+FINISHED = wording(3, [], delta={}, logprobs=None, finish_reason="stop")
 COUNTED = {"type": "chunk", "choice": None, "index": None, "ended": False, "chunk": {"choices": [], "usage": USAGE}}
 DONE = {"type": "done", "generation": "chatcmpl-g"}
 
@@ -289,7 +289,7 @@ async def read_socket(*answers: list[dict[str, Any]]) -> tuple[AnswerReading, So
         return await read(SocketTransport([address])), script
 
 
-HONEST_SOCKET = [*BEGIN, said(1, [0]), said(3, [1, 2]), FINISHED, COUNTED, DONE]
+HONEST_SOCKET = [*BEGIN, wording(1, [0]), wording(3, [1, 2]), FINISHED, COUNTED, DONE]
 
 
 async def test_over_a_socket_an_honest_answer_is_flawless() -> None:
@@ -302,8 +302,8 @@ async def test_over_a_socket_an_honest_answer_is_flawless() -> None:
 
 async def test_over_a_socket_what_a_router_loses_or_repeats_is_seen() -> None:
     honest, _ = await read_socket(HONEST_SOCKET)
-    lost, _ = await read_socket([*BEGIN, said(1, [0]), said(3, [2]), FINISHED, COUNTED, DONE])
-    repeated, _ = await read_socket([*BEGIN, said(2, [0, 1]), said(3, [1, 2]), FINISHED, COUNTED, DONE])
+    lost, _ = await read_socket([*BEGIN, wording(1, [0]), wording(3, [2]), FINISHED, COUNTED, DONE])
+    repeated, _ = await read_socket([*BEGIN, wording(2, [0, 1]), wording(3, [1, 2]), FINISHED, COUNTED, DONE])
     assert judge(honest, lost).lost == 1
     assert judge(honest, repeated).repeated == 1
 
@@ -318,8 +318,8 @@ async def test_over_a_socket_that_breaks_the_client_attaches_where_it_stands() -
 
 
 async def test_over_a_socket_calls_are_read_in_pieces() -> None:
-    last = said(3, [], delta={}, logprobs=None, finish_reason="tool_calls")
-    reading, _ = await read_socket([*BEGIN, said(1, [0], delta=CALL), said(3, [1, 2], delta=BODY), last, COUNTED, DONE])
+    last = wording(3, [], delta={}, logprobs=None, finish_reason="tool_calls")
+    reading, _ = await read_socket([*BEGIN, wording(1, [0], delta=CALL), wording(3, [1, 2], delta=BODY), last, COUNTED, DONE])
     assert reading.choices[0].calls == {0: CallRead("call_1", "f", '{"a": 1}')}
 
 

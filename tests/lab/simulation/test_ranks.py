@@ -526,7 +526,7 @@ async def test_an_agent_that_is_killed_leaves_nothing_and_learns_nothing():
         client = Client(node)
         await client.submit(1, replace(SEEDED, max_tokens=10_000))
         await client.until(lambda client=client: len(client.of(1)) > 5)
-        crew = ranks._crew
+        team = ranks._team
         ranks.agent_died()
         assert ranks.left == []
         num = len(client.of(1))
@@ -534,7 +534,7 @@ async def test_an_agent_that_is_killed_leaves_nothing_and_learns_nothing():
         assert len(client.of(1)) == num
         assert node.host.losses == 0
         # A loop for which the agent is dead never runs it again; this one has to let it end.
-        for rank in crew.ranks:
+        for rank in team.ranks:
             rank.process.ended(-9)
         client.reader.cancel()
         await node.host.unload()
@@ -547,7 +547,7 @@ async def test_an_agent_that_is_killed_leaves_nothing_and_learns_nothing():
 async def test_the_same_seed_gives_the_same_run():
     def run(seed):
         ranks = SimulatedRanks(random.Random(seed), RankProfile())
-        return [ranks._makings.rng.random() for _ in range(3)]
+        return [ranks._parts.rng.random() for _ in range(3)]
 
     assert run(5) == run(5)
 

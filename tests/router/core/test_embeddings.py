@@ -33,7 +33,7 @@ class Links:
         self._links = links
         self.breakers = {link.node_id: Breaker(time.monotonic, lambda state: None) for link in links}
 
-    def least_loaded(self, model: str, excluded: Any = (), besides: Any = None) -> Link | None:
+    def least_loaded(self, model: str, excluded: Any = (), excluding: Any = None) -> Link | None:
         admitted = (link for link in self._links if self.breakers[link.node_id].admits)
         return next((link for link in admitted if link.node_id not in excluded), None)
 
@@ -56,7 +56,7 @@ def request(num_inputs: int, **more: Any) -> EmbeddingRequest:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("new_messages", "visible"),
     [
         ("inputs[{}]", "inputs[70]"),
         ("inputs[{}].text", "inputs[70].text"),
@@ -66,19 +66,19 @@ def request(num_inputs: int, **more: Any) -> EmbeddingRequest:
     ],
 )
 async def test_an_error_names_the_input_by_its_place_in_the_whole_request(
-    monkeypatch: pytest.MonkeyPatch, said: str, shown: str
+    monkeypatch: pytest.MonkeyPatch, new_messages: str, visible: str
 ) -> None:
     async def refusing(link: Link, asked: EmbeddingRequest, inputs: Any) -> Any:
         wrong = next((i for i, each in enumerate(inputs) if each.text == "70"), None)
         if wrong is not None:
-            raise errors.invalid(said.format(wrong), "must have at least one token")
+            raise errors.invalid(new_messages.format(wrong), "must have at least one token")
         return [Embedded(array("f", [1.0]), 1) for _ in inputs]
 
     monkeypatch.setattr(embeddings, "embed", refusing)
     with pytest.raises(RyzansteinError) as refused:
         await embedder(Link()).embed(request(100))
-    assert refused.value.violations[0].field == refused.value.metadata["field"] == shown
-    assert refused.value.message == f"{shown}: must have at least one token"
+    assert refused.value.violations[0].field == refused.value.metadata["field"] == visible
+    assert refused.value.message == f"{visible}: must have at least one token"
 
 
 async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:

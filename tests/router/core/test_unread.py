@@ -259,12 +259,12 @@ async def test_a_new_turn_ends_it_at_once_and_keeps_what_was_shown(
     else:
         await until(lambda: router.value("requests_total", face="grpc", method="StreamChat", code="CANCELLED") == 1)
     await Client(router).ask("again", tokens=2, session_id="s").read()
-    first, shown, second, answer = await messages(router)
+    first, visible, second, answer = await messages(router)
     assert (first, second, answer) == ("hello", "again", text(2))
-    assert text(LONG).startswith(shown)
-    assert len(shown) >= len(text(5))
+    assert text(LONG).startswith(visible)
+    assert len(visible) >= len(text(5))
     prompt = [message.content for message in node.submits[-1].messages.messages]
-    assert prompt == [first, shown, second]
+    assert prompt == [first, visible, second]
     assert router.value("generations_interrupted_total") == 1
     await until(lambda: node.num_running == 0)
     late = Client(router)
@@ -403,7 +403,7 @@ async def test_one_that_was_resumed_after_a_failure_makes_way_for_a_new_turn(nod
     client.leave()
     await until(lambda: router.value("requests_total", face="grpc", method="AttachGeneration", code="CANCELLED") == 1)
     await Client(router).ask("again", tokens=2, session_id="s").read()
-    first, shown, *rest = await messages(router)
+    first, visible, *rest = await messages(router)
     assert (first, rest) == ("hello", ["again", text(2)])
-    assert text(LONG).startswith(shown)
-    assert len(shown) >= len(text(10))
+    assert text(LONG).startswith(visible)
+    assert len(visible) >= len(text(10))

@@ -9,7 +9,7 @@ import pytest
 
 from ryzanstein.generation.reply_format import ReplyFormat
 from ryzanstein.generation.tokens import Delta, Finished, FinishReason, GenerationEvent, Started, Token, Usage
-from ryzanstein.replies.reader import Said, read_message
+from ryzanstein.replies.reader import ReplyDelta, read_message
 from ryzanstein.router.faces.answer import Answer
 from ryzanstein.router.faces.grpc.inference import read_events
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
@@ -22,7 +22,7 @@ TEXT = (
 TOKENS = [TEXT[i : i + 3] for i in range(0, len(TEXT), 3)]
 FORMAT = ReplyFormat("hermes", True, False, ("f",))
 WHOLE = read_message(FORMAT, "g", 0, TEXT)
-SHOWN = (WHOLE.content, WHOLE.reasoning, [(call.id, call.name, call.arguments) for call in WHOLE.tool_calls])
+LISTED = (WHOLE.content, WHOLE.reasoning, [(call.id, call.name, call.arguments) for call in WHOLE.tool_calls])
 
 
 def started(format: ReplyFormat | None = FORMAT) -> Started:
@@ -37,14 +37,14 @@ def deltas(first: int = 0, size: int = 1) -> list[GenerationEvent]:
 END = Finished(0, FinishReason.STOP, Usage(3, len(TOKENS)))
 
 
-def joined(said: list[Said]) -> tuple[str, str, list[tuple[str, str, str]]]:
+def joined(parts: list[ReplyDelta]) -> tuple[str, str, list[tuple[str, str, str]]]:
     calls: list[list[str]] = []
-    for piece in (call for each in said for call in each.calls):
+    for piece in (call for each in parts for call in each.calls):
         if piece.index == len(calls):
             calls.append([piece.id, piece.name, ""])
         assert not piece.id or calls[piece.index][2] == "", "a call begins once"
         calls[piece.index][2] += piece.arguments
-    content, reasoning = "".join(each.content for each in said), "".join(each.reasoning for each in said)
+    content, reasoning = "".join(each.content for each in parts), "".join(each.reasoning for each in parts)
     return content, reasoning, [(id, name, arguments) for id, name, arguments in calls]
 
 
@@ -59,15 +59,15 @@ def test_the_answer_of_these_tests_has_every_kind_of_part() -> None:
 def test_over_http_each_part_comes_once(cut: int, size: int) -> None:
     cursor = Cursor()
     pieces = Pieces(cursor, started())
-    said = [piece.said for event in deltas()[:cut] for piece in pieces.of(event) if isinstance(piece, Speech)]
+    parts = [piece.delta for event in deltas()[:cut] for piece in pieces.of(event) if isinstance(piece, Speech)]
     again = Pieces(Cursor.parse(str(cursor)), started())
     reasons = []
     for event in (*deltas(size=size), END):
         for piece in again.of(event):
             if isinstance(piece, Speech | Ending):
-                said.append(piece.said)
+                parts.append(piece.delta)
             reasons += [piece.reason] if isinstance(piece, Ending) else []
-    assert joined(said) == SHOWN
+    assert joined(parts) == LISTED
     assert reasons == [FinishReason.TOOL_CALLS]
 
 
@@ -76,28 +76,28 @@ async def _events(*events: GenerationEvent) -> AsyncIterator[GenerationEvent]:
         yield event
 
 
-def _said(wire: Any) -> Said:
-    return Said(wire.text, wire.reasoning, tuple(wire.tool_calls))
+def _spoken(wire: Any) -> ReplyDelta:
+    return ReplyDelta(wire.text, wire.reasoning, tuple(wire.tool_calls))
 
 
 @pytest.mark.parametrize("cut", range(0, len(TOKENS) + 1, 3))
 async def test_over_grpc_each_part_comes_once(cut: int) -> None:
-    said: list[Said] = []
+    parts: list[ReplyDelta] = []
     ids: list[int] = []
     async for event in read_events(_events(started(), *deltas()[:cut])):
         if event.HasField("delta"):
-            said.append(_said(event.delta))
+            parts.append(_spoken(event.delta))
             ids += event.delta.token_ids
     reason = 0
     async for event in read_events(_events(started(), *deltas(size=5), END), {0: cut}):
         if event.HasField("delta"):
             assert event.delta.first_index == len(ids)
-            said.append(_said(event.delta))
+            parts.append(_spoken(event.delta))
             ids += event.delta.token_ids
         elif event.HasField("finished"):
-            said.append(_said(event.finished))
+            parts.append(_spoken(event.finished))
             reason = event.finished.finish_reason
-    assert joined(said) == SHOWN
+    assert joined(parts) == LISTED
     assert len(ids) == len(TOKENS)
     assert reason == inference.FINISH_REASON_TOOL_CALLS
 
@@ -107,11 +107,11 @@ async def test_an_answer_without_a_format_is_content_as_it_was() -> None:
     texts = [event.delta.text async for event in read_events(_events(plain, *deltas(), END)) if event.HasField("delta")]
     assert texts == TOKENS
     pieces = Pieces(Cursor(), plain)
-    assert [piece.said.content for event in deltas() for piece in pieces.of(event) if isinstance(piece, Speech)] == TOKENS
+    assert [piece.delta.content for event in deltas() for piece in pieces.of(event) if isinstance(piece, Speech)] == TOKENS
 
 
 @pytest.mark.parametrize(
-    ("format", "reason", "shown"),
+    ("format", "reason", "form"),
     [
         (FORMAT, FinishReason.STOP, FinishReason.TOOL_CALLS),
         (FORMAT, FinishReason.LENGTH, FinishReason.LENGTH),
@@ -122,7 +122,7 @@ async def test_an_answer_without_a_format_is_content_as_it_was() -> None:
     ],
 )
 async def test_an_end_is_tool_calls_only_where_there_are_some(
-    format: ReplyFormat | None, reason: FinishReason, shown: FinishReason
+    format: ReplyFormat | None, reason: FinishReason, form: FinishReason
 ) -> None:
     answer = await Answer.read(_events(started(format), *deltas(), Finished(0, reason, Usage())))
-    assert answer.reason(0, answer.message(0)) is shown
+    assert answer.reason(0, answer.message(0)) is form

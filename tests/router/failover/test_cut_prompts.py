@@ -46,8 +46,8 @@ class Answer:
 
     def continues(self, kept: int) -> bool:
         """Whether all of the answer says that it continues so many tokens, and the client was told so."""
-        told = (kept, PROMPT - kept)
-        return self.started == [told] and self.usage == told and self.kept == [kept] * len(self.kept)
+        given = (kept, PROMPT - kept)
+        return self.started == [given] and self.usage == given and self.kept == [kept] * len(self.kept)
 
 
 @pytest.fixture

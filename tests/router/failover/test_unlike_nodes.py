@@ -14,7 +14,7 @@ import structlog
 from ryzanstein.cluster import Numerics
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.router.choose.rendezvous import weight
-from ryzanstein.router.nodes.likeness import kinds_of
+from ryzanstein.router.nodes.compatibility import kinds_of
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -143,7 +143,7 @@ async def test_a_hedge_starts_only_at_a_node_of_its_kind(three: tuple[Any, Any, 
 
 async def test_who_asks_for_it_never_gets_an_answer_of_two_kinds(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node(name, step_s=0.01, digest=name.encode() * 32) for name in "ab"]
-    client = await start_router(*nodes, failover_to_unlike=False, failover_wait_s=0.5)
+    client = await start_router(*nodes, failover_to_incompatible=False, failover_wait_s=0.5)
     await until(lambda: client.value("model_kinds", model="demo") == 2)
     for node in nodes:
         node.die_at = 5

@@ -12,8 +12,8 @@ async def turn() -> None:
 
 
 async def test_few_are_woken_in_one_turn_and_all_in_the_end() -> None:
-    wakes, readers = ReaderWakeups(), [asyncio.Event() for _ in range(3 * READERS_PER_TURN + 1)]
-    wakes.add(readers)
+    wakeups, readers = ReaderWakeups(), [asyncio.Event() for _ in range(3 * READERS_PER_TURN + 1)]
+    wakeups.add(readers)
     woken = []
     while not all(reader.is_set() for reader in readers):
         await turn()
@@ -23,9 +23,9 @@ async def test_few_are_woken_in_one_turn_and_all_in_the_end() -> None:
 
 
 async def test_the_longest_waiting_is_first_and_news_twice_is_one_wake() -> None:
-    wakes, readers = ReaderWakeups(), [asyncio.Event() for _ in range(2 * READERS_PER_TURN)]
-    wakes.add(readers)
-    wakes.add(readers[:1])
+    wakeups, readers = ReaderWakeups(), [asyncio.Event() for _ in range(2 * READERS_PER_TURN)]
+    wakeups.add(readers)
+    wakeups.add(readers[:1])
     await turn()
     assert [reader.is_set() for reader in readers] == [True] * READERS_PER_TURN + [False] * READERS_PER_TURN
     readers[0].clear()
@@ -34,9 +34,9 @@ async def test_the_longest_waiting_is_first_and_news_twice_is_one_wake() -> None
 
 
 async def test_news_after_the_wake_is_another_wake() -> None:
-    wakes, reader = ReaderWakeups(), asyncio.Event()
+    wakeups, reader = ReaderWakeups(), asyncio.Event()
     for _ in range(3):
-        wakes.add([reader])
+        wakeups.add([reader])
         await turn()
         assert reader.is_set()
         reader.clear()

@@ -210,7 +210,7 @@ def test_a_request_comes_back_as_it_was() -> None:
             tenant="t",
             last_node="a",
         )
-        request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, shown_as="chat", kept=True)
+        request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, answer_form="chat", kept=True)
         request = replace(request, tenant_named=True, never_cut=True)
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())

@@ -80,10 +80,10 @@ async def test_a_new_turn_at_another_router_ends_it_at_once(
     else:
         await has(first, "requests_total", at_least=2)
     await other.ask(second, 2, session_id="s")
-    question, shown, *rest = await messages(second)
+    question, visible, *rest = await messages(second)
     assert [question, *rest] == ["hello", "hello", text(2)]
-    assert text(LONG).startswith(shown)
-    assert len(shown) >= len(text(5))
+    assert text(LONG).startswith(visible)
+    assert len(visible) >= len(text(5))
     assert await first.value("generations_interrupted_total") == 1
     await client.come_back(second)
     assert client.seen.reasons == {0: inference.FINISH_REASON_CANCELLED}
@@ -100,8 +100,8 @@ async def test_what_was_shown_is_known_to_the_router_that_takes_over(node: Any, 
     (await late.come_back(second, 1)).cancel()
     await has(second, "generations_paused_total")
     await new_client().ask(second, 2, session_id="s")
-    _, shown, *_ = await messages(second)
-    assert len(shown) >= len(text(20))
+    _, visible, *_ = await messages(second)
+    assert len(visible) >= len(text(20))
 
 
 async def test_of_a_reader_and_a_new_turn_at_different_routers_one_wins(

@@ -34,15 +34,15 @@ def key(number: int) -> str:
     return f"{DIGEST}-resp_{number}"
 
 
-def said(number: int) -> tuple[Message, ...]:
+def text(number: int) -> tuple[Message, ...]:
     return Message(Role.USER, f"q{number}"), Message(Role.ASSISTANT, f"a{number}")
 
 
 async def chain(store: SessionStore, numbers: Sequence[int]) -> None:
     """Keeps responses of which each continues the one before."""
     for before, number in zip([None, *numbers], numbers, strict=False):
-        await store.create(key(number), "m", said(number), parent="" if before is None else key(before))
-        await store.create(key(number) + ".object", "m", said(number)[-1:])
+        await store.create(key(number), "m", text(number), parent="" if before is None else key(before))
+        await store.create(key(number) + ".object", "m", text(number)[-1:])
         await asyncio.sleep(0.002)
 
 
@@ -59,7 +59,7 @@ async def test_a_response_has_its_own_turn_and_names_what_it_continues(open_stor
     store = await open_store()
     await chain(store, [0, 1])
     first, second = [await store.get(key(number)) for number in (0, 1)]
-    assert (first.parent, first.messages, second.parent, second.messages) == ("", said(0), key(0), said(1))
+    assert (first.parent, first.messages, second.parent, second.messages) == ("", text(0), key(0), text(1))
     for missing in ({"session_id": key(2), "parent": key(9)}, {"session_id": key(9) + ".object"}):
         with pytest.raises(RyzansteinError) as refused:
             await store.create(model="m", **missing)
@@ -70,15 +70,15 @@ async def test_a_response_has_its_own_turn_and_names_what_it_continues(open_stor
 async def test_what_is_deleted_stays_for_those_that_continue_it_and_goes_with_the_last(open_store: Opener) -> None:
     store = await open_store()
     await chain(store, [0, 1, 2])
-    await store.create(key(3), "m", said(3), parent=key(1))
+    await store.create(key(3), "m", text(3), parent=key(1))
     for number in (1, 0):
         await store.delete(key(number))
         with pytest.raises(RyzansteinError):
             await store.delete(key(number))
         with pytest.raises(RyzansteinError):
-            await store.create(key(9), "m", said(9), parent=key(number))
+            await store.create(key(9), "m", text(9), parent=key(number))
     kept = await store.get(key(1))
-    assert (kept.deleted, kept.messages, kept.parent) == (True, said(1), key(0))
+    assert (kept.deleted, kept.messages, kept.parent) == (True, text(1), key(0))
     await store.delete(key(2))
     assert (await store.get(key(0))).deleted, "another one continues it"
     await store.delete(key(3))
@@ -93,7 +93,7 @@ async def test_eviction_takes_the_chain_that_was_used_least_recently_from_its_en
     store = await open_store(evicted, max_responses=11)
     await chain(store, [0, 1])
     await chain(store, [10, 11])
-    await store.create(key(2), "m", said(2), parent=key(0))  # the older chain is used again, from its beginning
+    await store.create(key(2), "m", text(2), parent=key(0))  # the older chain is used again, from its beginning
     await chain(store, [20, 21])
     kept = [number for number in (0, 1, 2, 10, 11, 20, 21) if await found(store, key(number))]
     assert kept == [0, 2, 10, 11, 20, 21], "a branch that nobody used; its beginning stays for the other branch"
@@ -117,16 +117,16 @@ async def test_the_answer_is_a_leaf_again_when_what_continued_it_is_deleted(open
 async def scripted(store: SessionStore, seed: int) -> list[str]:
     """Keeps, continues and deletes responses at random, and returns what is there now and then."""
     chance, names, seen = random.Random(seed), [key(0)], []
-    await store.create(key(0), "m", said(0))
+    await store.create(key(0), "m", text(0))
     for number in range(1, 151):
         which, parent = chance.random(), chance.choice(names[-8:])
         with contextlib.suppress(RyzansteinError):
             if which < 0.25:
                 await store.delete(parent)
             else:
-                await store.create(key(number), "m", said(number), parent=parent if which < 0.8 else "")
+                await store.create(key(number), "m", text(number), parent=parent if which < 0.8 else "")
                 names.append(key(number))
-                await store.create(key(number) + ".object", "m", said(number))
+                await store.create(key(number) + ".object", "m", text(number))
         if number % 15 == 0:
             seen.append(" ".join([name for name in names if await found(store, name)]))
     for name in seen[-1].split():
@@ -167,7 +167,7 @@ async def conversation(store: SessionStore, length: int) -> KeptResponses:
     history: tuple[Message, ...] = ()
     for number in range(length):
         response = {"id": f"resp_{number}", "model": "m", "previous_response_id": f"resp_{number - 1}" if number else None}
-        await kept.keep("t", response, said(number), history)
+        await kept.keep("t", response, text(number), history)
         history = await kept.conversation("t", f"resp_{number}", "previous_response_id")
     return kept
 
@@ -175,7 +175,7 @@ async def conversation(store: SessionStore, length: int) -> KeptResponses:
 async def test_twelve_chained_turns_are_stored_once(tmp_path: Path) -> None:
     store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
     kept = await conversation(store, 12)
-    whole = tuple(message for number in range(12) for message in said(number))
+    whole = tuple(message for number in range(12) for message in text(number))
     assert await kept.conversation("t", "resp_11", "previous_response_id") == whole
     assert len(await kept.input_items("t", "resp_11")) == 23
     await store.close()
@@ -190,8 +190,8 @@ async def test_a_conversation_whose_beginning_goes_while_it_is_continued_is_stor
     kept = await conversation(store, 2)
     history = await kept.conversation("t", "resp_1", "previous_response_id")
     await kept.delete("t", "resp_1")
-    await kept.keep("t", {"id": "resp_2", "model": "m", "previous_response_id": "resp_1"}, said(2), history)
-    assert await kept.conversation("t", "resp_2", "previous_response_id") == (*said(0), *said(1), *said(2))
+    await kept.keep("t", {"id": "resp_2", "model": "m", "previous_response_id": "resp_1"}, text(2), history)
+    assert await kept.conversation("t", "resp_2", "previous_response_id") == (*text(0), *text(1), *text(2))
 
 
 async def test_a_chain_that_lost_its_beginning_is_refused_and_never_continued_without_it() -> None:
@@ -236,7 +236,7 @@ async def test_what_is_deleted_while_the_store_is_away_is_gone_and_still_continu
         with pytest.raises(RyzansteinError) as refused:
             await kept.conversation("t", "resp_0", "previous_response_id")
         assert refused.value.code is Code.NOT_FOUND
-        assert await kept.conversation("t", "resp_1", "previous_response_id") == (*said(0), *said(1))
+        assert await kept.conversation("t", "resp_1", "previous_response_id") == (*text(0), *text(1))
         store.away = False
         await until(lambda: telemetry.store_outage._value.get() == 0)
     await resilient.close()
@@ -246,7 +246,7 @@ async def test_a_chain_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_module, "MOST_TURNS", 3)
     store = MemorySessions(SessionBounds(), lambda count: None)
     kept = await conversation(store, 3)
-    await kept.keep("t", {"id": "resp_3", "model": "m", "previous_response_id": "resp_2"}, said(3))
+    await kept.keep("t", {"id": "resp_3", "model": "m", "previous_response_id": "resp_2"}, text(3))
     with pytest.raises(RyzansteinError) as refused:
         await kept.conversation("t", "resp_3", "previous_response_id")
     assert refused.value.reason == "SESSION_FULL"
@@ -257,7 +257,7 @@ async def test_a_router_of_the_version_before_beside_this_one_keeps_responses_th
     store = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda count: None)
     with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as db:
         db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, '')", (key(0), "m", 1.0, 1.0))
-        await store.create(key(1), "m", said(1), parent=key(0))
+        await store.create(key(1), "m", text(1), parent=key(0))
         kinds = [kind for (kind,) in db.execute("SELECT role FROM messages WHERE session_id = ? ORDER BY position", (key(1),))]
     assert kinds == ["continues", "user", "assistant"]
     with pytest.raises(ValueError, match="continues"):

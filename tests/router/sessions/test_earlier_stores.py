@@ -119,8 +119,8 @@ async def test_earlier_responses_are_evicted_first_and_with_what_is_left_of_othe
     kept = KeptResponses(store, RouterTelemetry())
     digest = _key("t", "resp_0").partition("-")[0]
     for number in range(10, 13):
-        said = (Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))
-        await kept.keep("t", {"id": f"resp_{number}", "model": "m"}, said)
+        message = (Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))
+        await kept.keep("t", {"id": f"resp_{number}", "model": "m"}, message)
     for gone in ("resp_0", "resp_0.object", "resp_1", "resp_1.object", "resp_lost.object"):
         with pytest.raises(RyzansteinError):
             await store.get(f"{digest}-{gone}")

@@ -54,8 +54,8 @@ def sent(node: Any) -> list[str]:
     return [message.content for message in node.submits[-1].messages.messages]
 
 
-def conversation(*said: str) -> list[str]:
-    return [text for words in said for text in (words, ANSWER)]
+def conversation(*wording: str) -> list[str]:
+    return [text for words in wording for text in (words, ANSWER)]
 
 
 async def contents(client: Any, session_id: str = "s") -> list[str]:
@@ -408,7 +408,7 @@ async def full(until: Any) -> AsyncIterator[tuple[Full, ResilientSessions, Route
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(wait_s=5.0), telemetry)
     await sessions.create("s", "m")
     store.full = True
-    await sessions.append("s", said("one"), model="m", node_id="a", generation_id="1")
+    await sessions.append("s", wording("one"), model="m", node_id="a", generation_id="1")
     await until(lambda: store.refused == 4)
     yield store, sessions, telemetry
     await sessions.close()
@@ -418,7 +418,7 @@ async def test_a_turn_that_ends_when_the_store_is_back_is_at_once_visible_to_oth
     store, sessions, telemetry = full
     store.full = False
     assert telemetry.store_outage._value.get() == 1
-    await sessions.append("s", said("two"), model="m", node_id="a", generation_id="2")
+    await sessions.append("s", wording("two"), model="m", node_id="a", generation_id="2")
     assert await words(store, "s") == ["one", "two"]
 
 
@@ -435,10 +435,10 @@ async def test_a_turn_that_begins_when_the_store_is_back_has_a_claim_that_other_
 async def test_a_turn_that_ends_during_an_attempt_waits_for_the_next_one(full: Any, until: Any) -> None:
     store, sessions, _ = full
     store.waits_s, refused = 0.2, store.refused
-    first = asyncio.create_task(sessions.append("s", said("two"), model="m", node_id="a", generation_id="2"))
+    first = asyncio.create_task(sessions.append("s", wording("two"), model="m", node_id="a", generation_id="2"))
     await until(lambda: store.refused == refused + 1)
     # The attempt for the first one has begun, and fails.
-    second = asyncio.create_task(sessions.append("s", said("three"), model="m", node_id="a", generation_id="3"))
+    second = asyncio.create_task(sessions.append("s", wording("three"), model="m", node_id="a", generation_id="3"))
     await asyncio.sleep(0)
     store.full = False
     await asyncio.gather(first, second)
@@ -452,7 +452,7 @@ async def test_no_turn_waits_for_a_store_that_keeps_its_callers_waiting(full: An
     began = time.monotonic()
     for number in range(20):
         await sessions.claim(ClaimRequest("s", str(number), "one", 6.0))
-        await sessions.append("s", said("more"), model="m", node_id="a", generation_id=f"more {number}")
+        await sessions.append("s", wording("more"), model="m", node_id="a", generation_id=f"more {number}")
     assert time.monotonic() - began < 1.0
     assert store.refused <= refused + 4
     store.full = False
@@ -474,7 +474,7 @@ class Odd(MemorySessions):
         await super().claim(request)
 
 
-def said(text: str) -> tuple[Message, ...]:
+def wording(text: str) -> tuple[Message, ...]:
     return (Message(Role.USER, text),)
 
 
@@ -489,7 +489,7 @@ async def test_a_turn_waits_also_when_the_store_raises_what_nobody_expects(until
     await sessions.create("s", "m")
     store.mad = True
     with capture_logs() as logs:
-        await sessions.append("s", said("one"), model="m", node_id="a", generation_id="g")
+        await sessions.append("s", wording("one"), model="m", node_id="a", generation_id="g")
         await asyncio.sleep(1.5)
     assert telemetry.registry.get_sample_value("ryzanstein_router_store_outages_total") == 1
     assert next(entry["log_level"] for entry in logs if "ValueError: not of this world" in entry.get("error", "")) == "warning"
@@ -506,7 +506,7 @@ async def test_a_turn_that_can_never_be_written_is_given_up_and_those_behind_it_
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await sessions.create("s", "m")
     for text in ("unwritable", "two"):
-        await sessions.append("s", said(text), model="m", node_id="a", generation_id=text)
+        await sessions.append("s", wording(text), model="m", node_id="a", generation_id=text)
     with capture_logs() as logs:
         await until(lambda: telemetry.registry.get_sample_value("ryzanstein_router_store_outage") == 0)
     assert await words(store, "s") == ["two"]
@@ -522,7 +522,7 @@ async def test_a_router_that_stops_gives_up_only_what_cannot_be_written() -> Non
     sessions = ResilientSessions(store, SessionBounds(), OutagePolicy(), telemetry)
     await sessions.create("s", "m")
     for text in ("unwritable", "two"):
-        await sessions.append("s", said(text), model="m", node_id="a", generation_id=text)
+        await sessions.append("s", wording(text), model="m", node_id="a", generation_id=text)
     with capture_logs() as logs:
         await sessions.close()
     assert [entry["event"] for entry in logs] == ["session write lost"]
@@ -561,9 +561,9 @@ async def test_what_another_router_wrote_into_the_file_is_not_answered_without(t
     one, other = [ResilientSessions(store, bounds, OutagePolicy(), RouterTelemetry(), store.changes) for store in stores]
     for session_id in ("both", "mine"):
         await one.create(session_id, "m")
-        await one.append(session_id, said("one"), model="m", node_id="a", generation_id=f"1 {session_id}")
+        await one.append(session_id, wording("one"), model="m", node_id="a", generation_id=f"1 {session_id}")
     assert await words(other, "both") == ["one"]
-    await other.append("both", said("two"), model="m", node_id="a", generation_id="2")
+    await other.append("both", wording("two"), model="m", node_id="a", generation_id="2")
     stores[0].fails = True
     assert await words(one, "mine") == ["one"]
     with pytest.raises(RyzansteinError) as failure:
@@ -586,8 +586,8 @@ async def test_an_answer_of_a_session_that_changed_elsewhere_is_not_added_to_wha
     stores = [await Unreadable.open(tmp_path / "sessions.db", bounds, lambda number: None) for _ in range(2)]
     one, other = [ResilientSessions(store, bounds, OutagePolicy(), RouterTelemetry(), store.changes) for store in stores]
     await one.create("s", "m")
-    await other.append("s", said("theirs"), model="m", node_id="a", generation_id="1")
-    await one.append("s", said("ours"), model="m", node_id="a", generation_id="2")
+    await other.append("s", wording("theirs"), model="m", node_id="a", generation_id="1")
+    await one.append("s", wording("ours"), model="m", node_id="a", generation_id="2")
     stores[0].fails = True
     with pytest.raises(RyzansteinError):
         await one.get("s")
@@ -604,7 +604,7 @@ async def test_a_change_that_the_store_refuses_makes_no_old_copy_current(tmp_pat
     one, other = [ResilientSessions(store, bounds, OutagePolicy(), RouterTelemetry(), store.changes) for store in stores]
     await one.create("s", "m")
     if change == "create":
-        await other.append("s", said("theirs"), model="m", node_id="a", generation_id="1")
+        await other.append("s", wording("theirs"), model="m", node_id="a", generation_id="1")
     else:
         await other.delete("s")
     with pytest.raises(RyzansteinError):

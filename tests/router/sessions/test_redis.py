@@ -91,16 +91,16 @@ async def test_wrong_credentials_are_reported_at_the_start_without_the_password(
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "visible"),
     [
         ("redis://user:secret@host:7000/2?client_name=secret", "redis://host:7000/2"),
         ("rediss://host", "rediss://host:6379"),
         ("unix://user:secret@/run/redis.sock", "unix:///run/redis.sock"),
     ],
 )
-def test_what_is_shown_of_a_url_has_no_secret(url: str, shown: str) -> None:
+def test_what_is_shown_of_a_url_has_no_secret(url: str, visible: str) -> None:
     assert checked_redis_url(url) == url
-    assert address(url) == shown
+    assert address(url) == visible
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ async def test_an_expired_claim_that_its_owner_renewed_meanwhile_is_not_replaced
 async def test_a_claim_is_not_renewed_before_it_is_taken(open_store: Opener) -> None:
     """The owner of an expired claim, which has a turn to write, is being asked when this router renews its other claims."""
 
-    class Told(Written):
+    class TemplateInput(Written):
         async def renew(self, held: Mapping[str, str], owner: str, ttl_s: float) -> set[str]:
             lost = await self._store.renew(held, owner, ttl_s)
             renewed.set()
@@ -240,7 +240,7 @@ async def test_a_claim_is_not_renewed_before_it_is_taken(open_store: Opener) -> 
             await renewed.wait()
         return Holding.HELD
 
-    renewed, store = asyncio.Event(), Told(await open_store())
+    renewed, store = asyncio.Event(), TemplateInput(await open_store())
     await store.claim(ClaimRequest("s", "g", "other", 0.01))
     await asyncio.sleep(0.02)
     claimed = Claimed(store, "me", 0.3, ask, RouterTelemetry().background)

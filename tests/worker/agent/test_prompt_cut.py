@@ -35,7 +35,7 @@ def cut(prompt: Prompt, context: int, *, accepted: bool = False, **sampling: int
     return asyncio.run(run())
 
 
-def said(found: ReadPrompt) -> str:
+def wording(found: ReadPrompt) -> str:
     return "".join(map(chr, found.token_ids))
 
 
@@ -89,8 +89,8 @@ def test_of_a_conversation_the_oldest_turns_are_left_out() -> None:
         if expected is None:
             assert found.num_omitted == 0
         else:
-            assert said(found).startswith(f"\nsystem\n{expected}")
-            assert said(found).endswith("\nu4")
+            assert wording(found).startswith(f"\nsystem\n{expected}")
+            assert wording(found).endswith("\nu4")
             assert found.num_omitted == whole - len(found.token_ids)
             assert len(found.token_ids) <= room
 
@@ -117,8 +117,8 @@ def test_a_later_attempt_keeps_the_same_on_any_node(lengths: list[int], context:
     prompt: Prompt = TextPrompt("".join(contents)) if as_text else chat(*contents)
     first = cut(prompt, context, max_tokens=2, keep_prompt_head=1)
     kept = len(first.token_ids)
-    told = (
+    described = (
         {"truncate_prompt_tokens": kept, "keep_prompt_head": min(1, kept - 1)} if first.num_omitted else {"keep_prompt_head": 1}
     )
-    later = cut(prompt, smaller, accepted=True, max_tokens=2, **told)
+    later = cut(prompt, smaller, accepted=True, max_tokens=2, **described)
     assert replace(later, num_omitted=0) == replace(first, num_omitted=0)

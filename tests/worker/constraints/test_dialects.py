@@ -14,7 +14,7 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.constraints.schemas.schema import checked
-from ryzanstein.worker.constraints.schemas.unions import told_apart
+from ryzanstein.worker.constraints.schemas.unions import distinguishable
 from ryzanstein.worker.constraints.table import TokenTable
 from ryzanstein.worker.text.grammars.tokens import token_table
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -37,9 +37,9 @@ IDLE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", IDLE, ids=str)
 def test_what_demands_nothing_is_taken(schema: dict[str, Any]) -> None:
-    told = checked(schema)
-    assert told.pop("x-guidance") != {"lenient": True}
-    assert not {"format", "nullable", "propertyNames", "uniqueItems", "enumNames", "additionalItems"} & told.keys()
+    given = checked(schema)
+    assert given.pop("x-guidance") != {"lenient": True}
+    assert not {"format", "nullable", "propertyNames", "uniqueItems", "enumNames", "additionalItems"} & given.keys()
 
 
 # What a generator writes, and the same in draft 2020-12.
@@ -77,12 +77,12 @@ def test_a_small_set_has_no_repetitions(items: dict[str, Any], bounds: dict[str,
         with pytest.raises(ConstraintRefused, match="uniqueItems"):
             checked(schema)
         return
-    told = checked(schema)
+    given = checked(schema)
     values = items.get("enum") or ([items["const"]] if "const" in items else [True, False])
     lists = [[], *([a] for a in values), *([a, b] for a in values for b in values), [values[0]] * 3]
     for each in lists:
         wanted = jsonschema.Draft202012Validator(schema).is_valid(each)
-        assert (json.dumps(each) in map(json.dumps, told["enum"])) == wanted, each
+        assert (json.dumps(each) in map(json.dumps, given["enum"])) == wanted, each
 
 
 def test_a_set_is_small_by_the_number_of_its_lists() -> None:
@@ -145,8 +145,8 @@ def tagged(*values: str, required: bool = True) -> dict[str, Any]:
 )
 def test_a_union_that_a_property_tells_apart_is_any_of_it(alternatives: list[Any], apart: bool) -> None:
     schema = {"properties": {"pet": {"oneOf": alternatives}}, "$defs": {"x/y": tagged("a")}}
-    told = told_apart(schema, schema)
-    assert told["properties"]["pet"] == {"anyOf" if apart else "oneOf": alternatives}
+    given = distinguishable(schema, schema)
+    assert given["properties"]["pet"] == {"anyOf" if apart else "oneOf": alternatives}
 
 
 @pytest.fixture(scope="module")

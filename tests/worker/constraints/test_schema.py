@@ -13,7 +13,7 @@ from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.schemas.finite import endless
 from ryzanstein.worker.constraints.schemas.keywords import ANNOTATIONS, ENFORCED
 from ryzanstein.worker.constraints.schemas.schema import checked, checked_schema
-from ryzanstein.worker.constraints.schemas.unions import told_apart
+from ryzanstein.worker.constraints.schemas.unions import distinguishable
 
 NESTED: Any = {}
 for _ in range(70):
@@ -102,7 +102,7 @@ def test_a_checked_schema_means_what_the_schema_meant() -> None:
         bare = checked_schema(json.dumps(schema))
         del bare["x-guidance"]
         assert not ANNOTATIONS & _keywords(bare)
-        assert json.dumps(_without_annotations(told_apart(schema, schema))) == json.dumps(bare)
+        assert json.dumps(_without_annotations(distinguishable(schema, schema))) == json.dumps(bare)
 
 
 def test_no_keyword_is_both_enforced_and_an_annotation() -> None:

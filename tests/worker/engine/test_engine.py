@@ -256,8 +256,8 @@ def test_a_conversations_next_turn_computes_only_what_is_new(run, group, answer)
     first = group(1, range(20), max_tokens=13)
     it.engine.submit(first)
     it.drain()
-    said = answer(first, 0)[0]
-    second = group(2, [*range(20), *said, 5, 6], max_tokens=2)
+    text = answer(first, 0)[0]
+    second = group(2, [*range(20), *text, 5, 6], max_tokens=2)
     it.engine.submit(second)
     it.drain()
     assert results(it)[2, 0] == answer(second, 0)

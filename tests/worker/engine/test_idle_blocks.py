@@ -45,7 +45,7 @@ def assert_same(fast: IdleBlocks, slow: Slow) -> None:
     assert len(fast) == sum(len(blocks) for _, blocks in slow.order)
     assert fast.num_in_chains == sum(len(blocks) for _, blocks in chains)
     assert {chain: fast.num_of(chain or 0) for chain, _ in chains} == {chain: len(blocks) for chain, blocks in chains}
-    assert fast.end_of_oldest_chain(besides=2) == next((blocks[-1] for chain, blocks in chains if chain != 2), None)
+    assert fast.end_of_oldest_chain(excluding=2) == next((blocks[-1] for chain, blocks in chains if chain != 2), None)
     assert not slow.order or fast.next_evicted() == slow.order[0][1][-1]
 
 

@@ -124,25 +124,25 @@ def test_a_request_of_higher_priority_does_not_wait_for_prompts_that_memory_make
 
 
 def test_a_single_token_is_always_tried() -> None:
-    thrift = StepLimit(8)
+    step_limit = StepLimit(8)
     for num_tokens in (8, 4, 2, 1, 1):
-        assert thrift.allows(1)
-        thrift.short(num_tokens)
-    assert thrift.allows(1)
-    assert not thrift.allows(2)
+        assert step_limit.allows(1)
+        step_limit.short(num_tokens)
+    assert step_limit.allows(1)
+    assert not step_limit.allows(2)
 
 
 def test_steps_far_below_the_bound_do_not_raise_it() -> None:
-    thrift = StepLimit(64)
-    thrift.short(64)
+    step_limit = StepLimit(64)
+    step_limit.short(64)
     for _ in range(1000):
-        thrift.went(4)
-    assert not thrift.allows(64)
+        step_limit.went(4)
+    assert not step_limit.allows(64)
 
 
 def test_steps_at_the_bound_double_it() -> None:
-    thrift = StepLimit(64)
-    thrift.short(64)
+    step_limit = StepLimit(64)
+    step_limit.short(64)
     for _ in range(64):
-        thrift.went(32)
-    assert thrift.allows(64)
+        step_limit.went(32)
+    assert step_limit.allows(64)

@@ -93,15 +93,15 @@ class EngineMachine(RuleBasedStateMachine):
     def check(self, message: SubmitGroup, number: int, choice: int) -> None:
         tokens, reason = self.answer(message, choice)
         rest = tokens[len(message.generated[choice]) :]
-        said = self.it.tokens.get((number, choice), [])
-        assert said == rest[: len(said)], "not the model's answer"
+        text = self.it.tokens.get((number, choice), [])
+        assert text == rest[: len(text)], "not the model's answer"
         if number in self.it.failed or number in self.cancelled:
             return
         end = self.it.ended[number, choice]
         if (number, choice) in self.finished:
             assert end.reason in (FinishReason.STOP, reason)
         else:
-            assert (said, end.reason) == (rest, reason)
+            assert (text, end.reason) == (rest, reason)
 
 
 @pytest.mark.long

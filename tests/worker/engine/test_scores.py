@@ -86,10 +86,10 @@ def test_the_last_token_of_a_bad_word_is_never_drawn(run: Any, group: Any) -> No
         message = group(2 + known, [1, 2, 3], max_tokens=12, bad_sequences=[bad, [free[8]]], generated=[free[:known]])
         it.engine.submit(message)
         it.drain()
-        said = free[:known] + it.tokens[2 + known, 0]
-        pairs = list(pairwise(said))
+        text = free[:known] + it.tokens[2 + known, 0]
+        pairs = list(pairwise(text))
         assert tuple(bad) not in pairs[known and known - 1 :]
-        assert free[8] not in said[known:]
+        assert free[8] not in text[known:]
 
 
 def test_a_long_prompt_that_is_scored_leaves_the_rest_of_each_step_to_others(run: Any, group: Any) -> None:

@@ -57,13 +57,13 @@ def test_kept_counts_penalize_as_a_rescan_does(params, data) -> None:
 def test_a_sequence_that_is_resumed_counts_what_it_had() -> None:
     """On another node the same tokens come at once instead of one by one."""
     sampling = SamplingParams(seed=1, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3)
-    said = [random.Random(3).randrange(VOCAB) for _ in range(500)]
+    message = [random.Random(3).randrange(VOCAB) for _ in range(500)]
     undisturbed = SampleRow(sampling, 0, 0, [1, 2, 3], [])
     logits_SV = torch.randn((1, VOCAB), generator=torch.Generator().manual_seed(0))
-    for token in said:
+    for token in message:
         adjust(logits_SV.clone(), [undisturbed])
         undisturbed.generated_ids.append(token)
-    resumed = SampleRow(sampling, 0, len(said), [1, 2, 3], list(said))
+    resumed = SampleRow(sampling, 0, len(message), [1, 2, 3], list(message))
     assert torch.equal(adjust(logits_SV.clone(), [undisturbed]), adjust(logits_SV.clone(), [resumed]))
 
 

@@ -116,7 +116,7 @@ def test_only_what_the_command_wrote_is_replaced_and_only_if_told(tmp_path: Path
     assert run(*command, "--shards", 2, "--force")[0] == 0
     assert not (command[0] / "model.safetensors").exists()
     (command[0] / "adapter").mkdir()
-    code, said = run(*command, "--force")
+    code, message = run(*command, "--force")
     assert code == 1
-    assert "did not write, or that changed since (adapter)" in said
+    assert "did not write, or that changed since (adapter)" in message
     assert (command[0] / "model.safetensors.index.json").exists()

@@ -66,22 +66,22 @@ def test_settings_override_the_template() -> None:
 
 
 def test_a_template_without_tools_is_told_of_them_in_words() -> None:
-    told = Calling().told(ChatPrompt(TALK, tools=TOOLS))
-    assert told.is_plain
-    roles = [message.role for message in told.messages]
+    given = Calling().described(ChatPrompt(TALK, tools=TOOLS))
+    assert given.is_plain
+    roles = [message.role for message in given.messages]
     assert roles == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER], "two results are one message, so that roles alternate"
-    assert told.messages[0].content == f"Be brief.\n\n{instructions(TOOLS)}"
-    calls = read_message(ReplyFormat(calls="generic", tools=("weather", "now")), "g", 0, told.messages[2].content)
+    assert given.messages[0].content == f"Be brief.\n\n{instructions(TOOLS)}"
+    calls = read_message(ReplyFormat(calls="generic", tools=("weather", "now")), "g", 0, given.messages[2].content)
     assert [(call.name, call.arguments) for call in calls.tool_calls] == [("weather", '{"city": "Rome"}'), ("now", "{}")]
-    assert "weather: sunny" in told.messages[3].content
-    assert "now: noon" in told.messages[3].content
+    assert "weather: sunny" in given.messages[3].content
+    assert "now: noon" in given.messages[3].content
 
 
 def test_functions_that_may_not_be_called_are_not_told() -> None:
     prompt = ChatPrompt(TALK[:2], tools=Tools(TOOLS.offered, ToolMode.NONE))
     for calling in (Calling(), Calling("hermes", native=True)):
-        assert calling.told(prompt).tools.offered == ()
-        assert calling.told(prompt).messages == prompt.messages
+        assert calling.described(prompt).tools.offered == ()
+        assert calling.described(prompt).messages == prompt.messages
         assert calling.style(prompt, "") is None
 
 

@@ -32,8 +32,8 @@ def test_a_stop_string_ends_nothing_within_min_tokens(model) -> None:
         choice = ChoiceText(model, TextOptions(["ab"], min_tokens=min_tokens))
         outputs = [choice.push(token_id) for token_id in token_ids]
         assert all(i > min_tokens for i, output in enumerate(outputs, 1) if output.stopped)
-        said = "".join(output.text for output in outputs) + choice.flush()
-        assert choice.stopped or said == model.decode(token_ids)
+        message = "".join(output.text for output in outputs) + choice.flush()
+        assert choice.stopped or message == model.decode(token_ids)
         if min_tokens in (0, whole):
             assert choice.stopped == (min_tokens == 0)
 
@@ -95,13 +95,13 @@ async def test_a_long_answer_is_resumed_without_holding_the_loop(model) -> None:
 def test_the_texts_together_are_the_decoded_text_before_the_first_stop_string(model, data, stop) -> None:
     token_ids = data.draw(st.lists(st.integers(0, model.vocab_size - 1), max_size=30))
     choice = ChoiceText(model, TextOptions(stop))
-    said = "".join([choice.push(token_id).text for token_id in token_ids]) + choice.flush()
+    message = "".join([choice.push(token_id).text for token_id in token_ids]) + choice.flush()
     whole = model.decode(token_ids)
     ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stop))] if stop else []
     if ends:
         longest = max(len(s) for s in stop if whole[: ends[0]].endswith(s))
         whole = whole[: ends[0] - longest]
-    assert said == whole
+    assert message == whole
 
 
 def test_a_stop_string_across_tokens_stops_at_its_last_token(write_model) -> None:
@@ -117,5 +117,5 @@ def test_a_stop_string_across_tokens_stops_at_its_last_token(write_model) -> Non
 def test_the_last_token_carries_what_was_held_back(write_model) -> None:
     model = TextModel.load(write_model("byte_level"))
     choice = ChoiceText(model, TextOptions(["fox jumps"]))
-    said = "".join(choice.push(token_id).text for token_id in model.encode("the fox"))
-    assert (said, choice.flush()) == ("the ", "fox")
+    message = "".join(choice.push(token_id).text for token_id in model.encode("the fox"))
+    assert (message, choice.flush()) == ("the ", "fox")

@@ -22,9 +22,9 @@ def before_first_stop(text: str, stop: list[str]) -> tuple[str, bool]:
 @settings(max_examples=500, deadline=None)
 def test_the_text_ends_before_the_first_stop_string_wherever_it_was_cut(parts, stop) -> None:
     scanner = StopScanner(stop)
-    said = "".join([scanner.push(part) for part in parts])
+    message = "".join([scanner.push(part) for part in parts])
     held = scanner.flush()
-    assert (said + held, scanner.stopped) == before_first_stop("".join(parts), stop)
+    assert (message + held, scanner.stopped) == before_first_stop("".join(parts), stop)
 
 
 def before_first_counting_stop(text: str, num_early: int, stop: list[str]) -> tuple[str, bool]:
@@ -39,16 +39,16 @@ def before_first_counting_stop(text: str, num_early: int, stop: list[str]) -> tu
 @given(early=st.lists(letters, max_size=4), late=st.lists(letters, max_size=4), stop=stops, skips=st.booleans())
 @settings(max_examples=500, deadline=None)
 def test_what_is_complete_too_early_ends_nothing_but_may_begin_what_does(early, late, stop, skips) -> None:
-    scanner, said = StopScanner(stop), ""
+    scanner, message = StopScanner(stop), ""
     for part in early:
         if skips:
             scanner.skip(part, counts=False)
         else:
-            said += scanner.push(part, counts=False)
-    said += "".join([scanner.push(part) for part in late]) + scanner.flush()
+            message += scanner.push(part, counts=False)
+    message += "".join([scanner.push(part) for part in late]) + scanner.flush()
     known, stopped = before_first_counting_stop("".join((*early, *late)), len("".join(early)), stop)
     assert scanner.stopped == stopped
-    assert known.endswith(said) if skips else said == known
+    assert known.endswith(message) if skips else message == known
 
 
 @given(parts=st.lists(letters, max_size=8), stop=stops)
@@ -56,13 +56,13 @@ def test_what_is_complete_too_early_ends_nothing_but_may_begin_what_does(early, 
 def test_only_what_may_begin_a_stop_string_is_held_back(parts, stop) -> None:
     scanner = StopScanner(stop)
     text = ""
-    said = ""
+    message = ""
     for part in parts:
         text += part
-        said += scanner.push(part)
+        message += scanner.push(part)
         if scanner.stopped:
             return
-        held = text[len(said) :]
+        held = text[len(message) :]
         assert not held or any(s.startswith(held) for s in stop)
         assert not any(text.endswith(s[:k]) for s in stop for k in range(len(held) + 1, len(s)))
 

@@ -96,10 +96,10 @@ def test_special_tokens_are_spelled_where_that_is_wanted() -> None:
         (TextOptions(("2",), with_stop=True), "1 2"),
     ):
         whole, replayed = ChoiceText(model, options), ChoiceText(model, options)
-        said = b"".join(_bytes_then_push(whole, token_id)[0] for token_id in ids)
+        message = b"".join(_bytes_then_push(whole, token_id)[0] for token_id in ids)
         pieces = ChoiceText(model, options)
         assert "".join(pieces.push(token_id).text for token_id in ids) + pieces.flush() == text
-        assert said.decode().startswith(text)
+        assert message.decode().startswith(text)
         replayed.replay(ids[:-1])
         assert replayed.next_bytes(end) == (b"<|end|>" if text.endswith("<|end|>") else b"")
 

@@ -253,16 +253,16 @@ def test_half_a_character_by_itself_is_the_replacement_character(write_model) ->
 
 
 def test_defaults_of_requests_are_those_of_generation_config(write_model):
-    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1, "do_sample": True}
-    directory = write_model(generation_config=said)
-    assert TextModel.load(directory).sampling_defaults.said == {
+    wording = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1, "do_sample": True}
+    directory = write_model(generation_config=wording)
+    assert TextModel.load(directory).sampling_defaults.given == {
         "temperature": 0.6,
         "top_k": 20,
         "top_p": 0.95,
         "repetition_penalty": 1,
     }
-    assert TextModel.load(directory, defaults=False).sampling_defaults.said == {}
-    assert TextModel.load(write_model(generation_config={"top_k": -1})).sampling_defaults.said == {"top_k": 0}
+    assert TextModel.load(directory, defaults=False).sampling_defaults.given == {}
+    assert TextModel.load(write_model(generation_config={"top_k": -1})).sampling_defaults.given == {"top_k": 0}
 
 
 def test_the_bound_of_answers_is_that_of_generation_config(write_model):

@@ -179,5 +179,5 @@ def _line(fault: Fault, seen: Observation) -> str:
     )
     if seen.spared_pause_s is not None:
         text += f" | {seen.spared} answers of other models, longest pause {seconds(seen.spared_pause_s)}"
-    said = [*(f"{what} x{times}" for what, times in seen.unwanted.items()), *seen.failures[:3]]
-    return f"{text} | {'; '.join(said)}" if said else text
+    message = [*(f"{what} x{times}" for what, times in seen.unwanted.items()), *seen.failures[:3]]
+    return f"{text} | {'; '.join(message)}" if message else text

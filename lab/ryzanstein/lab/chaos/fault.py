@@ -130,7 +130,7 @@ class Fault:
     healthy_left: bool = True
     in_turn: bool = False
     counts_beats: bool = False
-    beside: Callable[[int], LoadQuestion] | None = None
+    alongside: Callable[[int], LoadQuestion] | None = None
     own: Callable[[int], LoadQuestion] | None = None
     kinds: tuple[str, ...] = ("greedy", "sampled", "n3", "stop", "session")
     in_flight_s: float = 0.0

@@ -84,14 +84,14 @@ class _Speaker:
         casual = self._casual()
         slots = self._pick_slots(list(SLOTS))
         again = any(slot in self._facts for slot in slots)
-        said, noted = [], []
+        message, noted = [], []
         for slot in slots:
             value = self._value(slot, casual)
             self._facts.pop(slot, None)  # put it last: the newest animal is the pet
             self._facts[slot] = value
-            said.append(self._rng.choice(slot.tells).format(value))
+            message.append(self._rng.choice(slot.tells).format(value))
             noted.append(slot.noted.format(value))
-        user = _join(said)
+        user = _join(message)
         if again and self._rng.random() < 0.6:
             user = self._rng.choice(phrases.UPDATES) + _lower_first(user)
         return DialogueTurn("tell", self._typed(user, casual), " ".join(noted))
@@ -149,8 +149,8 @@ class _Speaker:
             user = self._rng.choice(phrases.OFF_TOPIC).format(self._words.invented(), self._words.number())
             answer = phrases.OFF_TOPIC_ANSWER
         else:
-            said, answer = self._rng.choice(phrases.TALK)
-            user = self._rng.choice(said)
+            message, answer = self._rng.choice(phrases.TALK)
+            user = self._rng.choice(message)
         return DialogueTurn("talk", self._typed(user, self._casual()), answer)
 
     def _value(self, slot: Slot, casual: bool) -> str:

@@ -158,15 +158,15 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except FetchError as error:
-        said = str(error)
+        message = str(error)
     except OSError as error:
-        said = f"{error.filename or 'the directory of models'}: {error.strerror or error}"
+        message = f"{error.filename or 'the directory of models'}: {error.strerror or error}"
     except KeyboardInterrupt:
         display.people().print("interrupted")
         raise typer.Exit(130) from None
     else:
         return
-    display.people().print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+    display.people().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1) from None
 
 

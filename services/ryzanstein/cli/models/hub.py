@@ -64,7 +64,7 @@ def fetch_from_hub(model: HubModel, home: Path, name: str, report: Callable[[str
                 report(f"downloading {repository}: {size_of(partial) / 1e9:.2f} of {total / 1e9:.2f} GB")
             download.result()
     except HfHubHTTPError as error:
-        raise FetchError(f"the hub refused {repository}: {_said(error)}") from None
+        raise FetchError(f"the hub refused {repository}: {_first_line(error)}") from None
     except (ConnectionError, LocalEntryNotFoundError) as error:
         raise FetchError(f"the hub cannot be reached: {error}") from None
     except Exception as error:
@@ -105,7 +105,7 @@ def _put_in_place(partial: Path, wanted: list[str], target: Path, *, is_file: bo
     return target
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Returns what the hub said, in one line."""
     return str(getattr(error, "server_message", None) or error).strip().splitlines()[0]
 

@@ -91,8 +91,8 @@ def _download(requirement: str, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(folder.glob("*.whl"), None) if folder.is_dir() else None
     if done.returncode or wheel is None:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
-        raise FetchError(f"pip could not download {requirement}: {' '.join(said) or 'it said nothing'}")
+        message = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
+        raise FetchError(f"pip could not download {requirement}: {' '.join(message) or 'it message nothing'}")
     return wheel
 
 

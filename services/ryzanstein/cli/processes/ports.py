@@ -13,7 +13,7 @@ import psutil
 
 from ryzanstein.process.process_start import lacks
 
-_SHOWN_CHARS = 80
+_LISTED_CHARS = 80
 
 
 class InUseError(Exception):
@@ -58,6 +58,6 @@ def _holder(port: int) -> str:
     try:
         listening = [each for each in psutil.net_connections(kind="tcp") if each.status == psutil.CONN_LISTEN]
         pid = next((each.pid for each in listening if each.pid and each.laddr and each.laddr.port == port), None)
-        return "" if pid is None else f" by process {pid} ({' '.join(psutil.Process(pid).cmdline())[:_SHOWN_CHARS]})"
+        return "" if pid is None else f" by process {pid} ({' '.join(psutil.Process(pid).cmdline())[:_LISTED_CHARS]})"
     except (psutil.Error, OSError):
         return ""

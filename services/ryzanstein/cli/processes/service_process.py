@@ -123,8 +123,8 @@ class ServiceProcess:
         if not self.running:
             code = None if self._process is None else self._process.code
             why = ServiceLog(self.log_path).refusal()
-            shown = f"\n{self.log_tail()}" if why is None else f": {why}"
-            raise ServiceFailedError(f"{self.name} ended with exit code {code}{shown}")
+            visible = f"\n{self.log_tail()}" if why is None else f": {why}"
+            raise ServiceFailedError(f"{self.name} ended with exit code {code}{visible}")
 
 
 def wait_all_ready(services: Iterable[ServiceProcess], deadline: float) -> None:

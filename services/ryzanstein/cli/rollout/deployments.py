@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 DEPLOY_TIMEOUT_S = 60.0  # nodes measure a directory before the answer
 NODE_TIMEOUT_S = 2.0
 EVERY_NODE = "every"
-_SHOWN_NODES = 8
+_LISTED_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +151,5 @@ def as_document(views: Iterable[DeploymentView]) -> dict[str, Any]:
 def names(node_ids: Iterable[str]) -> str:
     """Returns node ids for people: the first ones, and how many more there are."""
     given = list(node_ids)
-    more = f" and {len(given) - _SHOWN_NODES} more" if len(given) > _SHOWN_NODES else ""
-    return (", ".join(given[:_SHOWN_NODES]) or "-") + more
+    more = f" and {len(given) - _LISTED_NODES} more" if len(given) > _LISTED_NODES else ""
+    return (", ".join(given[:_LISTED_NODES]) or "-") + more

@@ -23,9 +23,9 @@ class LastNode:
     models: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = " and ".join(filter(None, (", ".join(map(repr, self.models[:-1])), repr(self.models[-1]))))
+        visible = " and ".join(filter(None, (", ".join(map(repr, self.models[:-1])), repr(self.models[-1]))))
         which = "this model" if len(self.models) == 1 else "these models"
-        return f"{self.node_id} is the last ready node of {shown}: after it drains, every request for {which} fails"
+        return f"{self.node_id} is the last ready node of {visible}: after it drains, every request for {which} fails"
 
 
 async def last_node(orchestrator: str, node_id: str) -> LastNode | None:

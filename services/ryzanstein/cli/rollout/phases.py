@@ -12,7 +12,7 @@ class Phase(Enum):
 
     ASSIGNED = "is assigned"
     EARLIER = "still serves the earlier version"
-    BESIDE = "loads it beside the earlier version"
+    ALONGSIDE = "loads it beside the earlier version"
     FINISHING = "finishes its work first"
     LOADING = "loads"
     READY = "is ready"
@@ -71,7 +71,7 @@ def is_final(phase: Phase | None) -> bool:
 def _phase_before(report: ModelReport, deployment: Deployment) -> Phase:
     """Returns the phase of a node that has another version than the wanted one."""
     if report.next_revision == deployment.revision:
-        return Phase.REFUSED if report.next_state is NodeState.FAILED else Phase.BESIDE
+        return Phase.REFUSED if report.next_state is NodeState.FAILED else Phase.ALONGSIDE
     if report.state is NodeState.DRAINING:
         return Phase.FINISHING
     is_this = not report.revision and report.path == deployment.path  # it was started with this very directory

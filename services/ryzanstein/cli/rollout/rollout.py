@@ -189,9 +189,9 @@ class Rollout:
 
     def _keep_time(self) -> None:
         """Notes since when nothing changes."""
-        shown = {node_id: seen.phase for node_id, seen in self._sightings.items()}
-        if self._steady[0] != shown:
-            self._steady = (shown, self._now)
+        visible = {node_id: seen.phase for node_id, seen in self._sightings.items()}
+        if self._steady[0] != visible:
+            self._steady = (visible, self._now)
 
     def _is_at_rest(self, last: bool) -> bool:
         """Returns whether nothing will change by itself. `last`: does not wait to be sure.

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ryzanstein.cli.display import binary_bytes
 from ryzanstein.cli.rollout.deployments import Assignments, Shortage
 
-_SHOWN = 4
+_LISTED = 4
 
 
 def why_not_more(look: Assignments, model: str, assigned: Collection[str]) -> str:
@@ -16,10 +16,10 @@ def why_not_more(look: Assignments, model: str, assigned: Collection[str]) -> st
     view = look.deployments.get(model)
     short = [each for each in (() if view is None else view.shortages) if each.node_id not in drained | set(assigned)]
     counts = ((len(drained), "drained"), (len(_taken(look, model)), "assigned to other models"))
-    told = [f"the cluster has {len(look.nodes)}", *map(_sentence, short[:_SHOWN])]
-    if len(short) > _SHOWN:
-        told.append(f"{len(short) - _SHOWN} more cannot take it")
-    return ", ".join([*told, *(f"{count} {what}" for count, what in counts if count)])
+    given = [f"the cluster has {len(look.nodes)}", *map(_sentence, short[:_LISTED])]
+    if len(short) > _LISTED:
+        given.append(f"{len(short) - _LISTED} more cannot take it")
+    return ", ".join([*given, *(f"{count} {what}" for count, what in counts if count)])
 
 
 def _sentence(shortage: Shortage) -> str:

@@ -51,13 +51,13 @@ def as_document(view: ClusterStatus) -> dict[str, Any]:
     States are names, times are seconds, and an unknown degree of tensor parallelism is null.
     """
     document = asdict(view)
-    for shown, node_view in zip(document["nodes"], view.nodes, strict=True):
-        shown["node"]["state"] = node_view.node.state.name
-        shown["node"]["tp"] = node_view.node.tp or None
-        for report in (*shown["node"]["models"], shown["report"] or {}):
+    for visible, node_view in zip(document["nodes"], view.nodes, strict=True):
+        visible["node"]["state"] = node_view.node.state.name
+        visible["node"]["tp"] = node_view.node.tp or None
+        for report in (*visible["node"]["models"], visible["report"] or {}):
             report.update({name: report[name].name for name in ("state", "next_state") if name in report})
-    for shown, link in zip(document["router"]["links"], view.router.links, strict=True):
-        shown["state"] = link.state.name
+    for visible, link in zip(document["router"]["links"], view.router.links, strict=True):
+        visible["state"] = link.state.name
     return {"problems": problems(view), **document}
 
 

@@ -126,7 +126,7 @@ def _further(node: Node, answer: worker_pb2.GetStatusResponse, report: ModelRepo
 
 def _reported(node: Node, report: ModelReport, error: str = "") -> NodeStatus:
     """Returns the status of a model of which only the orchestrator knows."""
-    shown = replace(
+    visible = replace(
         node,
         node_id=f"{node.node_id}/{report.model}",
         state=report.state,
@@ -136,7 +136,7 @@ def _reported(node: Node, report: ModelReport, error: str = "") -> NodeStatus:
         models=(),
         memory_bytes=0,
     )
-    return NodeStatus(shown, error=error, reason=report.reason, further=True, report=report)
+    return NodeStatus(visible, error=error, reason=report.reason, further=True, report=report)
 
 
 def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, report: ModelReport | None) -> NodeStatus:

@@ -19,7 +19,7 @@ _OLDER_NODE_STARTS_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Assigned:
     """What an older node was last told to serve, and when that changed."""
 
     incarnation: str
@@ -33,14 +33,14 @@ class RollingChanges:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._turns: dict[str, str] = {}
-        self._told: dict[tuple[str, str], _Told] = {}
+        self._assigned: dict[tuple[str, str], _Assigned] = {}
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
 
     def update(self, assigned: Assigned, nodes: Iterable[Node], failed: Failed) -> None:
         """Finds the nodes that serve an earlier revision, and gives one per model its turn."""
         by_id = {node.node_id: node for node in nodes}
-        self._told = {key: told for key, told in self._told.items() if key[0] in by_id}
+        self._assigned = {key: latest for key, latest in self._assigned.items() if key[0] in by_id}
         members: dict[Deployment, list[Node]] = defaultdict(list)
         for node_id in sorted(assigned.keys() & by_id.keys()):
             for deployment in assigned[node_id]:
@@ -84,30 +84,30 @@ class RollingChanges:
             return False
         if node.plural:
             return report.revision != deployment.revision and report.state is not NodeState.FAILED
-        told = self._told_to(node, deployment)
-        return told is not None and told.deployment.path != deployment.path
+        latest = self._assigned_to(node, deployment)
+        return latest is not None and latest.deployment.path != deployment.path
 
     def _is_loading(self, node: Node, deployment: Deployment) -> bool:
         """Whether a node has the new revision, but is not ready with it."""
         report = node.report(deployment.model)
         if node.plural:
             return report is not None and report.revision == deployment.revision and not self.is_ready(node, deployment)
-        told = self._told_to(node, deployment)
-        if told is None or told.deployment.path != deployment.path:
+        latest = self._assigned_to(node, deployment)
+        if latest is None or latest.deployment.path != deployment.path:
             return False
-        return self._now() - told.since < _OLDER_NODE_STARTS_S or not self.is_ready(node, deployment)
+        return self._now() - latest.since < _OLDER_NODE_STARTS_S or not self.is_ready(node, deployment)
 
     def _tell(self, node: Node, deployment: Deployment, waits: bool) -> Deployment:
-        told = self._told_to(node, deployment)
-        if told is not None and (waits or told.deployment == deployment):
-            return told.deployment
-        since = self._now() if told is None or told.deployment.path != deployment.path else told.since
-        self._told[node.node_id, deployment.model] = _Told(node.incarnation, deployment, since)
+        latest = self._assigned_to(node, deployment)
+        if latest is not None and (waits or latest.deployment == deployment):
+            return latest.deployment
+        since = self._now() if latest is None or latest.deployment.path != deployment.path else latest.since
+        self._assigned[node.node_id, deployment.model] = _Assigned(node.incarnation, deployment, since)
         return deployment
 
-    def _told_to(self, node: Node, deployment: Deployment) -> _Told | None:
-        told = self._told.get((node.node_id, deployment.model))
-        return told if told is not None and told.incarnation == node.incarnation else None
+    def _assigned_to(self, node: Node, deployment: Deployment) -> _Assigned | None:
+        latest = self._assigned.get((node.node_id, deployment.model))
+        return latest if latest is not None and latest.incarnation == node.incarnation else None
 
 
 def kept(report: ModelReport, deployment: Deployment) -> Deployment:

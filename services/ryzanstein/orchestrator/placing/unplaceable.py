@@ -8,7 +8,7 @@ from ryzanstein import errors
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.placing.packing import NodeShortage
 
-_MAX_NODES_SHOWN = 8
+_MAX_NODES_LISTED = 8
 _MAX_REASON_CHARS = 160
 
 
@@ -18,12 +18,12 @@ def unplaceable(deployment: Deployment, shortages: Sequence[NodeShortage]) -> er
     The message and the metadata have the nodes that lack the least memory.
     """
     lacking = sorted((each for each in shortages if each.missing_bytes), key=lambda each: each.missing_bytes)
-    shown = (lacking or list(shortages))[:_MAX_NODES_SHOWN]
-    nodes = "; ".join(f"{each.node_id}: {each.reason[:_MAX_REASON_CHARS]}" for each in shown)
-    rest = len(shortages) - len(shown)
+    visible = (lacking or list(shortages))[:_MAX_NODES_LISTED]
+    nodes = "; ".join(f"{each.node_id}: {each.reason[:_MAX_REASON_CHARS]}" for each in visible)
+    rest = len(shortages) - len(visible)
     others = f"; and {rest} more" if rest else ""
     message = f"no node can serve {deployment.model!r} from {deployment.path[:256]}: {nodes}{others}"
     if not lacking:
         return errors.failed_precondition("MODEL_REFUSED", message)
-    missing = {each.node_id: str(each.missing_bytes) for each in shown}
+    missing = {each.node_id: str(each.missing_bytes) for each in visible}
     return errors.RyzansteinError(message, errors.Code.RESOURCE_EXHAUSTED, "MODEL_DOES_NOT_FIT", missing)

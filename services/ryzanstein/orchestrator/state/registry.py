@@ -222,17 +222,17 @@ class Registry:
         self._publish(NodeLeft(node_id))
 
 
-def _renewed(known: Node, said: Node, joined: Node) -> Node:
+def _renewed(known: Node, message: Node, joined: Node) -> Node:
     """Returns a node that registers again; what it does not report now is as before."""
     return replace(
         joined,
-        state=said.state or known.state,
-        model=said.model or known.model,
-        context_length=said.context_length or known.context_length,
+        state=message.state or known.state,
+        model=message.model or known.model,
+        context_length=message.context_length or known.context_length,
         load=known.load,
         join_time=known.join_time,
-        models=said.models or known.models,
-        memory_bytes=said.memory_bytes or known.memory_bytes,
+        models=message.models or known.models,
+        memory_bytes=message.memory_bytes or known.memory_bytes,
     )
 
 

@@ -46,7 +46,7 @@ class AnyNode:
         deadline: float | None,
         call: Callable[[NodeLink], Awaitable[_T]],
         *,
-        besides: Mapping[str, int] = MappingProxyType({}),
+        excluding: Mapping[str, int] = MappingProxyType({}),
         on_retry: Callable[[RyzansteinError], None] = _ignore,
     ) -> _T:
         """Returns the answer of the first node that gives one.
@@ -59,7 +59,7 @@ class AnyNode:
         failed: dict[str, RyzansteinError] = {}
         num_failed, until = 0, time.monotonic() + self._policy.failover_wait_s
         while True:
-            link = self._links.least_loaded(model, failed, besides)
+            link = self._links.least_loaded(model, failed, excluding)
             if link is None:
                 await self._wait(model, deadline, failed, until)
                 failed.clear()

@@ -67,7 +67,7 @@ class CutOffs:
         # router took over.
         await self._recorder.flushed(generation)
         if turn is not None and keep:
-            await _keep_shown(generation, turn)
+            await _keep_delivered(generation, turn)
 
     def _ended(self, generation: Generation, turn: Turn | None, task: asyncio.Task[None]) -> None:
         del self._ending[generation]
@@ -78,9 +78,9 @@ class CutOffs:
         self._on_end(generation, moved)
 
 
-async def _keep_shown(generation: Generation, turn: Turn) -> None:
-    answer, shown = generation.log.choices[0], generation.shown
-    message = await generation.message(shown)
+async def _keep_delivered(generation: Generation, turn: Turn) -> None:
+    answer, visible = generation.log.choices[0], generation.num_delivered
+    message = await generation.message(visible)
     if message.num_chars:
-        node_id = next(node_id for first, node_id in reversed(answer.nodes) if first < shown)
+        node_id = next(node_id for first, node_id in reversed(answer.nodes) if first < visible)
         await turn.commit_cut_off(message, generation.request, node_id)

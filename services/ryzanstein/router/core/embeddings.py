@@ -85,7 +85,7 @@ class Embedder:
             return await self._asked(link, request, inputs)
 
         try:
-            return await self._nodes.ask(request.model, request.deadline, asked, besides=self._sent, on_retry=self._count)
+            return await self._nodes.ask(request.model, request.deadline, asked, excluding=self._sent, on_retry=self._count)
         except RyzansteinError as error:
             raise error.with_fields(partial(_whole_name, begin)) from None
 

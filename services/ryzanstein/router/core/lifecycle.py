@@ -249,8 +249,8 @@ class Lifecycle:
         if clock.unix_s() >= (request.deadline or 0.0):
             return errors.deadline_exceeded()
         try:
-            if generation.said:
-                turn = await self._turns.again(request.session_id, generation.generation_id, generation.said)
+            if generation.new_messages:
+                turn = await self._turns.again(request.session_id, generation.generation_id, generation.new_messages)
                 self._claimed_again[generation] = turn
             return await self._live(generation, turn)
         except RyzansteinError as error:

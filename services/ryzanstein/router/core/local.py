@@ -155,12 +155,12 @@ class LocalCore:
         request, new_messages = decode_request(record.request)
         request = with_own_deadline(request, record)
         settled, was_paused = has_settled(record.batches), has_paused(record.batches)
-        turn, said = None, _said(request, new_messages)
-        if said and (not settled or was_paused):
-            turn = await self._turns.resume(request.session_id, generation_id, said)
+        turn, spoken = None, _new_messages(request, new_messages)
+        if spoken and (not settled or was_paused):
+            turn = await self._turns.resume(request.session_id, generation_id, spoken)
         generation = Generation(generation_id, request, self._generations, record.epoch)
         # Its readers at the other router were sent its end.
-        generation.said, generation.was_read = said, True
+        generation.new_messages, generation.was_read = spoken, True
         generation.on_prompt_dropped = self._admission.hold_anyway(request.tenant, request.prompt).release
         self._generations.add(generation)
         settled = restore(generation, record.batches)
@@ -334,14 +334,14 @@ class LocalCore:
         self._generations.add(generation)
         place.launched()
         if turn is not None:
-            generation.said = turn.said
+            generation.new_messages = turn.new_messages
         if resumable:
-            self._recorder.added(generation, len(generation.said))
+            self._recorder.added(generation, len(generation.new_messages))
         self._lifecycle.launch(generation, turn, place)
         return generation
 
 
-def _said(request: GenerationRequest, new_messages: int) -> tuple[Message, ...]:
+def _new_messages(request: GenerationRequest, new_messages: int) -> tuple[Message, ...]:
     """Returns the last messages of a request, which form its session's turn."""
     if not request.session_id or not isinstance(request.prompt, ChatPrompt) or not new_messages:
         return ()

@@ -19,7 +19,7 @@ from ryzanstein.generation.tokens import (
     Token,
     Usage,
 )
-from ryzanstein.replies.reader import read_aside, shown_reason
+from ryzanstein.replies.reader import read_aside, visible_reason
 
 _QUICK_TOKENS = 1024
 
@@ -53,7 +53,7 @@ class Answer:
 
     def reason(self, choice: int, message: Message) -> FinishReason:
         """Returns how a choice that says this is shown to have ended."""
-        return shown_reason(self.started.reply, len(message.tool_calls), self.reasons[choice])
+        return visible_reason(self.started.reply, len(message.tool_calls), self.reasons[choice])
 
     @classmethod
     async def read(cls, events: AsyncIterator[GenerationEvent]) -> Answer:

@@ -110,7 +110,7 @@ class AttemptRun:
         self.numerics = Numerics()
         """How the version computes that accepted the attempt: a node may have another one before the attempt ends."""
         self.on_submitted: Callable[[float], None] | None = None
-        self.told_prompt = generation.started is not None
+        self.described_prompt = generation.started is not None
         """Its node was told how much of the prompt to keep: an attempt had been accepted before."""
         self._generation = generation
         self._log = generation.log

@@ -57,7 +57,7 @@ class RunnerPolicy:
     failover_wait_s: float = 15.0
     max_fruitless_attempts: int = 5
     patience: AttemptPatience = field(default_factory=AttemptPatience)
-    failover_to_unlike: bool = True
+    failover_to_incompatible: bool = True
 
 
 class NodePlacement:
@@ -121,7 +121,7 @@ class NodePlacement:
     def worked(self, node_id: str, numerics: Numerics) -> None:
         """Forgets the faults of nodes and of the request, because the generation has grown: there, and computed so."""
         if numerics.differs(self._generation.numerics):
-            self._telemetry.likeness.moved.labels(self._model).inc()
+            self._telemetry.compatibility.moved.labels(self._model).inc()
             log.warning(
                 "answer continued by a node that computes other tokens",
                 generation_id=self._generation.generation_id,
@@ -160,7 +160,7 @@ class NodePlacement:
         (self._full.add if lost.cause == BACK_PRESSURE else self._full.discard)(node_id)
         if strike := self._strike(lost):
             self._strikes.append(strike)
-        if lost.cause == REFUSED or (lost.cause == OTHER_PROMPT and lost.run.told_prompt):
+        if lost.cause == REFUSED or (lost.cause == OTHER_PROMPT and lost.run.described_prompt):
             self._barred.add(node_id)
         elif lost.cause == SLOW:
             self._slow.add(node_id)
@@ -192,9 +192,9 @@ class NodePlacement:
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
         """Returns the nodes for the next attempt, best first; for a hedge, which has `excluded` nodes, only like ones."""
-        barred, unlike = {*excluded, *self._excluded, *self._barred, *self._unable()}, self._unlike()
-        nodes = self._ranked(barred | unlike)
-        if nodes or not unlike or excluded or self._waits_for_like(unlike):
+        barred, incompatible = {*excluded, *self._excluded, *self._barred, *self._unable()}, self._incompatible()
+        nodes = self._ranked(barred | incompatible)
+        if nodes or not incompatible or excluded or self._waits_for_like(incompatible):
             return nodes
         return self._ranked(barred)
 
@@ -202,15 +202,15 @@ class NodePlacement:
         self._ranking = self._links.rank(self._model, self._affinity, excluded)
         return self._ranking.node_ids
 
-    def _unlike(self) -> frozenset[str]:
+    def _incompatible(self) -> frozenset[str]:
         """Returns the nodes that would continue the answer with other tokens than those before; none before the first one."""
-        return self._links.unlike(self._generation.numerics)
+        return self._links.incompatible(self._generation.numerics)
 
-    def _waits_for_like(self, unlike: Collection[str]) -> bool:
+    def _waits_for_like(self, incompatible: Collection[str]) -> bool:
         """Returns whether a node that computes alike could go on sooner or later, and has not just failed it, or must."""
         failed = self._excluded.keys() - self._full
-        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *failed, *unlike})
-        return like or not self._policy.failover_to_unlike
+        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *failed, *incompatible})
+        return like or not self._policy.failover_to_incompatible
 
     async def _wait(self, lost: Lost | None) -> str:
         while not (nodes := self._candidates()):
@@ -257,8 +257,8 @@ class NodePlacement:
 
     def _never(self) -> frozenset[str]:
         """Returns the nodes that this generation will not go to."""
-        unlike = frozenset[str]() if self._policy.failover_to_unlike else self._unlike()
-        return self._unable() | unlike | self._barred
+        incompatible = frozenset[str]() if self._policy.failover_to_incompatible else self._incompatible()
+        return self._unable() | incompatible | self._barred
 
     def _never_able(self, features: frozenset[str]) -> bool:
         """Returns whether no node that has the model knows these features, also none that is away at the moment."""

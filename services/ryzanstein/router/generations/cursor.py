@@ -79,7 +79,7 @@ class _Cursor:
         self._most = MAX_LOGPROB_TOKENS if has_logprobs else MAX_DELTA_TOKENS
         self.has_more = False
         """Whether the event before was as large as one may be: more of the same follows."""
-        generation.shown = max(generation.shown, min(self._next[0], len(generation.log.choices[0].tokens)))
+        generation.num_delivered = max(generation.num_delivered, min(self._next[0], len(generation.log.choices[0].tokens)))
 
     @property
     def done(self) -> bool:
@@ -119,6 +119,6 @@ class _Cursor:
         for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], self._most):
             self._next[choice] = end = first + len(tokens)
             self.has_more = len(tokens) == self._most
-            if not choice and self._shows and end > self._generation.shown:
-                self._generation.shown = end
+            if not choice and self._shows and end > self._generation.num_delivered:
+                self._generation.num_delivered = end
             yield Delta(choice, first, tokens, node_id)

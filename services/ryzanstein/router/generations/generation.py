@@ -55,12 +55,12 @@ class Generation:
         self.request = request
         self.epoch = epoch
         self.next_attempt = 0
-        self.said: tuple[Message, ...] = ()
+        self.new_messages: tuple[Message, ...] = ()
         """The new messages of its session's turn; empty without a session."""
         self.was_read = False
         self.last_read_at = 0.0
         """When a reader last came or left, in seconds of `time.monotonic`."""
-        self.shown = 0
+        self.num_delivered = 0
         """How many tokens of the first choice readers were sent, here or at an earlier router."""
         self.abandoned = False
         """Its re-attach window is over: it can be read until it has ended."""
@@ -98,7 +98,7 @@ class Generation:
 
     def drop_prompt(self) -> None:
         """Drops what only an unfinished generation needs."""
-        self.request, self.said = replace(self.request, prompt=TextPrompt("")), ()
+        self.request, self.new_messages = replace(self.request, prompt=TextPrompt("")), ()
         self.on_prompt_dropped()
 
     def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
@@ -111,7 +111,7 @@ class Generation:
                 node_id,
                 prompt_tokens,
                 request.created,
-                request.shown_as,
+                request.answer_form,
                 None if reply is None else reply_format(request.prompt, reply),
                 omitted,
             )

@@ -94,7 +94,7 @@ class RetainedGenerations:
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._awake = awake
-        self._wakes = ReaderWakeups()
+        self._wakeups = ReaderWakeups()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0
@@ -147,7 +147,7 @@ class RetainedGenerations:
         self._pause(generation)
 
     def has_news(self, readers: Collection[asyncio.Event]) -> None:
-        self._wakes.add(readers)
+        self._wakeups.add(readers)
 
     def generation_started(self, generation: Generation) -> None:
         self._no_longer_waits(generation)

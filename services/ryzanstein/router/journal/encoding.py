@@ -38,7 +38,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     )
     journalled.detached, journalled.kept = request.detached, request.kept
     journalled.tenant_named, journalled.never_cut = request.tenant_named, request.never_cut
-    journalled.created, journalled.shown_as = request.created, request.shown_as
+    journalled.created, journalled.answer_form = request.created, request.answer_form
     journalled.features.extend(sorted(request.features))
     if request.key is not None:
         journalled.key, journalled.key_body = request.key.name, request.key.body
@@ -88,7 +88,7 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
         last_node=journalled.last_node,
         detached=journalled.detached,
         created=journalled.created,
-        shown_as=journalled.shown_as,
+        answer_form=journalled.answer_form,
         kept=journalled.kept,
         tenant_named=journalled.tenant_named,
         never_cut=journalled.never_cut,
@@ -144,7 +144,7 @@ class BatchWriter:
             batch.started.CopyFrom(_started_to_wire(generation.started))
         if sent.settled:
             batch.settled = True
-            batch.shown = generation.shown
+            batch.num_delivered = generation.num_delivered
             if generation.error is not None:
                 batch.error = status_from_error(generation.error).SerializeToString()
         return batch.SerializeToString()
@@ -208,8 +208,8 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
     batch = pb.JournalBatch()
     for data in batches:
         batch = pb.JournalBatch.FromString(data)
-        if batch.shown:
-            generation.shown = batch.shown
+        if batch.num_delivered:
+            generation.num_delivered = batch.num_delivered
         if batch.HasField("started"):
             reply = batch.started.reply
             style = ReplyStyle(reply.calls, reply.thinking, reply.opened) if batch.started.HasField("reply") else None

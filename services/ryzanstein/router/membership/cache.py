@@ -42,11 +42,11 @@ class ViewCache:
 
     def _save(self, addresses: list[str]) -> None:
         """Writes a second file and renames it, so that a reader never sees half a file."""
-        beside = self._path.with_suffix(".new")
+        alongside = self._path.with_suffix(".new")
         try:
             private_folder(self._path.parent)
-            with open(beside, "w", opener=opener) as file:
+            with open(alongside, "w", opener=opener) as file:
                 json.dump({"addresses": addresses}, file)
-            os.replace(beside, self._path)
+            os.replace(alongside, self._path)
         except OSError as error:
             log.warning("view not cached", path=str(self._path), error=str(error))

@@ -155,13 +155,13 @@ class ClusterView:
         if self._tell(addresses, self._view.draining, self._view.models) and self._view.addresses:
             await self._cache.save(self._view.addresses)
 
-    def _tell(self, *said: frozenset[str]) -> bool:
+    def _tell(self, *text: frozenset[str]) -> bool:
         """Notifies the observer of addresses, draining nodes and models.
 
         Returns False if nothing changed: most deltas only change a load.
         """
-        if said == self._notified:
+        if text == self._notified:
             return False
-        self._membership.follow(*said)
-        self._notified = said
+        self._membership.follow(*text)
+        self._notified = text
         return True

@@ -15,7 +15,7 @@ import structlog
 
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
-from ryzanstein.router.nodes.likeness import Likeness
+from ryzanstein.router.nodes.compatibility import NumericsWatch
 from ryzanstein.router.nodes.links.link import CLOSED, NodeLink
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.table import NodeTable, further_models
@@ -37,7 +37,7 @@ class Linker:
         self._awake = awake
         self._closing: set[asyncio.Task[None]] = set()
         self._suspected: set[str] = set()
-        self._likeness = Likeness(telemetry.likeness)
+        self._numerics_watch = NumericsWatch(telemetry.compatibility)
 
     @property
     def links(self) -> Collection[NodeLink]:
@@ -196,5 +196,5 @@ class Linker:
         self._notify()
 
     def _notify(self) -> None:
-        self._likeness.judge(self._table.nodes.values())
+        self._numerics_watch.judge(self._table.nodes.values())
         self._table.notify()

@@ -196,7 +196,7 @@ class Roster:
         """Returns whether nothing is known by which two nodes compute other tokens."""
         return not self.numerics_of(node_id).differs(self.numerics_of(other))
 
-    def unlike(self, numerics: Numerics) -> frozenset[str]:
+    def incompatible(self, numerics: Numerics) -> frozenset[str]:
         """Returns the nodes that are known to compute other tokens."""
         if not numerics.known:
             return frozenset()
@@ -232,7 +232,7 @@ class Roster:
         return any(_starts(link, model) for link in links)
 
     def least_loaded(
-        self, model: str, excluded: Collection[str] = (), besides: Mapping[str, int] = MappingProxyType({})
+        self, model: str, excluded: Collection[str] = (), excluding: Mapping[str, int] = MappingProxyType({})
     ) -> NodeLink | None:
         """Returns the least loaded node, for a request that leaves no state.
 
@@ -241,7 +241,7 @@ class Roster:
         usable = [node for node in self.snapshot() if is_usable(node, model) and node.node_id not in excluded]
         if not usable:
             return None
-        return self._table.nodes[min(usable, key=lambda node: node.sequences + besides.get(node.node_id, 0)).node_id]
+        return self._table.nodes[min(usable, key=lambda node: node.sequences + excluding.get(node.node_id, 0)).node_id]
 
     def place_of(self, node_id: str) -> NodePlace | None:
         """Returns where a node is reached; None when it is not linked."""

@@ -26,12 +26,12 @@ class Turn:
     """A generation's turn in its session, held from `Turns.open` or `Turns.resume` to `release`."""
 
     def __init__(
-        self, turns: Turns, session_id: str, generation_id: str, session: Session | None, said: tuple[Message, ...]
+        self, turns: Turns, session_id: str, generation_id: str, session: Session | None, new_messages: tuple[Message, ...]
     ) -> None:
         self._turns = turns
         self.session_id = session_id
         self.generation_id = generation_id
-        self.said = said
+        self.new_messages = new_messages
         self._session = session
         self._stored = False
 
@@ -49,7 +49,7 @@ class Turn:
     def messages(self) -> tuple[Message, ...]:
         """The whole conversation."""
         earlier = () if self._session is None else self._session.messages
-        return (*earlier, *self.said)
+        return (*earlier, *self.new_messages)
 
     async def ensure(self, model: str, tenant: str = "") -> None:
         """Creates a session that did not exist. It is this tenant's."""
@@ -61,7 +61,7 @@ class Turn:
 
         A failure is logged and counted, because the answer itself is complete.
         """
-        messages = (*self.said, answer)
+        messages = (*self.new_messages, answer)
         await self._turns.claimed.settle(self.session_id, self.generation_id)
         try:
             await self._turns.store.append(
@@ -74,7 +74,7 @@ class Turn:
             self._stored = True
             self._turns.telemetry.session_turns.labels("stored").inc()
 
-    async def commit_cut_off(self, shown: Message, request: GenerationRequest, node_id: str) -> None:
+    async def commit_cut_off(self, visible: Message, request: GenerationRequest, node_id: str) -> None:
         """Adds the shown part of an answer that was ended because it had no reader.
 
         It is left out if another turn was added to the session since.
@@ -88,12 +88,12 @@ class Turn:
         if session is None or len(session.messages) != earlier:
             self._turns.telemetry.session_turns.labels("dropped").inc()
             return
-        await self.commit(shown, request.model, node_id)
+        await self.commit(visible, request.model, node_id)
 
     def _num_earlier(self, request: GenerationRequest) -> int:
         """Returns how many messages the session had when the generation began."""
         messages = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else ()
-        return len(messages) - len(self.said)
+        return len(messages) - len(self.new_messages)
 
     def release(self) -> None:
         """Releases the claim, however the generation ended.
@@ -144,7 +144,7 @@ class Turns:
             self.telemetry.refused.labels("foreign_tenant").inc()
             raise errors.not_found("session", request.session_id)
 
-    async def resume(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
+    async def resume(self, session_id: str, generation_id: str, new_messages: tuple[Message, ...]) -> Turn:
         """Returns the turn of a generation that this router takes over from another one.
 
         The claim passes to this router. If the claim has expired and another generation has the
@@ -154,15 +154,15 @@ class Turns:
             await self.claimed.claim(session_id, generation_id)
         except RyzansteinError as error:
             log.warning("session claimed by another generation", session_id=session_id, error=str(error))
-        return Turn(self, session_id, generation_id, None, said)
+        return Turn(self, session_id, generation_id, None, new_messages)
 
-    async def again(self, session_id: str, generation_id: str, said: tuple[Message, ...]) -> Turn:
+    async def again(self, session_id: str, generation_id: str, new_messages: tuple[Message, ...]) -> Turn:
         """Returns the turn of a generation that failed, released its claim, and runs again.
 
         Raises ABORTED SESSION_BUSY while another generation speaks in the session.
         """
         await self.claimed.claim(session_id, generation_id)
-        return Turn(self, session_id, generation_id, None, said)
+        return Turn(self, session_id, generation_id, None, new_messages)
 
     async def _find(self, session_id: str) -> Session | None:
         try:

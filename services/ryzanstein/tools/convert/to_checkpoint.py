@@ -29,7 +29,7 @@ from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import GgufVocabula
 from ryzanstein.worker.kernels.functions import block_types
 from ryzanstein.worker.kernels.functions.block_types import FLOATS, BlockType
 from ryzanstein.worker.model.listing import tensor_shapes
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _TORCH_NAMES = {block_types.F32: "float32", block_types.F16: "float16", block_types.BF16: "bfloat16"}
 
@@ -84,7 +84,7 @@ def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
     stored = [frozenset(checked_tensor(file, part).type for part in place.parts) for place in places]
     unread = next(iter(file.tensors.keys() - {part.name for part in parts} - {ROPE_FACTORS}), None)
     if unread is not None:
-        raise CheckpointError(f"{file.path}: tensor {shown(unread)} is not used by this architecture")
+        raise CheckpointError(f"{file.path}: tensor {excerpt(unread)} is not used by this architecture")
     vocabulary = description.vocabulary(file)
     main = _main_dtype(places, stored, dtype)
     placed = tuple(_placed(file, place, kinds, dtype, main) for place, kinds in zip(places, stored, strict=True))

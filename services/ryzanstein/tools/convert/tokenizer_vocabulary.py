@@ -14,7 +14,7 @@ from ryzanstein.worker.checkpoints.gguf.tokenizer.score_merges import scores_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.splitting import name_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import BPE, SENTENCEPIECE, GgufVocabulary, TokenType
 from ryzanstein.worker.json_files import UnreadableFile, parse_object, read_bytes
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -52,7 +52,7 @@ class _Tokenizer:
         model = tokenizer.get("model")
         if not isinstance(model, dict) or model.get("type") != "BPE":
             kind = model.get("type") if isinstance(model, dict) else model
-            self._refuse(f"model {shown(kind)} is not supported, only BPE")
+            self._refuse(f"model {excerpt(kind)} is not supported, only BPE")
         self._model = model
         self._ids: Mapping[str, int] = model.get("vocab", {})
         self._added = {token["id"]: token for token in tokenizer.get("added_tokens", ())}
@@ -125,7 +125,7 @@ class _Tokenizer:
                 case {"type": "Metaspace", "replacement": text, "prepend_scheme": scheme} if text == SPACE:
                     prefix = prefix or scheme != "never"
                 case _:
-                    self._refuse(f"GGUF has no name for the step {shown(step)} before merges")
+                    self._refuse(f"GGUF has no name for the step {excerpt(step)} before merges")
         return prefix
 
     def _around(self) -> tuple[bool, bool]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ryzanstein.tools.atomic import sync
 from ryzanstein.worker.json_files import UnreadableFile, read_object
-from ryzanstein.worker.refusal import ModelRefused, shown
+from ryzanstein.worker.refusal import ModelRefused, excerpt
 
 _STATE = "state.json"
 _LOCK = "lock"
@@ -100,7 +100,7 @@ def _state(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
         return state
     known = earlier if isinstance(earlier, dict) else {}
     different = [key for key in made_of if known.get(key) != made_of[key]] or ["version"]
-    values = ", ".join(f"{key} {shown(known.get(key))}, now {shown(made_of.get(key))}" for key in different)
+    values = ", ".join(f"{key} {excerpt(known.get(key))}, now {excerpt(made_of.get(key))}" for key in different)
     raise ModelRefused(f"{path} was left by another quantization ({values}): go on with that one, or remove the directory")
 
 

@@ -66,7 +66,7 @@ class Idleness:
         if not version.host.asleep:
             return
         if version not in self._waking:
-            self._telemetry.wakes.inc()
+            self._telemetry.wakeups.inc()
             self._waking[version] = self._telemetry.background.once("wake", self._start_again(version))
             self._waking[version].add_done_callback(lambda _: self._waking.pop(version))
         await asyncio.shield(self._waking[version])

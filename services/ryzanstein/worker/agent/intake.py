@@ -67,7 +67,7 @@ async def tokenize(
 async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer, *, any_length: bool) -> ReadPrompt:
     match prompt:
         case ChatPrompt():
-            rendered, calling = await _told(prompt, model, templates)
+            rendered, calling = await _described(prompt, model, templates)
             ids = await encoded(model.encode_rendered, rendered, len(rendered.text))
             return ReadPrompt(ids, calling.style(prompt, rendered.text), calling)
         case TextPrompt(text):
@@ -76,7 +76,7 @@ async def _read(prompt: Prompt, model: TextModel, templates: ChatRenderer, *, an
             return ReadPrompt(model.checked_ids(token_ids, any_length=any_length))
 
 
-async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -> tuple[Rendered, Calling]:
+async def _described(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -> tuple[Rendered, Calling]:
     """Returns the conversation's text, and how functions are called in it.
 
     In the generic form where the template does not show the tools, or refuses their calls.
@@ -99,11 +99,11 @@ async def _told(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer) -
 
 async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRenderer, calling: Calling) -> Rendered:
     """Returns the conversation's text, as this way of calling tells it."""
-    told = calling.told(prompt)
+    given = calling.described(prompt)
     try:
-        return await templates.render(model.checked_chat(told), told)
+        return await templates.render(model.checked_chat(given), given)
     except RyzansteinError as error:
-        if error.code is not Code.INVALID_ARGUMENT or told.messages == prompt.messages:
+        if error.code is not Code.INVALID_ARGUMENT or given.messages == prompt.messages:
             raise
         raise replace_field(error, "messages") from None  # its index is that of another message
 

@@ -187,7 +187,7 @@ class ModelHost:
             self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
     @property
-    def shown(self) -> Serving | None:
+    def announced(self) -> Serving | None:
         """The ranks that serve; of a model that sleeps, those that did."""
         return self.serving or self._slept
 

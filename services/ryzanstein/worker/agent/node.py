@@ -201,19 +201,19 @@ class NodeAgent:
 
     def beat(self) -> Beat:
         """Returns the current state of the model as a new beat."""
-        shown, text = self.host.shown, self.host.text
+        announced, text = self.host.announced, self.host.text
         return Beat(
             sequence=next(self._beats),
             state=self.state,
             model=text.name if text is not None else "",
-            context_length=shown.context_length if shown is not None else 0,
+            context_length=announced.context_length if announced is not None else 0,
             load=self.versions.load,
             step=self.versions.step,
             reason=self._reason(),
             time=time.time(),
             profiling=self.versions.profiled,
             other_models=self.other_models,
-            numerics=Numerics("" if shown is None else shown.numerics, self.version.pages.weights_digest),
+            numerics=Numerics("" if announced is None else announced.numerics, self.version.pages.weights_digest),
             sampling_defaults=text.sampling_defaults if text is not None else NO_DEFAULTS,
         )
 

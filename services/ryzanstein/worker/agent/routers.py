@@ -49,7 +49,7 @@ class RouterLink:
         self.router_id = router_id
         self.handles: dict[int, int] = {}  # handle to group number
         self._preparing: dict[int, float] = {}  # handle to monotonic seconds, until when
-        self._told_preparing_s = 0.0
+        self._reported_preparing_s = 0.0
         self._bounds = bounds
         self._output = worker.StepOutput()
         self._rows = 0
@@ -184,8 +184,8 @@ class RouterLink:
 
     def _with_preparing(self, beat: worker.Beat) -> worker.Beat:
         now = time.monotonic()
-        if self._preparing and now >= self._told_preparing_s + _TELL_PREPARING_S:
-            self._told_preparing_s = now
+        if self._preparing and now >= self._reported_preparing_s + _TELL_PREPARING_S:
+            self._reported_preparing_s = now
             beat.preparing.extend(handle for handle, until in self._preparing.items() if now < until)
         return beat
 

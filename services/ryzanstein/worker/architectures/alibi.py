@@ -12,7 +12,7 @@ from typing import Any
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.spec import AlibiSpec, DecoderSpec, WeightNames
 from ryzanstein.worker.architectures.values import Values
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _BLOOM_NAMES = WeightNames(
     embedding="transformer.word_embeddings",
@@ -64,7 +64,7 @@ def _falcon_names(values: Values, groups: bool, parallel: bool) -> WeightNames:
     if groups and num_norms in (None, 2):
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     if num_norms not in (None, 1):
-        raise CheckpointError(f"config.json: num_ln_in_parallel_attn {shown(num_norms)} is not supported")
+        raise CheckpointError(f"config.json: num_ln_in_parallel_attn {excerpt(num_norms)} is not supported")
     return replace(names, mlp_norm=None)
 
 
@@ -80,7 +80,7 @@ def _mpt(spec: DecoderSpec, values: Values) -> DecoderSpec:
     for key, only in _MPT_ATTENTION.items():
         if attention.config.get(key, only) != only:
             raise CheckpointError(
-                f"config.json: attn_config.{key} {shown(attention.config[key])} is not supported, only {only!r}"
+                f"config.json: attn_config.{key} {excerpt(attention.config[key])} is not supported, only {only!r}"
             )
     scale = attention.number("softmax_scale", spec.head_dim**-0.5)
     return replace(

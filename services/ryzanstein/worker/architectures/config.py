@@ -23,7 +23,7 @@ from ryzanstein.worker.architectures.spec import (
     WeightNames,
 )
 from ryzanstein.worker.architectures.values import Values
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -105,7 +105,7 @@ class Architecture:
         values.refuse_contradictions()
         for key, only in self.required.items():
             if config.get(key, only) not in (only, None):
-                raise CheckpointError(f"config.json: {key} {shown(config[key])} is not supported, only {only!r}")
+                raise CheckpointError(f"config.json: {key} {excerpt(config[key])} is not supported, only {only!r}")
         spec = self._spec(values)
         return spec if self.refine is None else self.refine(spec, values)
 
@@ -195,7 +195,7 @@ def _windowed(values: Values, choices: Choices, num_layers: int) -> list[bool]:
         raise values.error("layer_types", f"must be a list of {num_layers} entries, got {len(kinds)}")
     unknown = next((kind for kind in kinds if not isinstance(kind, str) or kind not in _WINDOWED), None)
     if unknown is not None:
-        raise values.error("layer_types", f"{shown(unknown)} is not supported, only {list(_WINDOWED)}")
+        raise values.error("layer_types", f"{excerpt(unknown)} is not supported, only {list(_WINDOWED)}")
     return [_WINDOWED[kind] for kind in kinds]
 
 
@@ -209,5 +209,5 @@ def _activation(values: Values) -> Activation:
     name = values.optional("hidden_act")
     name = values.defaults.get("hidden_act", "silu") if name is None else name
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise values.error("hidden_act", f"{shown(name)} is not supported, only {sorted(ACTIVATIONS)}")
+        raise values.error("hidden_act", f"{excerpt(name)} is not supported, only {sorted(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -13,7 +13,7 @@ from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES
 from ryzanstein.worker.architectures.rotary_config import score_growth
 from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, LatentSpec, MoeSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
 _NUM_RATED = {"greedy": None, "group_limited_greedy": 1}  # by topk_method; None: all experts are one group
@@ -41,7 +41,7 @@ _DEFAULTS = {"head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lor
 def _deepseek_v2(spec: DecoderSpec, values: Values) -> DecoderSpec:
     method = str(values.optional("topk_method"))
     if method not in _NUM_RATED:
-        raise CheckpointError(f"config.json: topk_method {shown(method)} is not supported, only {', '.join(_NUM_RATED)}")
+        raise CheckpointError(f"config.json: topk_method {excerpt(method)} is not supported, only {', '.join(_NUM_RATED)}")
     routing = RoutingSpec("softmax", scale=values.number("routed_scaling_factor"), groups=_groups(values, _NUM_RATED[method]))
     return _sparse(_latent(spec, values), values, routing)
 

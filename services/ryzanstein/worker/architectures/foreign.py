@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "bitnet")
 """The stored quantization that is read, by quant_method."""
@@ -17,7 +17,9 @@ def refuse_foreign(config: Mapping[str, Any]) -> None:
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and method not in QUANT_METHODS:
-        raise CheckpointError(f"config.json: quantization_config is not supported (quant_method {shown(method)}): {_SERVED_AS}")
+        raise CheckpointError(
+            f"config.json: quantization_config is not supported (quant_method {excerpt(method)}): {_SERVED_AS}"
+        )
     if not config.get("is_causal", True):
         raise CheckpointError("config.json: is_causal false is not supported: attention must be causal")
     if config.get("per_layer_config"):
@@ -33,8 +35,8 @@ def refuse_quantized(config: Mapping[str, Any], where: str) -> None:
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise CheckpointError(
-            f"{where}: the model is quantized already (quantization_config has quant_method {shown(method)}), and only a model "
-            "of floats is read here: take the original checkpoint"
+            f"{where}: the model is quantized already (quantization_config has quant_method {excerpt(method)}), and only a "
+            "model of floats is read here: take the original checkpoint"
         )
 
 
@@ -45,6 +47,6 @@ def refuse_nested(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         return
     inner = nested.get("model_type") if isinstance(nested, dict) else None
     raise CheckpointError(
-        f"config.json: model_type {shown(config.get('model_type'))} with a text_config is a multimodal model, and only text is "
-        f"served: save its language model by itself (text_config has model_type {shown(inner)})"
+        f"config.json: model_type {excerpt(config.get('model_type'))} with a text_config is a multimodal model, and only text "
+        f"is served: save its language model by itself (text_config has model_type {excerpt(inner)})"
     )

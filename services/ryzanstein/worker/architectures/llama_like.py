@@ -14,7 +14,7 @@ from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.rotary_config import rotary_kind, rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.architectures.values import Values
-from ryzanstein.worker.refusal import shown
+from ryzanstein.worker.refusal import excerpt
 
 LLAMA_NAMES = WeightNames(
     embedding="model.embed_tokens",
@@ -107,7 +107,7 @@ def _phi3_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _phi3(spec: DecoderSpec, values: Values) -> DecoderSpec:
     kind = rotary_kind(values)
     if kind not in ("default", "longrope"):
-        raise rotary_table(values).error("rope_type", f"{shown(kind)} is not supported, only default, longrope")
+        raise rotary_table(values).error("rope_type", f"{excerpt(kind)} is not supported, only default, longrope")
     return spec
 
 

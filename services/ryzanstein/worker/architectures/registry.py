@@ -13,7 +13,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.text_half import text_half
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.json_files import UnreadableFile, read_object
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.model_type: architecture
@@ -64,7 +64,7 @@ def spec_of(config: Mapping[str, Any]) -> DecoderSpec:
     refuse_nested(config, ARCHITECTURES)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise CheckpointError(f"config.json: model_type {shown(model_type)} is not supported, only {sorted(ARCHITECTURES)}")
+        raise CheckpointError(f"config.json: model_type {excerpt(model_type)} is not supported, only {sorted(ARCHITECTURES)}")
     return ARCHITECTURES[model_type].spec(config)
 
 

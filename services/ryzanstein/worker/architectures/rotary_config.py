@@ -19,7 +19,7 @@ from ryzanstein.worker.architectures.spec import (
     YarnScaling,
 )
 from ryzanstein.worker.architectures.values import MAX_COUNT, Values
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 Rotated = Literal["whole", "kinds", "factor", "count"]
 """The part of a head that rotates.
@@ -57,7 +57,7 @@ def scaling(values: Values, table: Values) -> RotaryScaling | None:
     """Returns how `table` stretches the wavelengths, or None if it does not."""
     kind = _kind(table)
     if kind not in SCALINGS:
-        raise table.error("rope_type", f"{shown(kind)} is not supported, only {', '.join(SCALINGS)}")
+        raise table.error("rope_type", f"{excerpt(kind)} is not supported, only {', '.join(SCALINGS)}")
     return SCALINGS[kind](values, table)
 
 

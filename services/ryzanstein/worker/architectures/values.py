@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 MAX_COUNT = 2**31 - 1
 """The bound of any whole number: counts on the wire have it, and no model has more of anything."""
@@ -61,21 +61,21 @@ class Values:
             own = self.renamed[key]
             one, other = self.config.get(own), self.config.get(key)
             if one is not None and other is not None and one != other:
-                raise self.error(own, f"is {shown(one)} but {key} is {shown(other)}: they must be equal")
+                raise self.error(own, f"is {excerpt(one)} but {key} is {excerpt(other)}: they must be equal")
 
     def count(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             bound = "above 0" if least == 1 else f"of at least {least}"
-            raise self.error(key, f"must be a whole number {bound}, got {shown(value)}")
+            raise self.error(key, f"must be a whole number {bound}, got {excerpt(value)}")
         if value > most:
-            raise self.error(key, f"must be at most {most}, got {shown(value)}")
+            raise self.error(key, f"must be at most {most}, got {excerpt(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if not _is_number(value) or not value > 0:
-            raise self.error(key, f"must be a number above 0, got {shown(value)}")
+            raise self.error(key, f"must be a number above 0, got {excerpt(value)}")
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -86,32 +86,32 @@ class Values:
         """
         value = None if self.optional(key) is None and self.defaults.get(key) else self._get(key, False)
         if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, got {shown(value)}")
+            raise self.error(key, f"must be true or false, got {excerpt(value)}")
         return value
 
     def table(self, key: str) -> Values:
         value = self._get(key, {})
         if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, got {shown(value)}")
+            raise self.error(key, f"must be an object, got {excerpt(value)}")
         return Values(value, f"{self.name(key)}.")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._get(key, None)
         if not isinstance(value, list) or not all(map(_is_number, value)):
-            raise self.error(key, f"must be a list of numbers, got {shown(value)}")
+            raise self.error(key, f"must be a list of numbers, got {excerpt(value)}")
         return tuple(map(float, value))
 
     def indices(self, key: str) -> tuple[int, ...]:
         value = self._get(key, [])
         if not isinstance(value, list) or not all(isinstance(index, int) for index in value):
-            raise self.error(key, f"must be a list of whole numbers, got {shown(value)}")
+            raise self.error(key, f"must be a list of whole numbers, got {excerpt(value)}")
         return tuple(value)
 
     def per_layer(self, key: str, num_layers: int) -> list[Any] | None:
         """Returns a list with an entry for each layer, or None if the key is absent."""
         value = self.optional(key)
         if value is not None and (not isinstance(value, list) or len(value) < num_layers):
-            raise self.error(key, f"must be a list of {num_layers} entries, got {shown(value)}")
+            raise self.error(key, f"must be a list of {num_layers} entries, got {excerpt(value)}")
         return value
 
     def optional(self, key: str) -> Any:

@@ -115,10 +115,10 @@ def blocks_in(budget_bytes: int, block_bytes: int, hot_bytes: int = 0, least: in
     """
     num_blocks = (budget_bytes - hot_bytes) // block_bytes
     if num_blocks < least:
-        besides = f" beside {hot_bytes} for hot pages; fewer max_sequences or kv_hot_tokens need less" if hot_bytes else ""
+        excluding = f" beside {hot_bytes} for hot pages; fewer max_sequences or kv_hot_tokens need less" if hot_bytes else ""
         needed = "one block" if least == 1 else f"{least} blocks"
         each = "" if least == 1 else ", one for each group of layers"
         raise ModelRefused(
-            f"a KV cache of {budget_bytes} bytes per rank is smaller than {needed} of {block_bytes} bytes{each}{besides}"
+            f"a KV cache of {budget_bytes} bytes per rank is smaller than {needed} of {block_bytes} bytes{each}{excluding}"
         )
     return num_blocks

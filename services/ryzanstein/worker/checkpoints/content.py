@@ -20,7 +20,7 @@ Stat = tuple[int, int, int]
 """Size, time of the last change and number of a file."""
 DIGEST_BYTES = 8
 _NONE: Stat = (-1, -1, -1)
-_BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_ALONGSIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _HEAD_BYTES = 64 * 2**10
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -40,8 +40,8 @@ class ModelContent:
         `seen` is what `Seen.of` returned before their headers were read. Raises CheckpointError, also if one of them
         has changed since.
         """
-        beside = [model / name for name in _BESIDE] if model.is_dir() else []
-        files = (*map(Path, sorted(set(weights))), *(path for path in beside if path.is_file()))
+        alongside = [model / name for name in _ALONGSIDE] if model.is_dir() else []
+        files = (*map(Path, sorted(set(weights))), *(path for path in alongside if path.is_file()))
         stats, digest = seen.unchanged(model, files), hashlib.blake2b(digest_size=DIGEST_BYTES)
         for path, (size, *_) in zip(files, stats, strict=True):
             digest.update(size.to_bytes(8, "big"))

@@ -24,7 +24,7 @@ from ryzanstein.worker.json_files import (
     read_object,
     refuse_pointer,
 )
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 MAX_HEADER_BYTES = 16 * 2**20
 """A header of this size, 150,000 tensors, takes a second to read; known models need a hundredth."""
@@ -128,15 +128,15 @@ def _entry(path: Path, name: str, fields: Mapping[str, Any], data_start: int, fi
     shape, dtype = tuple(map(index, fields["shape"])), fields["dtype"]
     data_bytes = file_bytes - data_start
     if not 0 <= start <= end:
-        raise _wrong(path, name, f"has an invalid byte range, from {shown(start)} to {shown(end)}")
+        raise _wrong(path, name, f"has an invalid byte range, from {excerpt(start)} to {excerpt(end)}")
     if end > data_bytes:
         raise CheckpointError(
-            f"{path}: truncated in tensor {name}: it ends at byte {shown(end)} of the data, which has {data_bytes}"
+            f"{path}: truncated in tensor {name}: it ends at byte {excerpt(end)} of the data, which has {data_bytes}"
         )
     if min(shape, default=0) < 0 or not isinstance(dtype, str):
-        raise _wrong(path, name, f"has shape {shown(list(shape))} and dtype {shown(dtype)}")
+        raise _wrong(path, name, f"has shape {excerpt(list(shape))} and dtype {excerpt(dtype)}")
     if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * math.prod(shape):
-        raise _wrong(path, name, f"has {end - start} bytes, {dtype} {shown(list(shape))} requires a different number")
+        raise _wrong(path, name, f"has {end - start} bytes, {dtype} {excerpt(list(shape))} requires a different number")
     return TensorEntry(name, path, shape, dtype, data_start + start, end - start)
 
 

@@ -152,8 +152,8 @@ class ShmCollectives:
         on unrelated numbers would be combined.
         """
         self._arrivals += 1
-        mine, said_at = self._rank * _STRIDE, 1 + (self._arrivals & 1)
-        self._flags[mine + said_at] = said = x_N.nbytes << 2 | _KINDS[op]
+        mine, reported_at = self._rank * _STRIDE, 1 + (self._arrivals & 1)
+        self._flags[mine + reported_at] = message = x_N.nbytes << 2 | _KINDS[op]
         self._flags[mine] = self._arrivals
         for peer in range(self._size):
             theirs = peer * _STRIDE
@@ -161,7 +161,7 @@ class ShmCollectives:
                 self._await(peer, op)
             if self._flags[theirs] >= self._epoch_end:
                 raise PeerGaveUp(f"{op}: rank {peer} has aborted the step")
-            if self._flags[theirs + said_at] != said:
+            if self._flags[theirs + reported_at] != message:
                 raise OutOfStep(f"{op} of {x_N.nbytes} bytes: rank {peer} is in a different operation than rank {self._rank}")
 
     def _await(self, peer: int, op: str) -> None:

@@ -58,7 +58,7 @@ class Engine:
         self._extents = settings.extents
         self._outcome = StepOutcome()
         self._groups = Groups(settings, self._scheduler, self._outcome, self._pace)
-        self._thrift = StepLimit(settings.token_budget)
+        self._step_limit = StepLimit(settings.token_budget)
         self._probe = Probe(executor)
         self._num_decoded: Counter[int] = Counter()
         self._step = 0
@@ -131,7 +131,7 @@ class Engine:
         self._groups.expire(self._clock())
         if self._scheduler.gives_back:
             self._executor.rearrange(self._scheduler.give_back())
-        batch = self._scheduler.schedule(self._thrift.limit)
+        batch = self._scheduler.schedule(self._step_limit.limit)
         self._starves = not batch and len(self._groups) > 0
         for sequence in self._scheduler.take_paused():
             self._outcome.add_paused(sequence)
@@ -155,7 +155,7 @@ class Engine:
             prefix_hits=scheduler.num_prefix_hits,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
-            memory_retries=self._thrift.num_shortages,
+            memory_retries=self._step_limit.num_shortages,
             expected_wait_s=self._groups.shedding.newcomer_s,
             paused=dict(scheduler.num_paused),
             resumed=scheduler.num_resumed,
@@ -184,8 +184,8 @@ class Engine:
         step, which no router hears of.
         """
         shortage = ""
-        if self._thrift.allows(batch.num_tokens) and not (shortage := self._execute(batch)):
-            self._thrift.went(batch.num_tokens)
+        if self._step_limit.allows(batch.num_tokens) and not (shortage := self._execute(batch)):
+            self._step_limit.went(batch.num_tokens)
         elif batch.num_tokens > 1:
             for part in batch.halves()[: 1 if shortage else 2]:
                 self._run_part(part)
@@ -215,7 +215,7 @@ class Engine:
         try:
             self._update(batch, self._executor.execute(batch.plan(self._step), batch.rows))
         except OutOfMemory as error:
-            self._thrift.short(batch.num_tokens)
+            self._step_limit.short(batch.num_tokens)
             return str(error)
         except SequencesFailed as failure:
             self._fail(batch, failure)

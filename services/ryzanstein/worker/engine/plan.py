@@ -184,7 +184,7 @@ class SampleRow(msgspec.Struct):
     banned_ids: Sequence[int] = ()
     allowed_ids: Sequence[int] = ()
     seen: TokenTally | None = None
-    said: TokenTally | None = None
+    tally: TokenTally | None = None
     constraint: TokenConstraint | None = None
 
 

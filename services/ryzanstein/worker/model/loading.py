@@ -160,8 +160,8 @@ def _agreed(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Che
         checked = _check(model_dir, tp, options)
     except ModelRefused as error:
         refusal = error
-    told = [float(refusal is not None), 1.0, *_telling(b"" if checked is None else checked.content.digest)]
-    sums = tp.collectives.all_reduce(torch.tensor(told, device=options.torch_device)).tolist()
+    given = [float(refusal is not None), 1.0, *_telling(b"" if checked is None else checked.content.digest)]
+    sums = tp.collectives.all_reduce(torch.tensor(given, device=options.torch_device)).tolist()
     if refusal is not None:
         raise refusal
     if checked is None or sums[0] > 0:

@@ -58,7 +58,7 @@ def _presence_and_frequency(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Non
     for s, row in enumerate(rows):
         presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
         if presence != 0 or frequency != 0:
-            ids, counts = _said(row, logits_SV.shape[1]).now()
+            ids, counts = _tally_of(row, logits_SV.shape[1]).now()
             flats.append(ids + s * logits_SV.shape[1])
             penalties.append(np.float32(presence) + np.float32(frequency) * counts.astype(np.float32))
     if flats:
@@ -73,10 +73,10 @@ def _seen(row: SampleRow, vocab_size: int) -> TokenTally:
     return row.seen
 
 
-def _said(row: SampleRow, vocab_size: int) -> TokenTally:
-    if row.said is None:
-        row.said = TokenTally((), row.generated_ids, vocab_size)
-    return row.said
+def _tally_of(row: SampleRow, vocab_size: int) -> TokenTally:
+    if row.tally is None:
+        row.tally = TokenTally((), row.generated_ids, vocab_size)
+    return row.tally
 
 
 def _bias(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:

@@ -98,8 +98,8 @@ class Supervisor:
 
     def _lost(self, loss: RankLoss) -> Recovery:
         recovery = self._ladder.lost(loss)
-        said = {"rank": loss.rank, "cause": loss.cause.value, "reason": loss.message, "rung": recovery.rung.value}
-        self._log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **said)
+        text = {"rank": loss.rank, "cause": loss.cause.value, "reason": loss.message, "rung": recovery.rung.value}
+        self._log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **text)
         self._listener.on_lost(loss, recovery)
         return recovery
 

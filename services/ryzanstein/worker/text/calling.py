@@ -57,7 +57,7 @@ class Calling:
         """Returns the same for a conversation whose tools the template does not show."""
         return replace(self, family=GENERIC, native=False)
 
-    def told(self, prompt: ChatPrompt) -> ChatPrompt:
+    def described(self, prompt: ChatPrompt) -> ChatPrompt:
         """Returns the conversation as the template can show it."""
         offered = prompt.tools.offered if prompt.tools.mode is not ToolMode.NONE else ()
         if self.native:

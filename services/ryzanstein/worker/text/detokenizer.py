@@ -136,11 +136,11 @@ class Vocabulary:
         ids = range(num_tokens)
         if self.is_byte_level:
             return [self.bytes_of(token_id) for token_id in ids]
-        shown = [token_id for token_id in ids if not self.is_skipped(token_id)]
-        alone = self._tokenizer.decode_batch([[token_id] for token_id in shown], skip_special_tokens=False)
-        twice = self._tokenizer.decode_batch([[token_id, token_id] for token_id in shown], skip_special_tokens=False)
+        visible = [token_id for token_id in ids if not self.is_skipped(token_id)]
+        alone = self._tokenizer.decode_batch([[token_id] for token_id in visible], skip_special_tokens=False)
+        twice = self._tokenizer.decode_batch([[token_id, token_id] for token_id in visible], skip_special_tokens=False)
         added = [b""] * num_tokens
-        for token_id, one, two in zip(shown, alone, twice, strict=True):
+        for token_id, one, two in zip(visible, alone, twice, strict=True):
             is_byte = self._has_byte_tokens and self.is_byte(token_id)
             added[token_id] = self.text_bytes(token_id, first=False) if is_byte else two[len(one) :].encode()
         return added

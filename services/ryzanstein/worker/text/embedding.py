@@ -16,7 +16,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.messages import Pooling
 from ryzanstein.worker.json_files import UnreadableFile, parse_object, parse_value, read_bytes
-from ryzanstein.worker.refusal import bounded, shown
+from ryzanstein.worker.refusal import bounded, excerpt
 
 MODULES = "modules.json"
 _POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "lasttoken": "last"}
@@ -93,12 +93,12 @@ def _modules(path: Path) -> dict[str, str]:
         raise _invalid(path, "must be a list of objects")
     names = [str(each.get("type", "")).rsplit(".", 1)[-1] for each in found]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise _invalid(path, f"only Transformer, Pooling and Normalize are supported, in this order, not {shown(names)}")
+        raise _invalid(path, f"only Transformer, Pooling and Normalize are supported, in this order, not {excerpt(names)}")
     folders = {name: str(each.get("path", "")) for name, each in zip(names, found, strict=True)}
     if folders["Transformer"]:
-        raise _invalid(path, f"the Transformer must be in the model's own folder, not in {shown(folders['Transformer'])}")
+        raise _invalid(path, f"the Transformer must be in the model's own folder, not in {excerpt(folders['Transformer'])}")
     if Path(folders["Pooling"]).is_absolute() or ".." in Path(folders["Pooling"]).parts:
-        raise _invalid(path, f"path {shown(folders['Pooling'])} leaves the model's folder")
+        raise _invalid(path, f"path {excerpt(folders['Pooling'])} leaves the model's folder")
     return folders
 
 
@@ -111,7 +111,7 @@ def _pooling(path: Path) -> Pooling:
         modes = [flag.removesuffix("_tokens") for flag in flags]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         what = "of a causal model, only the mean of all tokens or the last one"
-        raise _invalid(path, f"pooling {shown(modes)} is not supported: {what}")
+        raise _invalid(path, f"pooling {excerpt(modes)} is not supported: {what}")
     if config.get("include_prompt", True) is not True:
         raise _invalid(path, "include_prompt false is not supported")
     return _POOLINGS[modes[0]]
@@ -120,7 +120,7 @@ def _pooling(path: Path) -> Pooling:
 def _max_tokens(transformer: Mapping[str, Any], path: Path) -> int | None:
     most = transformer.get("max_seq_length")
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        raise _invalid(path, f"max_seq_length must be a positive integer or null, got {shown(most)}")
+        raise _invalid(path, f"max_seq_length must be a positive integer or null, got {excerpt(most)}")
     return most
 
 
@@ -129,7 +129,7 @@ def _prompts(settings: Mapping[str, Any], path: Path) -> tuple[Mapping[str, str]
     if not isinstance(prompts, dict) or len(prompts) > _MAX_PROMPTS or not all(isinstance(v, str) for v in prompts.values()):
         raise _invalid(path, f"prompts must be an object of at most {_MAX_PROMPTS} strings")
     if not isinstance(default, str) or (default and default not in prompts):
-        raise _invalid(path, f"default_prompt_name {shown(default)} is not one of the prompts")
+        raise _invalid(path, f"default_prompt_name {excerpt(default)} is not one of the prompts")
     return prompts, default
 
 

@@ -20,7 +20,7 @@ from ryzanstein.worker.architectures.registry import context_of, values_of
 from ryzanstein.worker.architectures.text_half import text_half
 from ryzanstein.worker.checkpoints.chat_templates import templates_of
 from ryzanstein.worker.json_files import MAX_JSON_BYTES, UnreadableFile, parse_object, read_bytes
-from ryzanstein.worker.refusal import CheckpointError, ModelRefused, bounded, shown
+from ryzanstein.worker.refusal import CheckpointError, ModelRefused, bounded, excerpt
 from ryzanstein.worker.text.embedding import EmbeddingModel
 
 MAX_TEMPLATE_BYTES = 4 * 2**20
@@ -153,7 +153,7 @@ def answer_tokens(files: ModelFiles) -> int | None:
 
 def _wrong_default(files: ModelFiles, name: str, value: Any) -> RyzansteinError:
     path = files.directory if is_gguf(files.directory) else files.directory / "generation_config.json"
-    return model_invalid(path, f"{name} cannot be {shown(value)}: correct it, or set generation_config none")
+    return model_invalid(path, f"{name} cannot be {excerpt(value)}: correct it, or set generation_config none")
 
 
 def model_invalid(path: Path, what: str) -> RyzansteinError:
@@ -190,7 +190,7 @@ def _text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Returns the configuration; what a multimodal model says of its decoder takes precedence."""
     nested = config.get("text_config", {})
     if not isinstance(nested, dict):
-        raise model_invalid(path, f"text_config must be an object, got {shown(nested)}")
+        raise model_invalid(path, f"text_config must be an object, got {excerpt(nested)}")
     half = text_half(config)
     return {**config, **nested} if half is config else dict(half)
 
@@ -207,7 +207,7 @@ def _ids(config: Mapping[str, Any], path: Path, vocab_size: int) -> frozenset[in
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(_is_id(token_id, vocab_size) for token_id in ids):
-        what = f"must be a token id in [0, {vocab_size}), or a list of them, got {shown(value)}"
+        what = f"must be a token id in [0, {vocab_size}), or a list of them, got {excerpt(value)}"
         raise model_invalid(path, f"eos_token_id {what}")
     return frozenset(ids)
 

@@ -130,8 +130,8 @@ class TextModel:
         return self.encode_rendered(rendered if rendered.shows_tools else self._rendered(prompt, calling.generic()))
 
     def _rendered(self, prompt: ChatPrompt, calling: Calling) -> Rendered:
-        told = calling.told(prompt)
-        return self._renderer.render_now(self.checked_chat(told), told)
+        given = calling.described(prompt)
+        return self._renderer.render_now(self.checked_chat(given), given)
 
     def calling_of(self, prompt: ChatPrompt) -> Calling:
         """Returns how functions are told and called in a conversation: without any its template may be another one."""

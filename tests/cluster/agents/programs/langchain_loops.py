@@ -39,7 +39,7 @@ def bound(api: dict[str, Any], **choice: Any) -> list[str]:
     """Three steps of bound tools, each streamed and whole; the whole ones make the conversation."""
     asks = model(**api, stream_usage=True).bind_tools([weather, read], parallel_tool_calls=False, **choice)
     messages: list[Any] = [SystemMessage("Be brief."), HumanMessage("How is the weather in Rome?")]
-    said = []
+    message = []
     for _ in range(3):
         whole = asks.invoke(messages)
         first, *rest = asks.stream(messages)
@@ -47,11 +47,11 @@ def bound(api: dict[str, Any], **choice: Any) -> list[str]:
         (call,) = whole.tool_calls
         assert [(each["name"], each["args"]) for each in streamed.tool_calls] == [(call["name"], call["args"])]
         assert whole.usage_metadata["total_tokens"] == streamed.usage_metadata["total_tokens"] > 0
-        messages += [streamed if len(said) % 2 else whole, (weather if call["name"] == "weather" else read).invoke(call)]
-        said.append(call["name"])
+        messages += [streamed if len(message) % 2 else whole, (weather if call["name"] == "weather" else read).invoke(call)]
+        message.append(call["name"])
     free = model(**api, max_tokens=16).bind_tools([weather, read]).invoke(messages)
     assert free.usage_metadata["output_tokens"] > 0
-    return said
+    return message
 
 
 def structured(api: dict[str, Any], method: str) -> list[Any]:

@@ -162,10 +162,10 @@ def test_the_exit_code_tells_scripts_whether_something_became_slower(tmp_path: P
 def test_people_read_the_figure_and_by_how_much(tmp_path: Path) -> None:
     before = write(tmp_path / "a.json", document(1))
     after = write(tmp_path / "b.json", document(3, slower={NAMES[5]: 1.3}))
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["compare", before, after])
-    (line,) = [line for line in shown.output.splitlines() if NAMES[5] in line]
+    visible = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["compare", before, after])
+    (line,) = [line for line in visible.output.splitlines() if NAMES[5] in line]
     assert "slower" in line
-    assert shown.output.rstrip().splitlines()[-1].startswith("1 slower, 0 faster")
+    assert visible.output.rstrip().splitlines()[-1].startswith("1 slower, 0 faster")
 
 
 BUILTINS = msgspec.to_builtins(document(1))

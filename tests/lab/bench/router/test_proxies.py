@@ -17,8 +17,8 @@ async def check(name: str, folder: Path) -> tuple[int | None, str]:
     proxy = PROXIES[name]
     command = proxy.command(proxy.check, 50999, 50998, folder)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
-    said, _ = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, said.decode()
+    message, _ = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, message.decode()
 
 
 def installed(name: str, part: Callable[[str], str]) -> None:
@@ -29,8 +29,8 @@ def installed(name: str, part: Callable[[str], str]) -> None:
 @pytest.mark.parametrize("name", PROXIES)
 async def test_its_checker_accepts_the_configuration(name: str, part: Callable[[str], str], tmp_path: Path) -> None:
     installed(name, part)
-    code, said = await check(name, tmp_path)
-    assert code == 0, said
+    code, message = await check(name, tmp_path)
+    assert code == 0, message
 
 
 @pytest.mark.parametrize("name", PROXIES)

@@ -20,7 +20,7 @@ async def client(start_node: Any, start_router: Any) -> Any:
     return await start_router(await start_node("a"))
 
 
-async def said(client: Any, session_id: str, user: str = "", **call: Any) -> None:
+async def delta(client: Any, session_id: str, user: str = "", **call: Any) -> None:
     message = inference.Message(role=inference.ROLE_USER, content="hello")
     await client.inference.Chat(inference.ChatRequest(messages=[message], session_id=session_id, user=user), **call)
 
@@ -46,26 +46,26 @@ async def refusal(call: Any) -> RyzansteinError:
 
 
 async def test_another_tenant_neither_reads_lists_continues_nor_deletes_a_session(client: Any) -> None:
-    await said(client, "spoken", **RED)
+    await delta(client, "spoken", **RED)
     await client.sessions.CreateSession(inference.CreateSessionRequest(session_id="made"), **RED)
     for session_id in ("spoken", "made"):
         unknown = await refusal(read(client, "never", **BLUE))
-        for attempt in (read, said, delete):
+        for attempt in (read, delta, delete):
             error = await refusal(attempt(client, session_id, **BLUE))
             assert (error.code, error.reason) == (unknown.code, unknown.reason) == (Code.NOT_FOUND, unknown.reason)
     assert await listed(client, **BLUE) == set()
     assert client.value("refused_total", reason="foreign_tenant") == 2
     assert await listed(client, **RED) == await listed(client) == {"spoken", "made"}
-    await said(client, "spoken", **RED)
+    await delta(client, "spoken", **RED)
     assert len((await read(client, "spoken", **RED)).messages) == 4
     await delete(client, "made", **RED)
     assert await listed(client, **RED) == {"spoken"}
 
 
 async def test_who_names_no_tenant_finds_all_sessions_and_users_share_them(client: Any) -> None:
-    await said(client, "theirs", **RED)
-    await said(client, "common", user="ann")
-    await said(client, "common", user="bob")
+    await delta(client, "theirs", **RED)
+    await delta(client, "common", user="ann")
+    await delta(client, "common", user="bob")
     assert len((await read(client, "common")).messages) == 4
     assert len((await read(client, "theirs")).messages) == 2
     assert await listed(client) == {"theirs", "common"}
@@ -74,7 +74,7 @@ async def test_who_names_no_tenant_finds_all_sessions_and_users_share_them(clien
 
 
 async def test_a_session_of_nobody_is_found_by_its_id_and_listed_for_nobody_in_particular(client: Any) -> None:
-    await said(client, "old")
+    await delta(client, "old")
     assert len((await read(client, "old", **RED)).messages) == 2
-    await said(client, "old", **RED)
+    await delta(client, "old", **RED)
     assert await listed(client, **RED) == set()

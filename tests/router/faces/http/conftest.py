@@ -129,7 +129,7 @@ class EchoCore:
                 raise generation.error
             prompt_tokens = len(_words(generation.request.prompt))
             _check_position(generation, dict(from_index or {}))
-            yield Started(generation_id, MODEL, "node-0", prompt_tokens, CREATED, generation.request.shown_as)
+            yield Started(generation_id, MODEL, "node-0", prompt_tokens, CREATED, generation.request.answer_form)
             if generation.request.sampling.prompt_logprobs is not None:
                 yield PromptScores(0, _scores(generation.request))
             async for event in self._events(generation, dict(from_index or {}), prompt_tokens):

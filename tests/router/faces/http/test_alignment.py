@@ -17,7 +17,7 @@ from ryzanstein.generation.tokens import Delta, Finished, FinishReason, Started,
 from ryzanstein.router.faces.http.stream import ChunkWriter
 from ryzanstein.router.faces.openai.answers.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.openai.answers.cursor import Cursor, cursor_of
-from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, Shown
+from ryzanstein.router.faces.openai.answers.dialect import AnswerForm, ChatDialect, CompletionDialect
 from ryzanstein.worker.text.choice import StopScanner
 
 CHARACTERS = "abc \u00e4\u20ac\U0001f44b"
@@ -124,11 +124,11 @@ def test_a_reader_that_comes_back_gets_each_row_once(pieces: list[bytes], stop: 
     tokens, started = tokens_of(pieces, stop), Started("g", "m", "n", 1)
     deltas = [Delta(0, i, (token,), "n") for i, token in enumerate(tokens)]
     end = Finished(0, FinishReason.STOP, Usage())
-    first = ChunkWriter(started, Shown(ChatDialect()), Cursor())
+    first = ChunkWriter(started, AnswerForm(ChatDialect()), Cursor())
     sent = b"".join(first.write(event) for event in (*deltas, end)).split(b"\n\n")[:-1]
     before = b"".join(event + b"\n\n" for event in sent[: data.draw(st.integers(1, len(sent)))])
     # The id that a reader comes back with is of the last event that it was sent: tokens that sent nothing come again.
-    second = ChunkWriter(started, Shown(ChatDialect()), cursor_of(chunks_of(before)[2][-1], "g"))
+    second = ChunkWriter(started, AnswerForm(ChatDialect()), cursor_of(chunks_of(before)[2][-1], "g"))
     after = b"".join(second.write(event) for event in (*deltas, end))
     text, rows, _ = chunks_of(before + after)
     content = "".join(token.text for token in tokens)
@@ -147,9 +147,9 @@ async def test_an_answer_without_text_has_empty_lists_where_log_probabilities_we
     token = Token(2, "")
     monkeypatch.setattr("tests.router.faces.http.conftest._token", lambda index, text, logprobs: token)
     body = {"model": "echo", "messages": [{"role": "user", "content": "one"}]}
-    for asked, shown in (({}, None), ({"logprobs": True}, {"content": [], "refusal": None})):
+    for asked, form in (({}, None), ({"logprobs": True}, {"content": [], "refusal": None})):
         token = Token(2, "", TokenLogprobs(-0.5, (), token_bytes=b"#") if asked else None)
         (choice,) = (await http.post("/v1/chat/completions", json=body | asked)).json()["choices"]
-        assert choice["logprobs"] == shown
+        assert choice["logprobs"] == form
     (choice,) = (await http.post("/v1/completions", json={"model": "echo", "prompt": "one", "logprobs": 1})).json()["choices"]
     assert choice["logprobs"] == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

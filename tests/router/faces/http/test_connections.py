@@ -271,11 +271,11 @@ async def test_a_client_of_http_1_0_gets_no_chunks(serve, chat):
         body = json.dumps(chat("one two", stream=stream)).encode()
         head = HEAD.replace(b"1.1", b"1.0").replace(b"Host: x\r\n", b"")
         answer = await served.say(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        fields, _, said = answer.partition(b"\r\n\r\n")
+        fields, _, message = answer.partition(b"\r\n\r\n")
         assert (status(answer), b"transfer-encoding" in fields.lower()) == (200, False)
         assert (b"content-length" in fields.lower()) is not stream
-        assert said.startswith(b"id: ") if stream else json.loads(said)
-        assert said.endswith(b"data: [DONE]\n\n") if stream else True
+        assert message.startswith(b"id: ") if stream else json.loads(message)
+        assert message.endswith(b"data: [DONE]\n\n") if stream else True
 
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: b\r\n", b"Host: a\r\nHost: a\r\n"])
@@ -310,8 +310,8 @@ async def test_who_waits_when_the_router_stops_is_told_so(serve, chat, eventuall
 async def test_who_has_only_headers_when_the_router_stops_is_told_so(serve, chat, eventually, path):
     served = await serve(limits=HttpLimits(max_opening_s=0.1))
     served.core.pause_at = 0
-    said = chat("one two", stream=True) if "chat" in path else {"model": "echo", "input": "one two", "stream": True}
-    body, head = json.dumps(said).encode(), HEAD.replace(b"/v1/chat/completions", path.encode())
+    message = chat("one two", stream=True) if "chat" in path else {"model": "echo", "input": "one two", "stream": True}
+    body, head = json.dumps(message).encode(), HEAD.replace(b"/v1/chat/completions", path.encode())
     reader, writer = await served.connect(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await eventually(lambda: b"200 OK" in bytes(reader._buffer), "it has its headers")
     async with asyncio.timeout(20):

@@ -180,8 +180,8 @@ async def test_who_asks_for_the_socket_without_an_upgrade_is_told(http, face):
     assert plain.status_code == 404, "there are no sockets here"
     app = create_app(face.core, RouterTelemetry(), metrics=False, socket_path="/v1/ws")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as other:
-        told = await other.get("/v1/ws")
-        assert (told.status_code, told.headers["upgrade"]) == (426, "websocket")
+        described = await other.get("/v1/ws")
+        assert (described.status_code, described.headers["upgrade"]) == (426, "websocket")
         assert (await other.get("/metrics")).status_code == 404
 
 

@@ -34,23 +34,23 @@ def events(text: str, sizes: Sequence[int], *, choice: int = 0, logprobs: bool =
     return [*made, Finished(choice, FinishReason.STOP, Usage(5, len(text)))]
 
 
-def pieces_of(started: Started, said: Sequence[GenerationEvent], cursor: Cursor | None = None) -> list[Piece]:
+def pieces_of(started: Started, message: Sequence[GenerationEvent], cursor: Cursor | None = None) -> list[Piece]:
     pieces = Pieces(cursor or Cursor(), started)
-    return [piece for event in said for piece in pieces.of(event)]
+    return [piece for event in message for piece in pieces.of(event)]
 
 
 def content(pieces: Sequence[Piece]) -> str:
-    return "".join(piece.said.content for piece in pieces if isinstance(piece, Speech | Ending))
+    return "".join(piece.delta.content for piece in pieces if isinstance(piece, Speech | Ending))
 
 
 def arguments(pieces: Sequence[Piece]) -> str:
-    return "".join(call.arguments for piece in pieces if isinstance(piece, Speech | Ending) for call in piece.said.calls)
+    return "".join(call.arguments for piece in pieces if isinstance(piece, Speech | Ending) for call in piece.delta.calls)
 
 
 def test_a_choice_begins_speaks_and_ends() -> None:
     first, *middle, last = pieces_of(PLAIN, events("abcd", [2, 2]))
     assert first == Opening(0)
-    assert [piece.said.content for piece in middle if isinstance(piece, Speech)] == ["ab", "cd"]
+    assert [piece.delta.content for piece in middle if isinstance(piece, Speech)] == ["ab", "cd"]
     assert isinstance(last, Ending)
     assert last.reason is FinishReason.STOP
 
@@ -58,9 +58,9 @@ def test_a_choice_begins_speaks_and_ends() -> None:
 def test_choices_that_alternate_keep_their_own_positions() -> None:
     pieces = Pieces(Cursor(), PLAIN)
     ones, twos = events("abc", [1, 1]), events("xyz", [1, 1], choice=1)
-    said = [piece for pair in zip(ones, twos, strict=True) for event in pair for piece in pieces.of(event)]
-    assert [piece.choice for piece in said if isinstance(piece, Opening)] == [0, 1]
-    assert [content([piece for piece in said if piece.choice == choice]) for choice in (0, 1)] == ["abc", "xyz"]
+    message = [piece for pair in zip(ones, twos, strict=True) for event in pair for piece in pieces.of(event)]
+    assert [piece.choice for piece in message if isinstance(piece, Opening)] == [0, 1]
+    assert [content([piece for piece in message if piece.choice == choice]) for choice in (0, 1)] == ["abc", "xyz"]
     assert str(pieces.cursor) == "0:3.,1:3."
 
 
@@ -75,7 +75,7 @@ def test_a_reader_that_comes_back_anywhere_gets_each_part_of_a_call_once(before:
     rest = pieces_of(CALLING, events(ANSWER, after), Cursor.parse(str(pieces.cursor)))
     assert content([*heard, *rest]) == "Well."
     assert json.loads(arguments([*heard, *rest])) == {"a": "b c"}
-    names = [call.name for piece in [*heard, *rest] if isinstance(piece, Speech | Ending) for call in piece.said.calls]
+    names = [call.name for piece in [*heard, *rest] if isinstance(piece, Speech | Ending) for call in piece.delta.calls]
     assert [name for name in names if name] == ["f"]
     assert sum(isinstance(piece, Opening) for piece in [*heard, *rest]) == 1
     (end,) = [piece for piece in rest if isinstance(piece, Ending)]
@@ -94,9 +94,9 @@ def test_a_choice_that_the_reader_saw_ending_does_not_end_again() -> None:
     assert pieces_of(PLAIN, events("ab", [2])[-1:], Cursor.parse("0:2.")) == []
 
 
-def chunks_of(started: Started, said: Sequence[GenerationEvent], dialect: ChatDialect | CompletionDialect, **more: bool):  # type: ignore[no-untyped-def]
+def chunks_of(started: Started, message: Sequence[GenerationEvent], dialect: ChatDialect | CompletionDialect, **more: bool):  # type: ignore[no-untyped-def]
     chunks = Chunks(started, dialect, Cursor(), include_usage=True, **more)
-    return [*(chunk for event in said for chunk in chunks.of(event)), *chunks.last()]
+    return [*(chunk for event in message for chunk in chunks.of(event)), *chunks.last()]
 
 
 def test_chunks_have_an_envelope_and_the_last_one_the_usage() -> None:
@@ -139,14 +139,14 @@ def test_a_call_comes_in_deltas_of_which_only_the_first_has_id_and_name() -> Non
 def test_encoded_chunks_are_the_chunks_encoded(texts, dialect, usage, model) -> None:
     """Also for surrogates, line ends, quotes, and a model whose name is the mark of the gap."""
     started = Started("gen", model, "node-0", 5, created=17)
-    said = [Delta(i % 2, i // 2, [Token(1, text)], "node-0") for i, text in enumerate(texts)]
+    message = [Delta(i % 2, i // 2, [Token(1, text)], "node-0") for i, text in enumerate(texts)]
     chunks, judge = (Chunks(started, dialect, Cursor(), usage[0], continuous=usage[1]) for _ in range(2))
-    for event in [*said, Finished(0, FinishReason.STOP, Usage(5, len(texts)))]:
+    for event in [*message, Finished(0, FinishReason.STOP, Usage(5, len(texts)))]:
         assert list(chunks.json_of(event)) == [json.dumps(chunk, separators=(",", ":")) for chunk in judge.of(event)]
 
 
 def test_encoded_chunks_of_calls_and_log_probabilities_are_the_chunks_encoded() -> None:
-    for started, said in ((CALLING, events(ANSWER, [3] * 30)), (PLAIN, events("abcd", [2, 2], logprobs=True))):
+    for started, message in ((CALLING, events(ANSWER, [3] * 30)), (PLAIN, events("abcd", [2, 2], logprobs=True))):
         chunks, judge = (Chunks(started, ChatDialect(), Cursor(), False) for _ in range(2))
-        for event in said:
+        for event in message:
             assert list(chunks.json_of(event)) == [json.dumps(chunk, separators=(",", ":")) for chunk in judge.of(event)]

@@ -78,8 +78,8 @@ async def test_a_conversation_goes_on_from_any_response(client, face):
     first = await client.responses.create(model="echo", input="one", instructions="Only now.")
     for text in ("two", "three"):  # both continue the first
         await client.responses.create(model="echo", input=text, previous_response_id=first.id)
-        said = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
-        assert said == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, text)]
+        wording = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
+        assert wording == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, text)]
     await client.responses.create(model="echo", input="four", store=False)
     assert [request.kept for request in face.core.requests] == [True, True, True, False], "their pages are a conversation's"
 
@@ -90,8 +90,8 @@ async def test_an_item_may_refer_to_one_of_a_kept_response(client, face):
     listed = (await client.responses.input_items.list(first.id)).data
     items = [{"id": listed[0].id}, {"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "two"}]
     await client.responses.create(model="echo", input=items)
-    said = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
-    assert said == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, "two")]
+    wording = [(message.role, message.content) for message in face.core.requests[-1].prompt.messages]
+    assert wording == [(Role.USER, "one"), (Role.ASSISTANT, "one"), (Role.USER, "two")]
 
 
 @pytest.mark.parametrize("item_id", ["msg_gone", "msg_g0_9", "resp_g0", "x", "msg_g0_in7", "fc_g0"])
@@ -162,12 +162,12 @@ async def test_what_is_deleted_or_not_stored_is_gone(client):
 
 async def test_what_is_kept_beside_a_response_is_no_response(client):
     kept = await client.responses.create(model="echo", input="one")
-    beside = f"{kept.id}.object"
+    alongside = f"{kept.id}.object"
     for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
-            await call(beside)
+            await call(alongside)
     with pytest.raises(openai.NotFoundError):
-        await client.responses.create(model="echo", input="two", previous_response_id=beside)
+        await client.responses.create(model="echo", input="two", previous_response_id=alongside)
     assert (await client.responses.retrieve(kept.id)).usage is not None
 
 
@@ -208,9 +208,9 @@ def response(response_id, **fields):
 
 async def test_all_of_a_kept_response_counts():
     kept = KeptResponses(MemorySessions(SessionBounds(), lambda _: None), RouterTelemetry())
-    said = (Message(Role.USER, "x"), Message(Role.ASSISTANT, "y"))
+    wording = (Message(Role.USER, "x"), Message(Role.ASSISTANT, "y"))
     for i in range(20):  # what a client sent comes back with its response
-        await kept.keep("", response(f"resp_{i}", instructions="x" * 1_000_000), said)
+        await kept.keep("", response(f"resp_{i}", instructions="x" * 1_000_000), wording)
     assert "instructions" in await kept.retrieve("", "resp_19")
     assert await kept.retrieve("", "resp_0") | {"output": []} == shapes.begun(
         Started("0", "", "", 0), ResponsesRequest(input="")
@@ -371,8 +371,8 @@ async def test_the_request_of_a_coding_agent_is_answered_without_the_tools_that_
     assert [tool["name"] for tool in answer.json()["tools"]] == ["exec"], "the answer says what was offered"
     prompt = face.core.requests[0].prompt
     assert [tool.name for tool in prompt.tools.offered] == ["exec"]
-    said = [(m.role.value, m.content, [c.name for c in m.tool_calls], m.reasoning) for m in prompt.messages[3:8]]
-    assert said == [
+    wording = [(m.role.value, m.content, [c.name for c in m.tool_calls], m.reasoning) for m in prompt.messages[3:8]]
+    assert wording == [
         ("assistant", "", ["exec"], "ls"),
         ("tool", "a.py", [], ""),
         ("assistant", "", ["apply_patch"], ""),

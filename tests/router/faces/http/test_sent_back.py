@@ -13,7 +13,7 @@ MODEL = "echo"
 USER = {"role": "user", "content": "again"}
 
 
-async def said(http, face, *messages):
+async def wording(http, face, *messages):
     """Returns the messages that a node would get."""
     answer = await http.post("/v1/chat/completions", json={"model": MODEL, "messages": [*messages, USER]})
     assert answer.status_code == 200, answer.text
@@ -60,7 +60,7 @@ SKIPPED = {
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
 async def test_fields_that_only_their_makers_know_are_skipped(http, face, role):
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
-    (message,) = await said(http, face, {"role": role, "content": [part], **SKIPPED})
+    (message,) = await wording(http, face, {"role": role, "content": [part], **SKIPPED})
     assert message == Message(Role(role), "hi")
 
 
@@ -83,13 +83,13 @@ THOUGHTS = [
 
 @pytest.mark.parametrize("fields", THOUGHTS, ids=lambda value: str(value)[:32])
 async def test_reasoning_is_found_wherever_a_server_puts_it(http, face, fields):
-    (message,) = await said(http, face, {"role": "assistant", "content": "a", **fields})
+    (message,) = await wording(http, face, {"role": "assistant", "content": "a", **fields})
     assert message == Message(Role.ASSISTANT, "a", reasoning="hm")
 
 
 @pytest.mark.parametrize("reasoning", [None, {"effort": "high"}, 5, []])
 async def test_reasoning_that_is_no_text_is_skipped(http, face, reasoning):
-    (message,) = await said(http, face, {"role": "assistant", "content": "a", "reasoning": reasoning})
+    (message,) = await wording(http, face, {"role": "assistant", "content": "a", "reasoning": reasoning})
     assert message == Message(Role.ASSISTANT, "a")
 
 
@@ -104,7 +104,7 @@ SPOKEN = [
 
 @pytest.mark.parametrize("fields", SPOKEN, ids=lambda value: str(value)[:32])
 async def test_a_refusal_and_a_transcript_are_what_was_said(http, face, fields):
-    (message,) = await said(http, face, {"role": "assistant", **fields})
+    (message,) = await wording(http, face, {"role": "assistant", **fields})
     assert message.content == "no"
 
 
@@ -116,7 +116,7 @@ async def test_ids_and_names_are_labels(http, face, label):
     call = {"id": label, "type": "function", "function": {"name": label, "arguments": "{}", "parsed_arguments": {}}, "index": 0}
     asked = {"role": "user", "content": "x", "name": label}
     given = {"role": "tool", "content": "sun", "tool_call_id": label, "name": label}
-    user, called, result = await said(http, face, asked, {"role": "assistant", "content": None, "tool_calls": [call]}, given)
+    user, called, result = await wording(http, face, asked, {"role": "assistant", "content": None, "tool_calls": [call]}, given)
     assert (user.name, called.tool_calls) == (label, (ToolCall(label, label, "{}"),))
     assert (result.tool_call_id, result.name) == (label, label)
 
@@ -126,7 +126,7 @@ async def test_ids_and_names_are_labels(http, face, label):
 )
 async def test_arguments_are_kept_as_they_were_written(http, face, arguments, written):
     call = {"function": {"name": "f", "arguments": arguments}, "type": None}
-    (message,) = await said(http, face, {"role": "assistant", "tool_calls": [call]})
+    (message,) = await wording(http, face, {"role": "assistant", "tool_calls": [call]})
     assert message.tool_calls == (ToolCall("", "f", written),)
 
 

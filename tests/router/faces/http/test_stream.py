@@ -14,7 +14,7 @@ from ryzanstein.generation.tokens import Delta, Started, Token
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.stream import ChunkWriter
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
-from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, Shown
+from ryzanstein.router.faces.openai.answers.dialect import AnswerForm, ChatDialect
 
 
 @dataclass
@@ -253,7 +253,7 @@ def test_a_position_is_written_as_it_was_read(text):
 
 
 def test_tokens_whose_text_is_not_certain_yet_move_the_position_but_send_nothing():
-    writer = ChunkWriter(Started("g", "m", "n", 1), Shown(ChatDialect()), Cursor())
+    writer = ChunkWriter(Started("g", "m", "n", 1), AnswerForm(ChatDialect()), Cursor())
     assert writer.write(Delta(0, 0, (Token(1, "a"),), "n")).count(b"\n\n") == 2
     assert writer.write(Delta(0, 1, (Token(2, ""), Token(3, "")), "n")) == b""
     (event,) = parse(writer.write(Delta(0, 3, (Token(4, "\u00e4"),), "n")).decode())

@@ -66,7 +66,7 @@ class SocketClient:
 
     def text(self, stream_id: str, choice: int = 0) -> str:
         chosen = (frame["chunk"]["choices"][0] for frame in self.chunks(stream_id) if frame["choice"] == choice)
-        return "".join(said["delta"].get("content", "") for said in chosen)
+        return "".join(delta["delta"].get("content", "") for delta in chosen)
 
 
 @dataclass

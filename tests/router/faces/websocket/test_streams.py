@@ -37,17 +37,17 @@ async def test_a_chunk_is_what_a_server_sent_event_says(client, face):
     await client.submit("a", body={"logprobs": True, "top_logprobs": 1, "n": 2})
     await client.until("done")
     async with httpx.AsyncClient(trust_env=False) as http:
-        said = await http.get(face.url.replace("ws", "http", 1).replace("/v1/ws", "/v1/generations/chatcmpl-g0/events"))
-    events = [event.body for event in parse(said.text) if event.data != "[DONE]"]
+        delta = await http.get(face.url.replace("ws", "http", 1).replace("/v1/ws", "/v1/generations/chatcmpl-g0/events"))
+    events = [event.body for event in parse(delta.text) if event.data != "[DONE]"]
     chunks = [frame["chunk"] for frame in client.chunks("a")]
 
-    def of(choice, said):
+    def of(choice, delta):
         text = "".join(
-            chunk["choices"][0]["delta"].get("content", "") for chunk in said if chunk["choices"][0]["index"] == choice
+            chunk["choices"][0]["delta"].get("content", "") for chunk in delta if chunk["choices"][0]["index"] == choice
         )
         rows = [
             row
-            for chunk in said
+            for chunk in delta
             if chunk["choices"][0]["index"] == choice
             for row in (chunk["choices"][0]["logprobs"] or {}).get("content", [])
         ]
@@ -133,10 +133,10 @@ async def test_a_stream_cut_anywhere_and_attached_on_another_socket_is_the_whole
     for choice in range(2):
         assert other.text("a", choice) == "one two three"
         of_choice = [frame["chunk"]["choices"][0] for frame in other.chunks("a") if frame["choice"] == choice]
-        rows = [row["token"] for said in of_choice for row in (said["logprobs"] or {}).get("content", [])]
+        rows = [row["token"] for delta in of_choice for row in (delta["logprobs"] or {}).get("content", [])]
         assert rows == ["one ", "two ", "three"]
-        assert [said["finish_reason"] for said in of_choice if said["finish_reason"]] == ["stop"]
-        assert [said["delta"].get("role") for said in of_choice].count("assistant") == 1
+        assert [delta["finish_reason"] for delta in of_choice if delta["finish_reason"]] == ["stop"]
+        assert [delta["delta"].get("role") for delta in of_choice].count("assistant") == 1
 
 
 async def test_errors_are_those_of_http_each_to_its_request(client, face):
@@ -222,8 +222,12 @@ class TestCredit:
         await eventually(lambda: face.value("websocket_streams_unread_total") == 1, "unread")
         await client.send("credit", id="a", chunks=100)
         await client.until("done")
-        said = [frame["chunk"]["choices"][0] for frame in client.chunks("a")]
-        assert [row["token"] for one in said for row in (one["logprobs"] or {}).get("content", [])] == ["one ", "two ", "three"]
+        delta = [frame["chunk"]["choices"][0] for frame in client.chunks("a")]
+        assert [row["token"] for one in delta for row in (one["logprobs"] or {}).get("content", [])] == [
+            "one ",
+            "two ",
+            "three",
+        ]
 
     async def test_a_pause_before_the_seen_tokens_are_read_again_moves_no_offset(self, client, face, eventually):
         """An attached stream with log probabilities reads each choice from its first token, also after a pause."""

@@ -43,6 +43,6 @@ async def test_a_node_that_sends_garbage_is_linked_again_and_again(
     if len(frames) > 1:
         await until(lambda: router.value("link_losses_total", node_id="mad", cause="protocol") >= 1)
     await mad.stop(0)
-    shown = "".join(capfd.readouterr())
-    assert "Task exception" not in shown
-    assert "AttributeError" not in shown
+    visible = "".join(capfd.readouterr())
+    assert "Task exception" not in visible
+    assert "AttributeError" not in visible

@@ -256,8 +256,8 @@ def test_answers_are_rarely_missed_on_a_busy_machine() -> None:
 
 
 def test_a_node_that_beats_seldom_as_it_said_is_not_suspect() -> None:
-    said = BeatDetector(THRESHOLDS, 0.0, BeatIntervals(working_s=0.05, idle_s=2.0))
+    message = BeatDetector(THRESHOLDS, 0.0, BeatIntervals(working_s=0.05, idle_s=2.0))
     unsaid = BeatDetector(THRESHOLDS, 0.0)
-    for detector in (said, unsaid):
+    for detector in (message, unsaid):
         detector.beat(0.0, working=False)
-    assert said.suspect_at > 2.0 > unsaid.dead_at
+    assert message.suspect_at > 2.0 > unsaid.dead_at

@@ -199,8 +199,8 @@ def test_blocks_come_back_through_float32(
 def test_our_file_says_what_llama_cpp_asks_for(tiny: Callable[..., Path], to_gguf: Callable[..., Path]) -> None:
     path = to_gguf(tiny("llama"), "q8_0")
     reader = gguf.GGUFReader(path)
-    said = {key: reader.get_field(key).contents() for key in reader.fields if not key.startswith("GGUF.")}
-    assert {key.removeprefix("llama."): value for key, value in said.items() if key.startswith("llama.")} == {
+    message = {key: reader.get_field(key).contents() for key in reader.fields if not key.startswith("GGUF.")}
+    assert {key.removeprefix("llama."): value for key, value in message.items() if key.startswith("llama.")} == {
         "vocab_size": 320,
         "context_length": 512,
         "embedding_length": 64,
@@ -214,7 +214,7 @@ def test_our_file_says_what_llama_cpp_asks_for(tiny: Callable[..., Path], to_ggu
         "rope.dimension_count": 16,
         "rope.freq_base": 10000.0,
     }
-    assert (said["general.architecture"], said["general.file_type"]) == ("llama", 7)
+    assert (message["general.architecture"], message["general.file_type"]) == ("llama", 7)
     assert [tuple(tensor.shape) for tensor in reader.tensors if tensor.name == "blk.0.ffn_up.weight"] == [(64, 96)]
 
 

@@ -142,15 +142,15 @@ def test_an_interruption_leaves_nothing(number: signal.Signals, model_dir: Path,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--type", "q9_z"], 2, "'q9_z' is not supported"),
         (["--dtype", "float32"], 2, "has no meaning when SRC is a directory"),
     ],
 )
-def test_wrong_options_are_named(arguments: list[str], code: int, said: str, model_dir: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_named(arguments: list[str], code: int, message: str, model_dir: Path, tmp_path: Path) -> None:
     found = convert(model_dir, tmp_path / "model.gguf", *arguments)
-    assert (found.returncode, said in found.stderr) == (code, True)
+    assert (found.returncode, message in found.stderr) == (code, True)
 
 
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -201,12 +201,12 @@ def _peak(source: Path, target: Path) -> int:
 
 def test_sampling_defaults_go_both_ways(model_dir: Path, tmp_path: Path) -> None:
     """As llama.cpp has them in its metadata, in float32: 0.95 stays 0.95."""
-    path, said = model_dir / "generation_config.json", {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    path, message = model_dir / "generation_config.json", {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
     whole = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**whole, **said, "repetition_penalty": 1.1, "do_sample": True}))
+    path.write_text(json.dumps({**whole, **message, "repetition_penalty": 1.1, "do_sample": True}))
     file, back = tmp_path / "model.gguf", tmp_path / "back"
     to_file(model_dir, file, WRITTEN["f32"], io.StringIO())
-    assert TextModel.load(file).sampling_defaults.said == {**said, "repetition_penalty": 1.1}
+    assert TextModel.load(file).sampling_defaults.given == {**message, "repetition_penalty": 1.1}
     to_directory(file, back, F32, io.StringIO())
     found = json.loads((back / "generation_config.json").read_text())
-    assert {name: found[name] for name in (*said, "repetition_penalty")} == {**said, "repetition_penalty": 1.1}
+    assert {name: found[name] for name in (*message, "repetition_penalty")} == {**message, "repetition_penalty": 1.1}

@@ -142,11 +142,11 @@ def test_byte_pairs_come_back(
     after = from_gguf(path)
     assert_same(before, Tokenizer.from_file(str(after / "tokenizer.json")))
     with GgufFile.open(path) as file:
-        said = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
-    assert (said["model"], said["pre"], said["bos_token_id"], said["eos_token_id"]) == ("gpt2", name, 0, 1)
-    assert said["token_type"][:3].tolist() == [TokenType.CONTROL] * 3
-    assert said["token_type"][-1] == TokenType.UNUSED
-    assert said["tokens"][-1] == f"[PAD{ROWS - 1}]"
+        message = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
+    assert (message["model"], message["pre"], message["bos_token_id"], message["eos_token_id"]) == ("gpt2", name, 0, 1)
+    assert message["token_type"][:3].tolist() == [TokenType.CONTROL] * 3
+    assert message["token_type"][-1] == TokenType.UNUSED
+    assert message["tokens"][-1] == f"[PAD{ROWS - 1}]"
     config = json.loads((after / "tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"], config["chat_template"]) == ("<|begin|>", "<|end|>", "{{ messages }}")
     assert json.loads((after / "generation_config.json").read_text())["eos_token_id"] == [1, before.token_to_id("<|im_end|>")]
@@ -219,11 +219,11 @@ def test_sentencepiece_comes_back_with_merges_from_scores(
     assert_same(before, after)
     assert json.loads(after.to_str())["model"]["merges"] == json.loads(before.to_str())["model"]["merges"]
     with GgufFile.open(path) as file:
-        said = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
-    assert (said["model"], said["add_space_prefix"], said["add_bos_token"]) == ("llama", prefix, True)
-    kinds = dict(zip(said["tokens"], said["token_type"].tolist(), strict=True))
+        message = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
+    assert (message["model"], message["add_space_prefix"], message["add_bos_token"]) == ("llama", prefix, True)
+    kinds = dict(zip(message["tokens"], message["token_type"].tolist(), strict=True))
     assert [kinds[text] for text in ("<unk>", "<s>", "<0x41>", "<tool>")] == [2, 3, 6, 4]
-    assert [said["scores"][token_id] for token_id in (259, 260, 261)] == [0, -1, -2]
+    assert [message["scores"][token_id] for token_id in (259, 260, 261)] == [0, -1, -2]
 
 
 def test_our_text_side_reads_a_converted_tokenizer(

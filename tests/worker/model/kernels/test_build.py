@@ -48,14 +48,14 @@ def test_it_is_compiled_once_and_only_its_owner_may_touch_it(
 ) -> None:
     calls = compiler(NO_OUTPUT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said: list[str] = []
-    first = library(building=lambda: said.append("compiling"))
+    message: list[str] = []
+    first = library(building=lambda: message.append("compiling"))
     assert first.parent == tmp_path / "ryzanstein" / "kernels"
     assert list(first.parent.iterdir()) == [first]
     assert stat.S_IMODE(first.stat().st_mode) == stat.S_IMODE(first.parent.stat().st_mode) == 0o700
     called = times(calls)
-    assert library(building=lambda: said.append("again")) == found() == first
-    assert (times(calls), said) == (called, ["compiling"])
+    assert library(building=lambda: message.append("again")) == found() == first
+    assert (times(calls), message) == (called, ["compiling"])
 
 
 def test_without_a_folder_for_caches_it_is_the_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_weight_without_outputs_gives_none(native: NativeKernels | None, quant
 
 @pytest.mark.parametrize("quantization", ["fp16", "int8"])
 @pytest.mark.parametrize(
-    ("device", "dtype", "said"),
+    ("device", "dtype", "message"),
     [
         ("cuda", torch.float32, "torch.float32 on cuda"),
         ("cpu", torch.bfloat16, "torch.bfloat16 on cpu"),
@@ -68,9 +68,9 @@ def test_a_weight_without_outputs_gives_none(native: NativeKernels | None, quant
     ],
 )
 def test_devices_and_dtypes_without_such_kernels_are_refused(
-    quantization: Quantization, device: str, dtype: torch.dtype, said: str
+    quantization: Quantization, device: str, dtype: torch.dtype, message: str
 ) -> None:
-    with pytest.raises(ModelRefused, match=f"quantization {quantization} needs float32 on a CPU, not {said}"):
+    with pytest.raises(ModelRefused, match=f"quantization {quantization} needs float32 on a CPU, not {message}"):
         WeightFormat(quantization, torch.device(device), dtype)
 
 

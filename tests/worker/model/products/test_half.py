@@ -86,7 +86,7 @@ def test_the_number_of_threads_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("weight", "said"),
+    ("weight", "message"),
     [
         (65520.0, "a weight of 65520.0"),
         (-1e30, "a weight of 1.0"),
@@ -94,10 +94,10 @@ def test_the_number_of_threads_changes_no_bit(
         (torch.nan, "a weight of nan"),
     ],
 )
-def test_a_weight_beyond_float16_is_refused(half: Half, normal: Callable[..., Tensor], weight: float, said: str) -> None:
+def test_a_weight_beyond_float16_is_refused(half: Half, normal: Callable[..., Tensor], weight: float, message: str) -> None:
     weight_OI = normal(10, 30, 40)
     weight_OI[17, 3] = weight
-    with pytest.raises(ModelRefused, match=said) as caught:
+    with pytest.raises(ModelRefused, match=message) as caught:
         half(weight_OI, None)
     assert "exceeds the float16 maximum of 65504" in str(caught.value)
 

@@ -159,7 +159,7 @@ WEATHER = (Tool("weather", "Of a city."), Tool("now"))
 
 
 @pytest.mark.parametrize(
-    ("template", "shown"),
+    ("template", "visible"),
     [
         ("{{ tools }}", True),
         ("{% for tool in tools %}{{ tool.function.name }}{% endfor %}", True),
@@ -167,9 +167,9 @@ WEATHER = (Tool("weather", "Of a city."), Tool("now"))
         ("{{ tools[0] }}", False),
     ],
 )
-def test_whether_the_tools_are_in_the_text_is_known(template: str, shown: bool) -> None:
+def test_whether_the_tools_are_in_the_text_is_known(template: str, visible: bool) -> None:
     template += "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert rendered(template, Message(USER, "weather? now?"), tools=WEATHER).shows_tools is shown
+    assert rendered(template, Message(USER, "weather? now?"), tools=WEATHER).shows_tools is visible
 
 
 _STRICT = """{% for m in messages %}{% if m.role == 'system' and not loop.first %}

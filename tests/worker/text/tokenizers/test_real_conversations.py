@@ -115,8 +115,8 @@ def lost(real: Real, prompt: ChatPrompt, ids: list[int]) -> list[str]:
     names = [tool.name for tool in prompt.tools.offered]
     calls = [call.name for message in prompt.messages for call in message.tool_calls]
     missing += [name for name in names if text.count(name) < calls.count(name) + 1]
-    said = "".join(message.content for message in prompt.messages).count("None")
-    return missing + (["None"] if text.count("None") > said else [])
+    wording = "".join(message.content for message in prompt.messages).count("None")
+    return missing + (["None"] if text.count("None") > wording else [])
 
 
 def flat(text: str) -> str:

@@ -142,18 +142,18 @@ def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens
 
 def table(results: Sequence[EngineResult]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="engine", title_justify="left")
+    visible = Table(title="engine", title_justify="left")
     for heading in ("weights", "tp", "batch", "prompt", "new", "tokens/s", "decode tokens/s", "first tokens", "peak memory"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for result in results:
-        shown.add_row(
+        visible.add_row(
             *map(str, (result.quantization, result.tp, result.batch, result.prompt_tokens, result.new_tokens)),
             f"{result.total_tokens_per_s:.1f}",
             f"{result.decode_tokens_per_s:.1f}",
             f"{result.ttft_s * 1e3:.0f} ms",
             f"{result.peak_rss_bytes / 2**20:.0f} MiB",
         )
-    return shown
+    return visible
 
 
 def integers(name: str, text: str) -> tuple[int, ...]:

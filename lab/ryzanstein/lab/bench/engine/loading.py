@@ -129,29 +129,29 @@ def _time(durations_s: Sequence[float]) -> PhaseTime:
 
 def times_table(results: Sequence[LoadingResult]) -> Table:
     """Returns the table for people: the median of each phase, and the longest loading."""
-    shown = Table(title="load: seconds", title_justify="left")
+    visible = Table(title="load: seconds", title_justify="left")
     for heading in ("tp", "rank", *PHASES, "ready", "load, max"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        visible.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         medians = (*(result.phases[phase].median_s for phase in PHASES), result.ready_s.median_s)
         times_s = (*medians, result.phases["load"].max_s)
-        shown.add_row(str(result.tp), str(result.rank), *(f"{time_s:.2f}" for time_s in times_s))
-    return shown
+        visible.add_row(str(result.tp), str(result.rank), *(f"{time_s:.2f}" for time_s in times_s))
+    return visible
 
 
 def memory_table(results: Sequence[LoadingResult]) -> Table:
     """Returns the table for people: what the phase "load" adds to a process, and its slice."""
-    shown = Table(title="load: memory", title_justify="left")
+    visible = Table(title="load: memory", title_justify="left")
     for heading in ("tp", "rank", "before", "slice", "resident", "resident / slice", "peak / slice"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for result in results:
         sizes = (result.baseline_bytes, result.slice_bytes, result.resident_bytes)
-        shown.add_row(
+        visible.add_row(
             *(str(result.tp), str(result.rank)),
             *(f"{size / 2**20:.0f} MiB" for size in sizes),
             *(f"{ratio:.3f}" for ratio in (result.resident_ratio, result.peak_ratio)),
         )
-    return shown
+    return visible
 
 
 def document(model: Path, results: Sequence[LoadingResult]) -> dict[str, object]:

@@ -120,11 +120,11 @@ def _product(native: NativeKernels, num_rows: int, num_outputs: int, num_inputs:
 
 def table(ceilings: Sequence[Ceilings]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="machine", title_justify="left")
+    visible = Table(title="machine", title_justify="left")
     for heading in ("threads", "memory read", "float32 products", "buffer", "largest cache", "kernels"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for row in ceilings:
-        shown.add_row(
+        visible.add_row(
             str(row.threads),
             f"{row.read_bytes_per_s / 1e9:.1f} GB/s",
             f"{row.matmul_flops_per_s / 1e9:.0f} GFLOP/s",
@@ -132,7 +132,7 @@ def table(ceilings: Sequence[Ceilings]) -> Table:
             f"{row.cache_bytes / 2**20:.0f} MiB" if row.cache_bytes else "unknown",
             row.kernels,
         )
-    return shown
+    return visible
 
 
 def machine(

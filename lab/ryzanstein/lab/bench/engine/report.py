@@ -41,9 +41,9 @@ def _replace(path: Path, text: str) -> None:
         return
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
-    beside.write_text(text)
-    os.replace(beside, target)
+    alongside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    alongside.write_text(text)
+    os.replace(alongside, target)
 
 
 @contextmanager

@@ -36,12 +36,12 @@ def main(model: Annotated[Path, typer.Option()], item_bytes: int = 4) -> None:
     plain = size("none")
     one_block = plain.block_bytes * len(plain.extents.windows) // _BLOCK_SIZE
     title = f"bytes of a token, sequences in 1 GiB: {spec.model_type}"
-    shown = Table("tokens", "one block for all layers", *KV_COMPRESSIONS, title=title)
+    visible = Table("tokens", "one block for all layers", *KV_COMPRESSIONS, title=title)
     for length in (each for each in _LENGTHS if each <= spec.context_length):
         cells = [(kept.extents.blocks_for(length) * kept.block_bytes, kept) for kept in map(size, KV_COMPRESSIONS)]
         found = [f"{nbytes / length:,.0f}, {kept.num_blocks // kept.extents.blocks_for(length)}" for nbytes, kept in cells]
-        shown.add_row(f"{length:,}", f"{one_block:,}, {plain.num_blocks * plain.block_bytes // (one_block * length)}", *found)
-    Console(width=200).print(shown)
+        visible.add_row(f"{length:,}", f"{one_block:,}, {plain.num_blocks * plain.block_bytes // (one_block * length)}", *found)
+    Console(width=200).print(visible)
 
 
 if __name__ == "__main__":

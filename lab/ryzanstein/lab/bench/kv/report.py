@@ -88,7 +88,7 @@ def _sparse(document: KvDocument) -> Iterator[str]:
         rows = [row for row in document.sparse_windows if row.length == length]
         cells = [_sparse_window(rows, number) for number in range(len(columns[0]))]
         columns += [[cell[0] for cell in cells], [cell[1] for cell in cells]]
-    for what, shown in (
+    for what, visible in (
         ("pass key", "pass keys"),
         ("needle", "one of four keys"),
         ("reading", "prompt, s"),
@@ -96,7 +96,7 @@ def _sparse(document: KvDocument) -> Iterator[str]:
     ):
         for context in document.settings.pass_key_contexts:
             if rows_of := [row.found for row in document.sparse if (row.what, row.context) == (what, context)]:
-                heads.append(f"{shown} at {context:,}")
+                heads.append(f"{visible} at {context:,}")
                 columns.append([_sparse_cell(what, values) for values in zip(*rows_of, strict=True)])
     yield table(heads, list(map(list, zip(*columns, strict=True))))
 

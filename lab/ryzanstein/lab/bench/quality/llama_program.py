@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_SHOWN_MESSAGES = 12
+_LISTED_MESSAGES = 12
 _LEAST_CONTEXT = 256
 _BATCH_TOKENS = 512
 _messages: list[str] = []
@@ -71,7 +71,7 @@ class Llama:
         parameters = self._call("llama_model_default_params", OpaqueParameters)
         self._model = c_void_p(self._call("llama_model_load_from_file", c_void_p, c_char_p(path.encode()), parameters))
         if not self._model:
-            raise RuntimeError("".join(_messages[-_SHOWN_MESSAGES:]).strip())
+            raise RuntimeError("".join(_messages[-_LISTED_MESSAGES:]).strip())
         self.memory_bytes = int(self._call("llama_model_size", c_uint64, self._model))
         vocabulary = c_void_p(self._call("llama_model_get_vocab", c_void_p, self._model))
         self.vocab_size = int(self._call("llama_vocab_n_tokens", c_int, vocabulary))
@@ -120,7 +120,7 @@ class Llama:
         )  # of the context, of a batch, of a part of a batch
         context = c_void_p(self._call("llama_init_from_model", c_void_p, self._model, parameters))
         if not context:
-            raise RuntimeError("".join(_messages[-_SHOWN_MESSAGES:]).strip())
+            raise RuntimeError("".join(_messages[-_LISTED_MESSAGES:]).strip())
         self._call("llama_set_n_threads", None, context, c_int32(threads), c_int32(threads))
         return context
 

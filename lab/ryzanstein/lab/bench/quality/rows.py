@@ -31,8 +31,8 @@ class RowPlan:
 
     @property
     def name(self) -> str:
-        shown = self.model.name if is_gguf(self.model) else model_name(self.model)
-        return f"{shown}, {self.quantization if self.engine == OWN else self.engine}"
+        visible = self.model.name if is_gguf(self.model) else model_name(self.model)
+        return f"{visible}, {self.quantization if self.engine == OWN else self.engine}"
 
     def empty(self) -> QualityRow:
         """Returns the row without measurements."""

@@ -136,15 +136,15 @@ def _refusal(status: int, headers: Mapping[str, str], body: str) -> RyzansteinEr
     """
     code = CODES.get(status, Code.INTERNAL)
     try:
-        said = json.loads(body)["error"]
+        message = json.loads(body)["error"]
     except (ValueError, KeyError):
         return RyzansteinError(body[:256], code, code.name)
     after_ms = headers.get("retry-after-ms")
-    reason = str(said.get("code") or code.name).upper()
-    return RyzansteinError(said["message"], code, reason, retry_after_s=int(after_ms) / 1000 if after_ms else None)
+    reason = str(message.get("code") or code.name).upper()
+    return RyzansteinError(message["message"], code, reason, retry_after_s=int(after_ms) / 1000 if after_ms else None)
 
 
-def _stream_error(said: Mapping[str, Any]) -> RyzansteinError:
-    reason = str(said.get("code") or "INTERNAL").upper()
+def _stream_error(message: Mapping[str, Any]) -> RyzansteinError:
+    reason = str(message.get("code") or "INTERNAL").upper()
     code = Code.UNAVAILABLE if reason in _AGAIN else Code.INTERNAL
-    return RyzansteinError(str(said.get("message")), code, reason, retry_after_s=_AGAIN.get(reason))
+    return RyzansteinError(str(message.get("message")), code, reason, retry_after_s=_AGAIN.get(reason))

@@ -146,7 +146,7 @@ FAULTS = (
         resumes=Resume.ANY,
         bounds=FaultBounds(),
         lasts_s=_OUT_OF_MEMORY_S,
-        beside=long_prompt,
+        alongside=long_prompt,
     ),
     Fault(
         "nan_logits",

@@ -42,9 +42,9 @@ class Child:
     def start(self) -> None:
         pipe = subprocess.PIPE if self._interactive else subprocess.DEVNULL
         with open(self._log or os.devnull, "a") as log:
-            said = subprocess.PIPE if self._interactive else log
+            message = subprocess.PIPE if self._interactive else log
             self._process = subprocess.Popen(
-                self._command, stdin=pipe, stdout=said, stderr=log, text=True, bufsize=1, start_new_session=True
+                self._command, stdin=pipe, stdout=message, stderr=log, text=True, bufsize=1, start_new_session=True
             )
 
     def tell(self, command: str) -> None:

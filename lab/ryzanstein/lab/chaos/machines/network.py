@@ -131,9 +131,9 @@ class HostNetwork:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         now()
-        _, said = await process.communicate(text.encode())
+        _, message = await process.communicate(text.encode())
         if process.returncode != 0:
-            raise OSError(f"nft refused {text!r}: {said.decode(errors='replace').strip()}")
+            raise OSError(f"nft refused {text!r}: {message.decode(errors='replace').strip()}")
 
     def _open(self) -> None:
         self._run("netns", "add", self._bridge)

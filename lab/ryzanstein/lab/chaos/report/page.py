@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ryzanstein.lab.chaos.report.budget import MAX_FALSE_ALARM_SHARE, BudgetRow, Quantiles
 from ryzanstein.lab.chaos.report.document import CampaignFacts, machine
 
-_MOST_SHOWN = 6
+_MOST_LISTED = 6
 _NEVER = "-"
 
 
@@ -241,4 +241,4 @@ def _target(bound_s: float | None) -> str:
 
 def _most(counter: Counter[str], *, code: bool = False) -> str:
     quote = "`" if code else ""
-    return "; ".join(f"{quote}{text}{quote} x{count}" for text, count in counter.most_common(_MOST_SHOWN))
+    return "; ".join(f"{quote}{text}{quote} x{count}" for text, count in counter.most_common(_MOST_LISTED))

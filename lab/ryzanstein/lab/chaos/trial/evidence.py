@@ -105,10 +105,10 @@ def unwanted(fault: Fault, lines: Sequence[LogLine], metrics: Mapping[str, Sampl
     """
     if not fault.unwanted:
         return Counter()
-    said = Counter(str(sign) for line in lines for sign in fault.unwanted if sign.matches(line))
+    message = Counter(str(sign) for line in lines for sign in fault.unwanted if sign.matches(line))
     states = (value for samples in metrics.values() for name, value in samples.items() if name.startswith(BREAKER_STATE))
-    said["breaker open"] = sum(value > 0 for value in states)
-    return +said
+    message["breaker open"] = sum(value > 0 for value in states)
+    return +message
 
 
 def unusual_lines(lines: Sequence[LogLine], usual: frozenset[str]) -> Counter[str]:

@@ -12,7 +12,7 @@ from ryzanstein.lab.chaos.stage.logs import LogLine
 from ryzanstein.lab.chaos.stage.scrape import Samples
 from ryzanstein.lab.chaos.stage.stage import Stage
 from ryzanstein.lab.chaos.trial import evidence
-from ryzanstein.lab.chaos.trial import spared as beside
+from ryzanstein.lab.chaos.trial import spared as alongside
 from ryzanstein.lab.chaos.trial.evidence import Moment
 from ryzanstein.lab.chaos.trial.observation import Observation
 
@@ -143,15 +143,15 @@ def spared(stage: Stage, seen: Observation, ended: Sequence[AnswerReading], afte
     span = aftermath.moment.monotonic_s, aftermath.whole_at
     struck = {reading.model for reading in aftermath.moment.struck}
     readings = [*ended, *stage.load.under_way]
-    others = [reading for reading in beside.in_span(readings, *span) if reading.model not in struck]
+    others = [reading for reading in alongside.in_span(readings, *span) if reading.model not in struck]
     over = [reading for reading in others if reading in ended]  # the rest is judged when it ends
-    flaws = beside.flaws(over, [stage.judge(reading) for reading in over])
+    flaws = alongside.flaws(over, [stage.judge(reading) for reading in over])
     return replace(
         seen,
         spared=len(others),
-        spared_pause_s=beside.longest_pause(others, *span),
+        spared_pause_s=alongside.longest_pause(others, *span),
         usual_pause_s=aftermath.usual.pause_s,
-        unwanted=seen.unwanted + flaws + beside.disturbances(aftermath.lines, victims),
+        unwanted=seen.unwanted + flaws + alongside.disturbances(aftermath.lines, victims),
     )
 
 

@@ -70,7 +70,7 @@ def _differences(expected: ChoiceRead, read: ChoiceRead, *, whole: bool) -> list
         found.append(f"{len(read.logprobs)} log probabilities, not {len(expected.logprobs)}")
     if read.text != expected.text if whole else not expected.text.startswith(read.text):
         found.append("the text differs")
-    if _said(read.calls) != _said(expected.calls) if whole else not _begins(expected.calls, read.calls):
+    if _called(read.calls) != _called(expected.calls) if whole else not _begins(expected.calls, read.calls):
         found.append("the calls differ")
     if whole and read.reason != expected.reason:
         found.append(f"finished by {read.reason or 'nothing'}, not {expected.reason}")
@@ -82,7 +82,7 @@ def _first_difference(expected: list[int | str], read: list[int | str]) -> int |
     return next((index for index, (left, right) in enumerate(pairs) if left != right), None)
 
 
-def _said(calls: Mapping[int, CallRead]) -> dict[int, tuple[str, str]]:
+def _called(calls: Mapping[int, CallRead]) -> dict[int, tuple[str, str]]:
     """Returns the calls without their ids, which each generation has of its own."""
     return {number: (call.name, call.arguments) for number, call in calls.items()}
 

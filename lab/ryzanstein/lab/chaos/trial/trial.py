@@ -32,7 +32,7 @@ _MEND_S = 90.0
 # A stream is in its middle from this token on, as long as this many tokens are still to come.
 _BEGUN, _LEFT = 8, 60
 _CALM_S = 2.0
-_ASKED_BESIDE = 4
+_ASKED_ALONGSIDE = 4
 
 
 class Trials:
@@ -82,7 +82,7 @@ class Trials:
         lifted_at = time.monotonic()
         whole = await stage.mend(_MEND_S)
         whole_s = time.monotonic() - lifted_at
-        for question in (*own, *self._beside(fault, run, victim)):
+        for question in (*own, *self._sibling(fault, run, victim)):
             await stage.learn(question)
         lines = stage.logs.read()
         seen = findings.read(fault, run, strike, lines, self.usual)
@@ -145,17 +145,17 @@ class Trials:
         others = (each for each in self._stage.load.under_way if each.model != reading.model and node_of(each.node_id) == node)
         return any(each.num_tokens >= _BEGUN and self._stage.tokens_left(each) >= _LEFT // 2 for each in others)
 
-    def _beside(self, fault: Fault, run: int, victim: Victim) -> list[LoadQuestion]:
+    def _sibling(self, fault: Fault, run: int, victim: Victim) -> list[LoadQuestion]:
         """Returns the question to ask besides the load, if any, to the victim's model."""
-        if fault.beside is None:
+        if fault.alongside is None:
             return []
-        question, model = fault.beside(run), victim.reading.model
+        question, model = fault.alongside(run), victim.reading.model
         return [question.to(model) if model else question]
 
-    def _ask_beside(self, fault: Fault, run: int, victim: Victim) -> list[Coroutine[None, None, list[AnswerReading]]]:
+    def _ask_alongside(self, fault: Fault, run: int, victim: Victim) -> list[Coroutine[None, None, list[AnswerReading]]]:
         """Asks as several users, so that the victim is among the nodes that answer."""
-        questions = self._beside(fault, run, victim)
-        return [self._stage.load.ask(question, user) for question in questions for user in range(_ASKED_BESIDE)]
+        questions = self._sibling(fault, run, victim)
+        return [self._stage.load.ask(question, user) for question in questions for user in range(_ASKED_ALONGSIDE)]
 
     async def _strike(self, fault: Fault, victim: Victim, run: int) -> Strike:
         stage = self._stage
@@ -167,11 +167,11 @@ class Trials:
         stage.strikes_now()
         async with counter.listening(addresses), fault.strike(stage, victim) as victims:
             moment = findings.moment_of(stage, fault, struck, victims)
-            beside = asyncio.gather(*self._ask_beside(fault, run, victim))
+            alongside = asyncio.gather(*self._ask_alongside(fault, run, victim))
             await stage.load.until_ended(list(moment.struck), fault.at_most_s)
             await asyncio.sleep(max(0.0, moment.monotonic_s + fault.lasts_s - time.monotonic()))
             metrics = await stage.metrics()
-        stage.load.ended.extend(reading for readings in await beside for reading in readings)
+        stage.load.ended.extend(reading for readings in await alongside for reading in readings)
         readings = stage.load.under_way if fault.lasts_s else list(moment.struck)
         done = await stage.load.until_ended(readings, _STREAM_S)
         stuck = [] if done else [reading for reading in readings if reading in stage.load.under_way]

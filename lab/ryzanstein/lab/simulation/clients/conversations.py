@@ -108,10 +108,10 @@ class ConversationChecks:
 
         The answer is complete or, if unread turns are kept, the part of it that was shown.
         """
-        said, answer = turn
+        message, answer = turn
         whole = self._expected(question)[0].text
-        shown = self._cluster.plan.unread_turns == "keep" and whole.startswith(answer.content)
-        return said == question.messages[0] and (answer.content == whole or shown)
+        visible = self._cluster.plan.unread_turns == "keep" and whole.startswith(answer.content)
+        return message == question.messages[0] and (answer.content == whole or visible)
 
     async def stored(self, conversation: Conversation) -> tuple[Message, ...] | None:
         """Returns the session's messages, or None if no router can answer now."""

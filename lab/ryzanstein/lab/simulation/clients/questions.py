@@ -105,10 +105,10 @@ class Questions:
         short = rng.random() < client.short_deadline
         lasts_s = rng.uniform(0.05, 5.0) if short else client.deadline_s
         longest = client.longest_words if conversation is None else 8
-        said = (Message(Role.USER, " ".join(rng.choices(_WORDS, k=rng.randint(1, longest)))),)
+        wording = (Message(Role.USER, " ".join(rng.choices(_WORDS, k=rng.randint(1, longest)))),)
         return ClientQuestion(
             f"q-{client.number}-{self._asked}",
-            said,
+            wording,
             () if conversation is None else conversation.history,
             "" if conversation is None else conversation.session_id,
             SamplingParams(

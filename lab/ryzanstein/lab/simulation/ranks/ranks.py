@@ -16,11 +16,11 @@ from contextvars import Context, copy_context
 from itertools import count
 from signal import Signals
 
-from ryzanstein.lab.simulation.ranks.crew.crew import RankTeam
-from ryzanstein.lab.simulation.ranks.crew.makings import TeamParts
-from ryzanstein.lab.simulation.ranks.crew.profile import NodeFaults, RankProfile, StartEnd, StartFault
-from ryzanstein.lab.simulation.ranks.crew.timers import Timers
 from ryzanstein.lab.simulation.ranks.process import SimulatedProcess
+from ryzanstein.lab.simulation.ranks.team.parts import TeamParts
+from ryzanstein.lab.simulation.ranks.team.profile import NodeFaults, RankProfile, StartEnd, StartFault
+from ryzanstein.lab.simulation.ranks.team.team import RankTeam
+from ryzanstein.lab.simulation.ranks.team.timers import Timers
 from ryzanstein.lab.simulation.ranks.wiring import SimulatedWiring
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel
 from ryzanstein.worker.engine.plan import StepPlan
@@ -37,12 +37,12 @@ class SimulatedForkServer:
     `crews` are those that it forks and those that it has forked, the latest last.
     """
 
-    def __init__(self, new_crew: Callable[[RankSpec], RankTeam], profile: RankProfile, pid: int, context: Context) -> None:
+    def __init__(self, new_team: Callable[[RankSpec], RankTeam], profile: RankProfile, pid: int, context: Context) -> None:
         loop = asyncio.get_running_loop()
         self.pid = pid
         self.lost: asyncio.Future[str] = loop.create_future()
         self.crews: list[RankTeam] = []
-        self._new_crew, self._profile = new_crew, profile
+        self._new_team, self._profile = new_team, profile
         self._timers = Timers(context)
         self._ready: asyncio.Future[None] = loop.create_future()
         self._processes: list[SimulatedProcess] = []
@@ -53,8 +53,8 @@ class SimulatedForkServer:
 
     def wire(self, spec: RankSpec) -> SimulatedWiring:
         """Returns the wiring of a new group."""
-        self.crews = [crew for crew in self.crews if not crew.over]
-        self.crews.append(self._new_crew(spec))
+        self.crews = [team for team in self.crews if not team.over]
+        self.crews.append(self._new_team(spec))
         return self.crews[-1].wiring
 
     async def fork(self, rank: int, fds: Sequence[int]) -> SimulatedProcess:
@@ -62,12 +62,12 @@ class SimulatedForkServer:
 
         The descriptor of its board says to which group it belongs.
         """
-        crew = next(crew for crew in self.crews if not crew.wiring.closed and crew.wiring.board_fd == fds[0])
+        team = next(team for team in self.crews if not team.wiring.closed and team.wiring.board_fd == fds[0])
         await asyncio.wait((self._ready, self.lost), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(self._profile.fork_s)
         if self.lost.done():
             raise ForkServerLost(self.lost.result())
-        process = crew.fork(rank)
+        process = team.fork(rank)
         self._processes.append(process)
         return process
 
@@ -88,21 +88,21 @@ class SimulatedForkServer:
             return False
         self._timers.cancel()
         self.lost.set_result(f"the fork server {exit_text(-Signals.SIGKILL)}")
-        for crew in self.crews:
-            crew.kill_all()
-            crew.wiring.close()
+        for team in self.crews:
+            team.kill_all()
+            team.wiring.close()
         return True
 
     def vanish(self) -> None:
         """Ends the server without a message, because its agent was killed."""
         self._timers.cancel()
-        for crew in self.crews:
-            crew.vanish()
+        for team in self.crews:
+            team.vanish()
 
     @property
     def is_over(self) -> bool:
         """Returns whether the server and all its ranks have ended."""
-        return self.lost.done() and all(crew.over for crew in self.crews)
+        return self.lost.done() and all(team.over for team in self.crews)
 
     def _become_ready(self) -> None:
         if not self._ready.done():
@@ -125,29 +125,29 @@ class SimulatedRanks:
         self.unexpected: list[str] = []
         self._pids = count(1000)
         self._context = copy_context()
-        self._makings = TeamParts(self.profile, self.model, self.faults, rng, self._pids, self.unexpected.append, self._context)
+        self._parts = TeamParts(self.profile, self.model, self.faults, rng, self._pids, self.unexpected.append, self._context)
         self._servers: list[SimulatedForkServer] = []
 
     def new_server(self, command: Sequence[str], env: Mapping[str, str], nice: int) -> SimulatedForkServer:
         """Creates a fork server. This method is a `source.NewRankServer`."""
         self._servers = [server for server in self._servers if not server.is_over]
-        server = SimulatedForkServer(self._new_crew, self.profile, next(self._pids), self._context)
+        server = SimulatedForkServer(self._new_team, self.profile, next(self._pids), self._context)
         self._servers.append(server)
         return server
 
     @property
     def running(self) -> list[int]:
         """Returns the ranks that are alive now."""
-        crew = self._crew
-        return [] if crew is None else [rank.rank for rank in crew.ranks if rank.alive]
+        team = self._team
+        return [] if team is None else [rank.rank for rank in team.ranks if rank.alive]
 
     @property
     def left(self) -> list[str]:
         """Returns what has not ended; empty once the agent has."""
         servers = [f"fork server {server.pid}" for server in self._servers if not server.lost.done()]
-        crews = [crew for server in self._servers for crew in server.crews]
-        ranks = [f"rank {rank.rank} ({rank.process.pid})" for crew in crews for rank in crew.ranks if not rank.released]
-        return servers + ranks + ["a board's descriptor" for crew in crews if not crew.wiring.closed]
+        crews = [team for server in self._servers for team in server.crews]
+        ranks = [f"rank {rank.rank} ({rank.process.pid})" for team in crews for rank in team.ranks if not rank.released]
+        return servers + ranks + ["a board's descriptor" for team in crews if not team.wiring.closed]
 
     # Faults.
 
@@ -157,7 +157,7 @@ class SimulatedRanks:
         If it is killed, the agent sees it dying at once and ended a moment later; the other ranks
         end because of it.
         """
-        return self._crew is not None and self._crew.signal(rank, number)
+        return self._team is not None and self._team.signal(rank, number)
 
     def stop(self, rank: int) -> bool:
         """Sends SIGSTOP: the rank does not move until `resume`."""
@@ -172,11 +172,11 @@ class SimulatedRanks:
 
         Its process keeps running.
         """
-        return self._crew is not None and self._crew.hang(rank)
+        return self._team is not None and self._team.hang(rank)
 
     def crash(self, rank: int, message: str, *, unsound: bool = False) -> bool:
         """Makes the rank report a crash (RankCrashed) and exit with 1."""
-        return self._crew is not None and self._crew.crash(rank, message, unsound=unsound)
+        return self._team is not None and self._team.crash(rank, message, unsound=unsound)
 
     def kill_server(self) -> bool:
         """Kills the fork server, and with it all ranks."""
@@ -221,9 +221,9 @@ class SimulatedRanks:
         self._servers = []
 
     @property
-    def _crew(self) -> RankTeam | None:
+    def _team(self) -> RankTeam | None:
         """Returns the latest crew, if any."""
         return next((server.crews[-1] for server in reversed(self._servers) if server.crews), None)
 
-    def _new_crew(self, spec: RankSpec) -> RankTeam:
-        return RankTeam(spec, self._makings)
+    def _new_team(self, spec: RankSpec) -> RankTeam:
+        return RankTeam(spec, self._parts)

@@ -108,17 +108,17 @@ class ScriptedModel:
         A pure function that shares no code with engine or cache.
         """
         text = text or demo_text()
-        said = ChoiceText(text, TextOptions(sampling.stop))
+        message = ChoiceText(text, TextOptions(sampling.stop))
         limit = context_length - len(prompt_ids) if sampling.max_tokens is None else sampling.max_tokens
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else text.eos_token_ids)}
         tokens: list[SampledToken] = []
         texts: list[str] = []
         for token in self._tokens(prompt_ids, sampling, choice, stops):
             ends = len(tokens) + 1 > sampling.min_tokens and token.token_id in stops
-            part, stopped = said.push(token.token_id)
+            part, stopped = message.push(token.token_id)
             last = ends or len(tokens) + 1 >= max(1, limit)
             tokens.append(token)
-            texts.append(part + said.flush() if last and not stopped else part)
+            texts.append(part + message.flush() if last and not stopped else part)
             if last or stopped:
                 break
         return ScriptedAnswer(tuple(tokens), tuple(texts), FinishReason.STOP if ends or stopped else FinishReason.LENGTH)

@@ -25,7 +25,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Delta, Finished, GenerationEvent, Started
 from ryzanstein.replies.follower import ReplyFollower
-from ryzanstein.replies.reader import Said
+from ryzanstein.replies.reader import ReplyDelta
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer, read_start
@@ -84,15 +84,15 @@ async def read_events(
             replies = ReplyFollower(event, dict(seen or {})) if event.reply is not None else None
         elif replies is not None and isinstance(event, Delta):
             num_seen = replies.num_seen(event)
-            said = replies.said(event)
+            spoken = replies.read(event)
             if num_seen == len(event.tokens):
                 continue
             wire = event_to_wire(event._replace(first_index=event.first_index + num_seen, tokens=event.tokens[num_seen:]))
-            _say(wire.delta, said)
+            _say(wire.delta, spoken)
         elif replies is not None and isinstance(event, Finished):
-            said, reason = replies.ended(event)
+            spoken, reason = replies.ended(event)
             wire.finished.finish_reason = inference.FinishReason.ValueType(reason)
-            _say(wire.finished, said)
+            _say(wire.finished, spoken)
         yield wire
 
 
@@ -120,9 +120,9 @@ async def _from_start(started: Started, events: AsyncIterator[GenerationEvent]) 
         yield event
 
 
-def _say(wire: inference.GenerationDelta | inference.GenerationFinished, said: Said) -> None:
-    wire.text, wire.reasoning = said.content, said.reasoning
-    for call in said.calls:
+def _say(wire: inference.GenerationDelta | inference.GenerationFinished, spoken: ReplyDelta) -> None:
+    wire.text, wire.reasoning = spoken.content, spoken.reasoning
+    for call in spoken.calls:
         wire.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
 
 

@@ -50,7 +50,7 @@ from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_re
 from ryzanstein.router.faces.http.serving.presence import ClientLeft
 from ryzanstein.router.faces.http.stream import error_event
 from ryzanstein.router.faces.http.texts import add_text_routes
-from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, shown_by
+from ryzanstein.router.faces.openai.answers.dialect import ChatDialect, CompletionDialect, form_for
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpFailure, HttpRefused, failure_from_error
 from ryzanstein.router.faces.openai.answers.types import CancelledWork, ChatCompletion, ModelAnswer, ModelList, TextCompletion
 from ryzanstein.router.faces.openai.openapi import described
@@ -159,7 +159,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         )
         with naming_the_constraint(body):
             if body.stream:
-                opening = generations.stream(http, request, shown_by(body, ChatDialect()))
+                opening = generations.stream(http, request, form_for(body, ChatDialect()))
                 return await begun(within(naming_the_constraint(body), opening), limits, error_event)
             return await generations.answer(http, request, ChatDialect())
 
@@ -171,7 +171,7 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
         )
         with naming_the_constraint(body):
             if body.stream:
-                opening = generations.stream_all(http, asked, shown_by(body, CompletionDialect()))
+                opening = generations.stream_all(http, asked, form_for(body, CompletionDialect()))
                 return await begun(within(naming_the_constraint(body), opening), limits, error_event)
             return await generations.complete(http, asked)
 
@@ -283,4 +283,4 @@ def _model(model: ServedModel, seen: FirstSeen) -> dict[str, Any]:
         "max_model_len": model.context_length,
         "context_length": model.context_length,
         "ready_nodes": model.ready_nodes,
-    } | ({"sampling_defaults": said} if (said := model.sampling_defaults.said) else {})
+    } | ({"sampling_defaults": text} if (text := model.sampling_defaults.given) else {})

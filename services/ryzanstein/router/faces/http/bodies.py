@@ -205,18 +205,18 @@ def _not_json(why: str) -> HttpFailure:
 
 def _mistake(message: str) -> HttpFailure:
     message = message.replace(_PLACE_OF_KEY, _PLACE)
-    said, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
+    text, _, path = message.partition(_PLACE) if len(message) <= _MAX_CHARS else (f"{message[:_MAX_CHARS]}`", "", "")
     # The message does not name a dictionary's key, only that it is one of them.
     path = path.removesuffix("`").replace("[...]", "").removeprefix(".")
-    if (missing := _MISSING.fullmatch(said)) is not None:
-        path, said = _joined(path, missing[1]), "is required"
-    elif (unknown := _UNKNOWN.fullmatch(said)) is not None:
-        path, said = _joined(path, unknown[1])[:128], "is not a field of this request"
-    elif (length := _LENGTH.fullmatch(said)) is not None:
-        said = f"must have at most {length[1]} entries"
+    if (missing := _MISSING.fullmatch(text)) is not None:
+        path, text = _joined(path, missing[1]), "is required"
+    elif (unknown := _UNKNOWN.fullmatch(text)) is not None:
+        path, text = _joined(path, unknown[1])[:128], "is not a field of this request"
+    elif (length := _LENGTH.fullmatch(text)) is not None:
+        text = f"must have at most {length[1]} entries"
     if not path:
         return _NO_OBJECT
-    return HttpFailure(400, f"{path}: {said}"[:512], path, "invalid_argument")
+    return HttpFailure(400, f"{path}: {text}"[:512], path, "invalid_argument")
 
 
 def _joined(path: str, name: str) -> str:

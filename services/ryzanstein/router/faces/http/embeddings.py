@@ -139,14 +139,14 @@ def _as_written(field: str) -> str:
 def _written(embedded: Sequence[Embedded], model: str, as_base64: bool) -> bytes:
     """Returns the answer as JSON. The encoder holds the interpreter for a vector at a time."""
     entries = b",".join(
-        msgspec.json.encode(EmbeddingEntry(_shown(each.values, as_base64), i)) for i, each in enumerate(embedded)
+        msgspec.json.encode(EmbeddingEntry(_encoded(each.values, as_base64), i)) for i, each in enumerate(embedded)
     )
     num_tokens = sum(each.prompt_tokens for each in embedded)
     frame = EmbeddingList([], model, EmbeddingUsage(num_tokens, num_tokens))
     return msgspec.json.encode(frame).replace(b'"data":[]', b'"data":[' + entries + b"]", 1)
 
 
-def _shown(values: array[float], as_base64: bool) -> list[float] | str:
+def _encoded(values: array[float], as_base64: bool) -> list[float] | str:
     if not as_base64:
         return values.tolist()
     if sys.byteorder == "big":

@@ -120,7 +120,7 @@ class Gate:
                 if not isinstance(error, OSError):  # the client is gone or does not read
                     log.exception("response failed", method=scope["method"], path=scope["path"][:256])
                 raise
-            await failure_from_error(_told(error, scope, call)).response()(scope, receive, send)
+            await failure_from_error(_domain_error(error, scope, call)).response()(scope, receive, send)
 
     def _ended(self, scope: Scope, call: HttpCall, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
@@ -135,7 +135,7 @@ class Gate:
             )
 
 
-def _told(error: Exception, scope: Scope, call: HttpCall) -> errors.RyzansteinError:
+def _domain_error(error: Exception, scope: Scope, call: HttpCall) -> errors.RyzansteinError:
     """Returns what the client is told of an error: of a bug, which is logged, only the request's id."""
     if isinstance(error, errors.RyzansteinError):
         return error

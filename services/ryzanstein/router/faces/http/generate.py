@@ -35,9 +35,9 @@ from ryzanstein.router.faces.openai.answers.completions import completion_body, 
 from ryzanstein.router.faces.openai.answers.cursor import LAST_EVENT_ID, Cursor, cursor_of, generation_of
 from ryzanstein.router.faces.openai.answers.dialect import (
     AnswerDialect,
+    AnswerForm,
     ChatDialect,
     CompletionDialect,
-    Shown,
     prompt_logprobs_body,
     usage_body,
 )
@@ -102,10 +102,10 @@ class GenerationRoutes:
         content = await asyncio.to_thread(write) if is_large else write()
         return Response(content, headers={NODE: answers[0].node_id}, media_type="application/json")
 
-    async def stream_all(self, http: Request, asked: Completions, shown: Shown) -> Response:
+    async def stream_all(self, http: Request, asked: Completions, form: AnswerForm) -> Response:
         """Returns the answers to all prompts as events of one stream. Raises an error that comes before any of them."""
         if len(asked.requests) == 1 and not asked.echo:
-            return await self.stream(http, asked.requests[0], shown)
+            return await self.stream(http, asked.requests[0], form)
         choice = on_disconnect(http.headers)
         echoed = await echoed_texts(self._core, asked)
         running: dict[str, Departing] = {}
@@ -121,24 +121,24 @@ class GenerationRoutes:
         except BaseException:
             await events.aclose()
             raise
-        writer = MergedWriter(shown, asked.num_shown, echoed, silent=asked.silent)
+        writer = MergedWriter(form, asked.num_returned, echoed, silent=asked.silent)
         return EventStreamResponse(_with_first(first, events), writer, call_of(http.scope), self._limits, {})
 
-    async def stream(self, http: Request, request: GenerationRequest, shown: Shown) -> Response:
+    async def stream(self, http: Request, request: GenerationRequest, form: AnswerForm) -> Response:
         """Returns the answer as events. Raises an error that comes before the first event.
 
         A request with a `Last-Event-ID` that names a generation goes on in that one.
         """
         position = http.headers.get(LAST_EVENT_ID, "")
         if generation_id := generation_of(position):
-            return await self.attach(http, generation_id, position, kind=shown.dialect.kind)
-        request, choice = replace(request, shown_as=shown.written), on_disconnect(http.headers)
+            return await self.attach(http, generation_id, position, kind=form.dialect.kind)
+        request, choice = replace(request, answer_form=form.written), on_disconnect(http.headers)
         departing = Departing.of(request, choice, can_return=True)
         generation_id = await departing.submit(self._core)
         # Until the first event the client knows no id with which it could return.
         unknown = Departing.of(request, choice, can_return=False)
         async with self._noticing_departure(unknown, generation_id):
-            response = await self._open(http, generation_id, Cursor(), lambda _: shown)
+            response = await self._open(http, generation_id, Cursor(), lambda _: form)
         response.on_left = partial(departing.left, self._core, generation_id)
         return response
 
@@ -154,8 +154,8 @@ class GenerationRoutes:
         """
         generation_id = bare_id(response_id)
         cursor = cursor_of(position, generation_id)
-        shown_to = partial(_shown, response_id, include_usage, kind)
-        return await self._open(http, generation_id, cursor, shown_to, tenant_of(http.headers))
+        form_of = partial(_form_of, response_id, include_usage, kind)
+        return await self._open(http, generation_id, cursor, form_of, tenant_of(http.headers))
 
     async def cancel(self, http: Request, response_id: str) -> Response:
         """Cancels a generation. Raises NOT_FOUND when it does not run."""
@@ -167,7 +167,7 @@ class GenerationRoutes:
         http: Request,
         generation_id: str,
         cursor: Cursor,
-        shown_to: Callable[[Started], Shown],
+        form_of: Callable[[Started], AnswerForm],
         tenant: str = "",
     ) -> EventStreamResponse[GenerationEvent]:
         with _naming_the_position():
@@ -175,11 +175,11 @@ class GenerationRoutes:
             events: Events = self._core.follow(generation_id, wanted, tenant=tenant)
             try:
                 started = await while_connected(http.receive, read_start(events))
-                shown = shown_to(started)
+                form = form_of(started)
             except BaseException:
                 await events.aclose()
                 raise
-        writer = ChunkWriter(started, shown, cursor)
+        writer = ChunkWriter(started, form, cursor)
         headers = {NODE: started.node_id}
         return EventStreamResponse(events, writer, call_of(http.scope), self._limits, headers)
 
@@ -230,11 +230,11 @@ def bare_id(response_id: str) -> str:
     return response_id
 
 
-def _shown(response_id: str, include_usage: bool | None, kind: str, started: Started) -> Shown:
-    shown = Shown.read(started.shown_as, response_id)
-    if kind and shown.dialect.kind != kind:
-        raise errors.invalid(LAST_EVENT_ID, f"must be of a {kind} request's event, not of a {shown.dialect.kind}'s")
-    return shown if include_usage is None else replace(shown, usage=include_usage)
+def _form_of(response_id: str, include_usage: bool | None, kind: str, started: Started) -> AnswerForm:
+    form = AnswerForm.read(started.answer_form, response_id)
+    if kind and form.dialect.kind != kind:
+        raise errors.invalid(LAST_EVENT_ID, f"must be of a {kind} request's event, not of a {form.dialect.kind}'s")
+    return form if include_usage is None else replace(form, usage=include_usage)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class LateResponse(Response):
         except Exception as error:
             if not self._task.done() or self._task.exception() is not error:
                 raise
-            await send({"type": "http.response.body", "body": self._told(scope, error), "more_body": False})
+            await send({"type": "http.response.body", "body": self._error_bytes(scope, error), "more_body": False})
         finally:
             await _end(self._task)
 
@@ -77,10 +77,10 @@ class LateResponse(Response):
                 await asyncio.wait((self._task,), timeout=self._silence_s)
         except asyncio.CancelledError:  # the server stops
             if not write_may_wait(scope):
-                await send({"type": "http.response.body", "body": self._told(scope, ROUTER_STOPS), "more_body": False})
+                await send({"type": "http.response.body", "body": self._error_bytes(scope, ROUTER_STOPS), "more_body": False})
             raise
 
-    def _told(self, scope: Scope, error: Exception) -> bytes:
+    def _error_bytes(self, scope: Scope, error: Exception) -> bytes:
         if not isinstance(error, RyzansteinError):
             log.error("stream failed", exc_info=error)
         failure = failure_from_exception(error, call_of(scope).request_id)

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ryzanstein.generation.tokens import Delta, GenerationEvent, Started, Usage
-from ryzanstein.replies.reader import Said
+from ryzanstein.replies.reader import ReplyDelta
 from ryzanstein.router.faces.http.stream import DONE, error_event
 from ryzanstein.router.faces.openai.answers.chunks import Chunk, Chunks, encoded
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
-from ryzanstein.router.faces.openai.answers.dialect import Shown, usage_body
+from ryzanstein.router.faces.openai.answers.dialect import AnswerForm, usage_body
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure
 
 _MAX_AHEAD = 64
@@ -73,8 +73,8 @@ class MergedWriter:
     `silent`: nothing follows these texts.
     """
 
-    def __init__(self, shown: Shown, num_choices: int, echoed: Sequence[str], *, silent: bool = False) -> None:
-        self._shown = shown
+    def __init__(self, form: AnswerForm, num_choices: int, echoed: Sequence[str], *, silent: bool = False) -> None:
+        self._form = form
         self._num_choices = num_choices
         self._echoed = echoed
         self._silent = silent
@@ -94,7 +94,7 @@ class MergedWriter:
 
     def close(self) -> bytes:
         usages = [chunks.usage for chunks in self._chunks.values() if chunks.usage is not None]
-        if not self._shown.usage or not usages:
+        if not self._form.usage or not usages:
             return DONE
         total = Usage(*(sum(counts) for counts in zip(*map(_counts, usages), strict=True)))
         if self._silent:
@@ -105,8 +105,8 @@ class MergedWriter:
         return error_event(failure)
 
     def _begin(self, prompt: int, started: Started) -> bytes:
-        shown = self._shown
-        chunks = self._chunks[prompt] = Chunks(started, shown.dialect, Cursor(), shown.usage, continuous=shown.continuous)
+        form = self._form
+        chunks = self._chunks[prompt] = Chunks(started, form.dialect, Cursor(), form.usage, continuous=form.continuous)
         self._envelope = self._envelope or chunks.envelope
         if not self._echoed[prompt]:
             return b""
@@ -114,7 +114,7 @@ class MergedWriter:
 
     def _prompt_chunks(self, chunks: Chunks, text: str) -> Iterator[Chunk]:
         for choice in range(self._num_choices):
-            yield chunks.envelope | {"choices": [self._shown.dialect.delta(choice, Said(text), ())]}
+            yield chunks.envelope | {"choices": [self._form.dialect.delta(choice, ReplyDelta(text), ())]}
 
     def _framed(self, prompt: int, chunk: Chunk) -> bytes:
         """Returns a chunk of one prompt as one of the whole stream."""

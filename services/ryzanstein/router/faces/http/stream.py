@@ -27,7 +27,7 @@ from ryzanstein.router.faces.http.gate import HttpCall, HttpLimits
 from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_connected, write_may_wait
 from ryzanstein.router.faces.openai.answers.chunks import Chunks, encoded
 from ryzanstein.router.faces.openai.answers.cursor import Cursor, event_id
-from ryzanstein.router.faces.openai.answers.dialect import Shown
+from ryzanstein.router.faces.openai.answers.dialect import AnswerForm
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpFailure, failure_from_error
 
 log = structlog.get_logger(__name__)
@@ -63,9 +63,9 @@ class EventWriter(Protocol[_Event_contra]):
 class ChunkWriter:
     """Frames chunks as server-sent events. Each reader has its own."""
 
-    def __init__(self, started: Started, shown: Shown, cursor: Cursor) -> None:
+    def __init__(self, started: Started, form: AnswerForm, cursor: Cursor) -> None:
         self._generation_id = started.generation_id
-        self._chunks = Chunks(started, shown.dialect, cursor, shown.usage, continuous=shown.continuous)
+        self._chunks = Chunks(started, form.dialect, cursor, form.usage, continuous=form.continuous)
 
     def opening(self) -> bytes:
         return b""

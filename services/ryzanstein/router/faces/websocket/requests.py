@@ -16,7 +16,7 @@ from ryzanstein.request_id import request_id
 from ryzanstein.router.faces.disconnect import CANCEL_ON_DISCONNECT, RUN_DETACHED, on_disconnect
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import REQUEST_ID
-from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, ChatDialect, CompletionDialect, shown_by
+from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, ChatDialect, CompletionDialect, form_for
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure, HttpRefused
 from ryzanstein.router.faces.openai.requests.prompts import Completions, chat_request, completion_requests
 from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
@@ -107,7 +107,7 @@ class SocketRequests:
 
 
 def _submission(body: GenerationOptions, request: GenerationRequest, dialect: AnswerDialect, headers: Headers) -> Submission:
-    return Submission(request, shown_by(body, dialect), on_disconnect(headers), partial(naming_the_constraint, body))
+    return Submission(request, form_for(body, dialect), on_disconnect(headers), partial(naming_the_constraint, body))
 
 
 def _only(asked: Completions) -> GenerationRequest:

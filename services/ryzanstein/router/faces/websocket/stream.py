@@ -22,7 +22,7 @@ from ryzanstein.router.faces.disconnect import Departing, OnDisconnect
 from ryzanstein.router.faces.http.generate import bare_id, first_wanted
 from ryzanstein.router.faces.openai.answers.chunks import Chunk, Chunks
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
-from ryzanstein.router.faces.openai.answers.dialect import Shown
+from ryzanstein.router.faces.openai.answers.dialect import AnswerForm
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
 from ryzanstein.router.faces.websocket.frames import Accepted, ChunkFrame, Done, StartedFrame, encoded
 from ryzanstein.router.faces.websocket.limits import Credit, SocketLimits
@@ -68,7 +68,7 @@ class Submission:
     """A request that has passed the checks of its form. Within `naming()` errors name the fields of its body."""
 
     request: GenerationRequest
-    shown: Shown
+    form: AnswerForm
     on_disconnect: OnDisconnect
     naming: Callable[[], AbstractContextManager[None]]
 
@@ -115,13 +115,13 @@ class SocketStream:
         When the client disconnects, the generation waits for it, ends, or runs on, as the client
         chose.
         """
-        request = replace(submission.request, shown_as=submission.shown.written)
+        request = replace(submission.request, answer_form=submission.form.written)
         departing = Departing.of(request, submission.on_disconnect, can_return=True)
         generation_id = await departing.submit(self._core)
-        self.generation = submission.shown.dialect.id_prefix + generation_id
+        self.generation = submission.form.dialect.id_prefix + generation_id
         self._connection.write(encoded(Accepted(self.id, self.generation, request.request_id)))
         try:
-            await self._follow(generation_id, Cursor(), {}, lambda _: submission.shown)
+            await self._follow(generation_id, Cursor(), {}, lambda _: submission.form)
         except asyncio.CancelledError:
             if self.end is StreamEnd.LEFT:
                 await departing.left(self._core, generation_id)
@@ -134,28 +134,28 @@ class SocketStream:
         """
         self.generation = response_id
 
-        def shown_to(started: Started) -> Shown:
-            shown = Shown.read(started.shown_as, response_id)
-            return shown if include_usage is None else replace(shown, usage=include_usage)
+        def form_of(started: Started) -> AnswerForm:
+            form = AnswerForm.read(started.answer_form, response_id)
+            return form if include_usage is None else replace(form, usage=include_usage)
 
         generation_id = bare_id(response_id)
         wanted = await first_wanted(self._core, generation_id, cursor, tenant)
-        await self._follow(generation_id, cursor, wanted, shown_to, tenant)
+        await self._follow(generation_id, cursor, wanted, form_of, tenant)
 
     async def _follow(
         self,
         generation_id: str,
         cursor: Cursor,
         wanted: dict[int, int],
-        shown_to: Callable[[Started], Shown],
+        form_of: Callable[[Started], AnswerForm],
         tenant: str = "",
     ) -> None:
         reading = Reading(self._core, generation_id, wanted, tenant)
         try:
             started = await reading.start()
             self._connection.write(encoded(StartedFrame(self.id, self.generation, started.model, started.node_id)))
-            shown = shown_to(started)
-            chunks = Chunks(started, shown.dialect, cursor, shown.usage, continuous=shown.continuous)
+            form = form_of(started)
+            chunks = Chunks(started, form.dialect, cursor, form.usage, continuous=form.continuous)
             while (event := await reading.next()) is not None:
                 await self._send(chunks.of(event), cursor, reading)
             await self._send(chunks.last(), cursor, reading)

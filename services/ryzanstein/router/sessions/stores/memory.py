@@ -85,8 +85,8 @@ class ResponseChains:
             session = self.kept.pop(session_id)
             self._used.pop(session_id, None)
             yield session
-            if (beside := self.kept.pop(session_id + OBJECT_MARK, None)) is not None:
-                yield beside
+            if (alongside := self.kept.pop(session_id + OBJECT_MARK, None)) is not None:
+                yield alongside
             session_id = self._unneeded(session.parent)
 
     def _unneeded(self, parent: str) -> str:

@@ -32,7 +32,7 @@ from ryzanstein.worker.model.decoder import DecoderLayer
 from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _INDEX = ".index.json"
@@ -103,8 +103,8 @@ def _refuse_transposed(origin: Origin) -> None:
     """Raises CheckpointError for GPT-2: transformers and we read quantized matrices as [outputs, inputs] only."""
     if origin.spec.transposed:
         raise CheckpointError(
-            f"{origin.path}: model_type {shown(origin.spec.model_type)} stores its matrices as [inputs, outputs], which nobody "
-            "reads quantized: a GGUF file can have them in blocks (ryzanstein convert --type)"
+            f"{origin.path}: model_type {excerpt(origin.spec.model_type)} stores its matrices as [inputs, outputs], which "
+            "nobody reads quantized: a GGUF file can have them in blocks (ryzanstein convert --type)"
         )
 
 

@@ -122,8 +122,8 @@ class NodeEmbedding:
         return token_ids
 
     def _most_tokens(self) -> int:
-        shown = self._node.host.shown
-        served = self._text.context_length if shown is None else shown.context_length
+        form = self._node.host.announced
+        served = self._text.context_length if form is None else form.context_length
         return min(served, self._model.max_tokens or served)
 
 

@@ -213,9 +213,9 @@ class DeployedModels:
         if before.choice.path == model.choice.path and not before.choice.revision:
             await self._adopt(name, model)  # it was started with this very directory
             return
-        need, beside = await self._needs.of(model.choice.path), (agent, model.choice)
-        if agent.node.host.serving is not None and self._memory.take(beside, need.bytes):
-            await self._replace_beside(name, model, beside)
+        need, alongside = await self._needs.of(model.choice.path), (agent, model.choice)
+        if agent.node.host.serving is not None and self._memory.take(alongside, need.bytes):
+            await self._replace_alongside(name, model, alongside)
             return
         await self._replace_in_place(name, model, need.bytes)
 
@@ -237,17 +237,17 @@ class DeployedModels:
             await agent.operations.change_over(before.choice)
             agent.operations.report_refusal(model.choice, reason)
 
-    async def _replace_beside(self, name: str, model: WantedModel, beside: tuple[ModelAgent, ModelChoice]) -> None:
+    async def _replace_alongside(self, name: str, model: WantedModel, alongside: tuple[ModelAgent, ModelChoice]) -> None:
         agent = self._served[name].agent
         try:
             if await agent.operations.replace(model.choice):
                 self._served[name] = DeployedModel(model, agent)
-                self._memory.hand_over(beside, agent)
+                self._memory.hand_over(alongside, agent)
                 await self._adopt(name, model)
             else:
                 self._refused[name] = (model, "")
         finally:
-            self._memory.give_back(beside)
+            self._memory.give_back(alongside)
 
     async def _adopt(self, name: str, model: WantedModel) -> None:
         """Changes only how the model is kept: its revision, and when it sleeps."""

@@ -68,7 +68,7 @@ class ModelVersion:
         self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
         self.stats = self._counted = NO_STATS
         self.seen_bytes = 0
-        self._told: EngineGroup | None = None
+        self._informed: EngineGroup | None = None
         self.profiling = Profiling()
         self.running = RunningGenerations(self._send, telemetry, tracing)
         self.vectors = RunningVectors(self._send)
@@ -107,12 +107,12 @@ class ModelVersion:
     @property
     def load(self) -> Load:
         """The load that the engine last reported, plus what was sent to it since."""
-        shown, running = self.host.shown, self.stats.running
-        if shown is None:
+        announced, running = self.host.announced, self.stats.running
+        if announced is None:
             return Load()
         waiting = max(self.stats.waiting, self.num_sequences - running)
-        num_blocks = self.stats.block_limit or shown.num_blocks
-        return Load(running, waiting, shown.max_sequences, self.stats.blocks_held, num_blocks)
+        num_blocks = self.stats.block_limit or announced.num_blocks
+        return Load(running, waiting, announced.max_sequences, self.stats.blocks_held, num_blocks)
 
     def progress(self) -> list[RankProgress]:
         """Returns what each rank does now; empty without ranks."""
@@ -135,7 +135,7 @@ class ModelVersion:
         Raises UNAVAILABLE when another node should be tried.
         """
         text, node_id = self.host.text, self._settings.node_id
-        if self.host.shown is None or text is None:
+        if self.host.announced is None or text is None:
             raise self._not_ready()
         if attempt.request.model not in ("", text.name):
             message = f"node {node_id} serves {text.name!r}, not {attempt.request.model[:128]!r}"
@@ -154,9 +154,9 @@ class ModelVersion:
     def tell_tokens(self, table: bytes) -> None:
         """Sends new ranks the model's table of tokens, once."""
         group = self.serving().group
-        if self._told is not group:
+        if self._informed is not group:
             group.send(SetTokens(table))
-            self._told = group
+            self._informed = group
 
     async def _read_tokens(self, text: TextModel) -> None:
         self._early_tokens = await early_tokens(self._constraints, text)
@@ -187,7 +187,7 @@ class ModelVersion:
     def _on_ready(self, group: EngineGroup, ranks: Sequence[RankReady]) -> None:
         """Takes ranks to which nothing was sent yet."""
         if self._early_tokens:
-            self._told = group
+            self._informed = group
         self._lending.join(self, group, ranks)
         if self.host.choice is not None:
             self.pages.on_ready(group, ranks, Path(self.host.choice.path))

@@ -15,7 +15,7 @@ from ryzanstein.worker.checkpoints.gguf import header
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.json_files import MAX_POINTER_BYTES, UnreadableFile, open_regular, refuse_pointer
 from ryzanstein.worker.kernels.functions.block_types import BlockType
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class GgufFile:
         """Returns a tensor. Raises CheckpointError if there is none of this name."""
         found = self.tensors.get(name)
         if found is None:
-            raise CheckpointError(f"{self.path}: tensor {shown(name)} is missing")
+            raise CheckpointError(f"{self.path}: tensor {excerpt(name)} is missing")
         return found
 
     def will_need(self, tensor: GgufTensor) -> None:

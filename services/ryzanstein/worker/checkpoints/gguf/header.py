@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ryzanstein.worker.kernels.functions.block_types import BLOCK_TYPES, UNREAD, BlockType
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -104,14 +104,14 @@ class _Parser:
         for _ in range(num_entries):
             key = self._string("a metadata key", MAX_NAME_BYTES)
             if key in metadata:
-                self.refuse(f"metadata {shown(key)} occurs twice")
-            metadata[key] = self._value(f"metadata {shown(key)}")
+                self.refuse(f"metadata {excerpt(key)} occurs twice")
+            metadata[key] = self._value(f"metadata {excerpt(key)}")
         alignment = self._alignment(metadata)
         tensors: dict[str, TensorHead] = {}
         for _ in range(num_tensors):
             tensor = self._tensor(alignment)
             if tensor.name in tensors:
-                self.refuse(f"tensor {shown(tensor.name)} occurs twice")
+                self.refuse(f"tensor {excerpt(tensor.name)} occurs twice")
             tensors[tensor.name] = tensor
         data_start = -(-self._at // alignment) * alignment
         self._check_places(tensors, data_start)
@@ -140,7 +140,7 @@ class _Parser:
         """Returns where the next `num_bytes` begin, and goes behind them."""
         start, left = self._at, len(self.content) - self._at
         if num_bytes > left:
-            self.refuse(f"truncated in {what}: it has {shown(num_bytes)} bytes, the file {left} more")
+            self.refuse(f"truncated in {what}: it has {excerpt(num_bytes)} bytes, the file {left} more")
         self._at += num_bytes
         return start
 
@@ -210,12 +210,12 @@ class _Parser:
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
         value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-            self.refuse(f"general.alignment must be a power of two from 8 to {MAX_ALIGNMENT}, got {shown(value)}")
+            self.refuse(f"general.alignment must be a power of two from 8 to {MAX_ALIGNMENT}, got {excerpt(value)}")
         return value
 
     def _tensor(self, alignment: int) -> TensorHead:
         name = self._string("the name of a tensor", MAX_NAME_BYTES)
-        what = f"tensor {shown(name)}"
+        what = f"tensor {excerpt(name)}"
         num_dimensions = self._number("<I", f"the dimensions of {what}")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             self.refuse(f"{what} has {num_dimensions} dimensions, must be 1 to {MAX_DIMENSIONS}")
@@ -223,7 +223,7 @@ class _Parser:
         kind = self._type(self._number("<I", f"the type of {what}"), what)
         if not all(shape) or math.prod(shape) > 8 * len(self.content):
             # No type stores a number in less than an eighth of a byte.
-            self.refuse(f"{what} has shape {shown(list(shape))}, which a file of {len(self.content)} bytes cannot contain")
+            self.refuse(f"{what} has shape {excerpt(list(shape))}, which a file of {len(self.content)} bytes cannot contain")
         if shape[-1] % kind.numbers:
             self.refuse(f"{what} has rows of {shape[-1]} numbers, {kind.name} requires a multiple of {kind.numbers}")
         offset = self._number("<Q", f"the offset of {what}")
@@ -242,7 +242,9 @@ class _Parser:
         before = ""
         for tensor in sorted(tensors.values(), key=attrgetter("offset")):
             if tensor.offset < end:
-                self.refuse(f"tensor {shown(tensor.name)} begins at byte {tensor.offset}, before {shown(before)} ends ({end})")
+                self.refuse(
+                    f"tensor {excerpt(tensor.name)} begins at byte {tensor.offset}, before {excerpt(before)} ends ({end})"
+                )
             end, before = tensor.offset + tensor.num_bytes, tensor.name
             if end > data_bytes:
-                self.refuse(f"truncated in tensor {shown(before)}: it ends at byte {end} of the data, which has {data_bytes}")
+                self.refuse(f"truncated in tensor {excerpt(before)}: it ends at byte {end} of the data, which has {data_bytes}")

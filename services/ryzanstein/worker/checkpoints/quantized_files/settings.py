@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from ryzanstein.worker.architectures.values import Values
-from ryzanstein.worker.refusal import shown
+from ryzanstein.worker.refusal import excerpt
 
 _Value = TypeVar("_Value", int, str, bool)
 
@@ -17,7 +17,7 @@ def one_of(settings: Values, key: str, known: tuple[_Value, ...], default: _Valu
     for each in known:
         if value == each and type(value) is type(each):
             return each
-    raise settings.error(key, f"{shown(value)} is not supported, only {', '.join(map(repr, known))}")
+    raise settings.error(key, f"{excerpt(value)} is not supported, only {', '.join(map(repr, known))}")
 
 
 def group_size(settings: Values) -> int | None:

@@ -51,8 +51,8 @@ def _merges(schema: Schema) -> bool:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    told = {name: _closed_part(name, value) for name, value in schema.items()}
-    return {**told, "additionalProperties": False} if _closable(schema) else told
+    given = {name: _closed_part(name, value) for name, value in schema.items()}
+    return {**given, "additionalProperties": False} if _closable(schema) else given
 
 
 def _closed_part(name: str, value: Any) -> Any:

@@ -28,10 +28,10 @@ def plain(schema: Schema) -> Schema | bool:
     """Returns one schema, without its parts, in the keywords of draft 2020-12 that say the same."""
     if schema.get("not") in ({}, True) and "not" in schema:
         return False  # zod's `never`
-    told = {name: value for name, value in schema.items() if not is_annotation(name)}
+    given = {name: value for name, value in schema.items() if not is_annotation(name)}
     for rewrite in _REWRITES:
-        told = rewrite(told)
-    return told
+        given = rewrite(given)
+    return given
 
 
 def is_annotation(name: str) -> bool:
@@ -39,9 +39,9 @@ def is_annotation(name: str) -> bool:
     return name in ANNOTATIONS or name.startswith("x-")
 
 
-def _without_idle(told: Schema) -> Schema:
+def _without_idle(given: Schema) -> Schema:
     """Leaves out what demands nothing with this value."""
-    return {name: value for name, value in told.items() if not (name in _IDLE and any(value is each for each in _IDLE[name]))}
+    return {name: value for name, value in given.items() if not (name in _IDLE and any(value is each for each in _IDLE[name]))}
 
 
 _IDLE: dict[str, tuple[Any, ...]] = {
@@ -55,72 +55,72 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _format(told: Schema) -> Schema:
+def _format(given: Schema) -> Schema:
     """A format is an annotation unless it is known and of a string. zod writes it with a pattern, which may look around."""
-    if "format" not in told:
-        return told
-    known = isinstance(told["format"], str) and told["format"] in FORMATS and "string" in _types(told, "string")
+    if "format" not in given:
+        return given
+    known = isinstance(given["format"], str) and given["format"] in FORMATS and "string" in _types(given, "string")
     if not known:
-        return _less(told, "format")
-    looks = isinstance(told.get("pattern"), str) and LOOK_AROUND.search(told["pattern"]) is not None
-    return _less(told, "pattern") if looks else told
+        return _less(given, "format")
+    looks = isinstance(given.get("pattern"), str) and LOOK_AROUND.search(given["pattern"]) is not None
+    return _less(given, "pattern") if looks else given
 
 
-def _names(told: Schema) -> Schema:
+def _names(given: Schema) -> Schema:
     """`propertyNames` of a record: any string, one of some names, or a pattern."""
-    names = told.get("propertyNames")
+    names = given.get("propertyNames")
     if not isinstance(names, dict):
-        return told
+        return given
     bare = {name: value for name, value in names.items() if not is_annotation(name) and (name, value) != ("type", "string")}
     if not bare:
-        return _less(told, "propertyNames")
-    if len(bare) > 1 or "properties" in told or "patternProperties" in told:
-        return told
-    values, rest = told.get("additionalProperties", {}), _less(told, "propertyNames", "additionalProperties")
+        return _less(given, "propertyNames")
+    if len(bare) > 1 or "properties" in given or "patternProperties" in given:
+        return given
+    values, rest = given.get("additionalProperties", {}), _less(given, "propertyNames", "additionalProperties")
     if isinstance(listed := bare.get("enum"), list) and all(isinstance(each, str) for each in listed):
         return {**rest, "properties": dict.fromkeys(listed, values), "additionalProperties": False}
     if "pattern" in bare:
         return {**rest, "patternProperties": {bare["pattern"]: values}, "additionalProperties": False}
-    return told
+    return given
 
 
-def _tuples(told: Schema) -> Schema:
+def _tuples(given: Schema) -> Schema:
     """Draft 7: a list of schemas in `items`, and `additionalItems` for the others."""
-    if not isinstance(listed := told.get("items"), list) or "prefixItems" in told:
-        return _less(told, "additionalItems") if "items" in told else told
-    rest = {"items": told["additionalItems"]} if "additionalItems" in told else {}
-    return {**_less(told, "items", "additionalItems"), **({"prefixItems": listed} if listed else {}), **rest}
+    if not isinstance(listed := given.get("items"), list) or "prefixItems" in given:
+        return _less(given, "additionalItems") if "items" in given else given
+    rest = {"items": given["additionalItems"]} if "additionalItems" in given else {}
+    return {**_less(given, "items", "additionalItems"), **({"prefixItems": listed} if listed else {}), **rest}
 
 
-def _exclusive(told: Schema) -> Schema:
+def _exclusive(given: Schema) -> Schema:
     """Draft 4 and OpenAPI 3.0: whether the bound itself is excluded."""
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if told.get(flag) is True and bound in told:
-            told = {**_less(told, flag, bound), flag: told[bound]}
-    return told
+        if given.get(flag) is True and bound in given:
+            given = {**_less(given, flag, bound), flag: given[bound]}
+    return given
 
 
-def _closed(told: Schema) -> Schema:
+def _closed(given: Schema) -> Schema:
     """`unevaluatedProperties` beside no other schema of the same object is `additionalProperties`."""
-    if "unevaluatedProperties" not in told or "additionalProperties" in told or not _APPLICATORS.isdisjoint(told):
-        return told
-    return {**_less(told, "unevaluatedProperties"), "additionalProperties": told["unevaluatedProperties"]}
+    if "unevaluatedProperties" not in given or "additionalProperties" in given or not _APPLICATORS.isdisjoint(given):
+        return given
+    return {**_less(given, "unevaluatedProperties"), "additionalProperties": given["unevaluatedProperties"]}
 
 
-def _unique(told: Schema) -> Schema:
+def _unique(given: Schema) -> Schema:
     """A list without repetitions, of at most one entry or of few values."""
-    if told.get("uniqueItems") is not True:
-        return told
-    bare = _less(told, "uniqueItems")
-    if _whole(told.get("maxItems"), 2) <= 1:
+    if given.get("uniqueItems") is not True:
+        return given
+    bare = _less(given, "uniqueItems")
+    if _whole(given.get("maxItems"), 2) <= 1:
         return bare
-    values = _values(told.get("items"))
-    if values is None or told.get("type") != "array" or "prefixItems" in told:
-        return told
-    fewest, most = _whole(told.get("minItems"), 0), min(_whole(told.get("maxItems"), len(values)), len(values))
+    values = _values(given.get("items"))
+    if values is None or given.get("type") != "array" or "prefixItems" in given:
+        return given
+    fewest, most = _whole(given.get("minItems"), 0), min(_whole(given.get("maxItems"), len(values)), len(values))
     counts = range(fewest, most + 1)
     if not counts or sum(perm(len(values), count) for count in counts) > MAX_ARRANGEMENTS:
-        return told
+        return given
     rest = _less(bare, "type", "items", "minItems", "maxItems")
     return {**rest, "enum": [list(each) for count in counts for each in permutations(values, count)]}
 
@@ -147,17 +147,17 @@ def _types_of(value: Any) -> set[str]:
     return {"string"} if isinstance(value, str) else {"integer", "number"} if isinstance(value, int) else set()
 
 
-def _least(told: Schema) -> Schema:
+def _least(given: Schema) -> Schema:
     """The least of 64 bits, which generators of Rust and Go write."""
-    whole = _types(told, "") == ["integer"]
-    low = [name for name in ("minimum", "exclusiveMinimum") if whole and _is_number(told.get(name))]
-    return told | {name: _LEAST_INTEGER for name in low if told[name] < _LEAST_INTEGER}
+    whole = _types(given, "") == ["integer"]
+    low = [name for name in ("minimum", "exclusiveMinimum") if whole and _is_number(given.get(name))]
+    return given | {name: _LEAST_INTEGER for name in low if given[name] < _LEAST_INTEGER}
 
 
-def _inner_names(told: Schema) -> Schema:
+def _inner_names(given: Schema) -> Schema:
     """A name of a part that no reference depends on. `id` was its name in draft 4."""
-    known = {name: told[name] for name in ("$id", "id") if isinstance(told.get(name), str)}
-    return told if not known or _refers(told) else _less(told, *known)
+    known = {name: given[name] for name in ("$id", "id") if isinstance(given.get(name), str)}
+    return given if not known or _refers(given) else _less(given, *known)
 
 
 def _refers(value: Any) -> bool:
@@ -171,8 +171,8 @@ def _refers(value: Any) -> bool:
     return bool(level)
 
 
-def _types(told: Schema, default: str) -> list[Any]:
-    types = told.get("type", default)
+def _types(given: Schema, default: str) -> list[Any]:
+    types = given.get("type", default)
     return types if isinstance(types, list) else [types]
 
 
@@ -184,8 +184,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _less(told: Schema, *names: str) -> Schema:
-    return {name: value for name, value in told.items() if name not in names}
+def _less(given: Schema, *names: str) -> Schema:
+    return {name: value for name, value in given.items() if name not in names}
 
 
 _REWRITES: tuple[Callable[[Schema], Schema], ...] = (

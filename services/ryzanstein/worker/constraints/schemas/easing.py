@@ -75,28 +75,30 @@ def _eased(schema: Any, root: Any, depth: int) -> Any:
         return {}
     if depth > MAX_DEPTH:
         return schema
-    told = plain({name: value for name, value in schema.items() if name not in _WHAT or _WHAT[name](value)})
-    if isinstance(told, bool):
-        return told
-    return dict(_entries(_weakened(told, root), root, depth + 1))
+    given = plain({name: value for name, value in schema.items() if name not in _WHAT or _WHAT[name](value)})
+    if isinstance(given, bool):
+        return given
+    return dict(_entries(_weakened(given, root), root, depth + 1))
 
 
-def _weakened(told: Schema, root: Any) -> Schema:
+def _weakened(given: Schema, root: Any) -> Schema:
     """Returns a schema with what is enforced of some of its keywords, or without them."""
-    if isinstance(told.get("oneOf"), list):  # what matches exactly one matches any
-        any_of = told.pop("oneOf")
-        told = {**told, "allOf": [*told.get("allOf", ()), {"anyOf": any_of}]} if "anyOf" in told else {**told, "anyOf": any_of}
-    if LOOK_AROUND.search(told.get("pattern", "")):
-        del told["pattern"]
-    if told.get("minProperties", 0) > max(1, len(told.get("required", ()))):
-        del told["minProperties"]
-    if "$ref" in told and not _leads(told["$ref"], root):
-        del told["$ref"]
-    return told
+    if isinstance(given.get("oneOf"), list):  # what matches exactly one matches any
+        any_of = given.pop("oneOf")
+        given = (
+            {**given, "allOf": [*given.get("allOf", ()), {"anyOf": any_of}]} if "anyOf" in given else {**given, "anyOf": any_of}
+        )
+    if LOOK_AROUND.search(given.get("pattern", "")):
+        del given["pattern"]
+    if given.get("minProperties", 0) > max(1, len(given.get("required", ()))):
+        del given["minProperties"]
+    if "$ref" in given and not _leads(given["$ref"], root):
+        del given["$ref"]
+    return given
 
 
-def _entries(told: Schema, root: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    for name, value in told.items():
+def _entries(given: Schema, root: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
         if name not in ENFORCED:
             continue
         if name in ONE_SCHEMA:

@@ -26,7 +26,7 @@ from ryzanstein.worker.constraints.schemas.keywords import (
     ONE_SCHEMA,
     TYPES,
 )
-from ryzanstein.worker.constraints.schemas.unions import told_apart
+from ryzanstein.worker.constraints.schemas.unions import distinguishable
 
 Schema = dict[str, Any]
 WHITESPACE = r"(\x20|\x0A(\x20{0,12}|\x09{0,6}))"
@@ -50,7 +50,7 @@ def checked(schema: Any, *, lenient: bool = False) -> Schema:
 
     `lenient`: keywords that cannot be enforced are left out instead of being refused.
     """
-    schema = told_apart(schema, schema)
+    schema = distinguishable(schema, schema)
     if lenient:
         schema = eased(schema)
     bare = _checked(schema, "#", 0)
@@ -93,8 +93,8 @@ def _checked(schema: Any, where: str, depth: int) -> Schema | bool:
         _refuse(where, "must be a schema: an object or a boolean")
     if depth > MAX_DEPTH:
         _refuse(where, f"must be nested at most {MAX_DEPTH} deep", Cause.SIZE)
-    told = plain(schema)
-    return told if isinstance(told, bool) else dict(_entries(told, where, depth))
+    given = plain(schema)
+    return given if isinstance(given, bool) else dict(_entries(given, where, depth))
 
 
 def _entries(schema: Schema, where: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -13,24 +13,24 @@ from ryzanstein.worker.constraints.schemas.keywords import LIST_OF_SCHEMAS, MAX_
 Schema = dict[str, Any]
 
 
-def told_apart(schema: Any, root: Any, depth: int = 0) -> Any:
+def distinguishable(schema: Any, root: Any, depth: int = 0) -> Any:
     """Returns a schema in which such a `oneOf` is an `anyOf`. `root` is the document that references are within."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return schema
-    told = {name: _part(name, value, root, depth + 1) for name, value in schema.items()}
-    alternatives = told.get("oneOf")
-    if "anyOf" in told or not isinstance(alternatives, list) or not _apart(alternatives, root):
-        return told
-    return {"anyOf" if name == "oneOf" else name: value for name, value in told.items()}
+    given = {name: _part(name, value, root, depth + 1) for name, value in schema.items()}
+    alternatives = given.get("oneOf")
+    if "anyOf" in given or not isinstance(alternatives, list) or not _apart(alternatives, root):
+        return given
+    return {"anyOf" if name == "oneOf" else name: value for name, value in given.items()}
 
 
 def _part(name: str, value: Any, root: Any, depth: int) -> Any:
     if name in ONE_SCHEMA:
-        return told_apart(value, root, depth)
+        return distinguishable(value, root, depth)
     if name in LIST_OF_SCHEMAS and isinstance(value, list):
-        return [told_apart(each, root, depth) for each in value]
+        return [distinguishable(each, root, depth) for each in value]
     if name in NAMED_SCHEMAS and isinstance(value, dict):
-        return {key: told_apart(each, root, depth) for key, each in value.items()}
+        return {key: distinguishable(each, root, depth) for key, each in value.items()}
     return value
 
 

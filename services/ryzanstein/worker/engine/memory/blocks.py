@@ -169,9 +169,9 @@ class BlockPool:
         """The number of idle blocks that are in chains."""
         return self._idle.num_in_chains
 
-    def drop_oldest_end(self, besides: int) -> bool:
+    def drop_oldest_end(self, excluding: int) -> bool:
         """Evicts the last block of the least recently used chain, besides one; returns whether there is another."""
-        block = self._idle.end_of_oldest_chain(besides)
+        block = self._idle.end_of_oldest_chain(excluding)
         if block is not None:
             self._evict_one(block)
         return block is not None

@@ -81,9 +81,9 @@ class IdleBlocks:
         first = next(iter(self._order))
         return ~first if first < 0 else self._end(first)
 
-    def end_of_oldest_chain(self, besides: int) -> int | None:
+    def end_of_oldest_chain(self, excluding: int) -> int | None:
         """Returns the last block of the chain that was used least recently, besides one chain."""
-        oldest = next((chain for chain in self._chains if chain != besides), None)
+        oldest = next((chain for chain in self._chains if chain != excluding), None)
         return None if oldest is None else self._end(oldest)
 
     def renumber(self, moves: Mapping[int, int]) -> None:

@@ -157,7 +157,7 @@ class TravelingPages:
         """
         most = int(self._pool.limit * ARRIVED_SHARE)
         while self._pool.num_in_chains + num_chosen >= most:
-            if not self._pool.drop_oldest_end(besides=chain):
+            if not self._pool.drop_oldest_end(excluding=chain):
                 return False
         return True
 

@@ -150,15 +150,15 @@ class Shedding:
         return self._look(now)
 
     def _look(self, now: float) -> list[tuple[SequenceGroup, RyzansteinError]]:
-        outlook = WaitForecast(self._scheduler, self._pace)
+        forecast = WaitForecast(self._scheduler, self._pace)
         late = []
-        for wait in outlook.waits():
+        for wait in forecast.waits():
             group = wait.sequence.group
             error = self._judge(group, wait, now) if group.fresh else None
             if error is not None:
                 late.append((group, error))
-                outlook.skip(wait.sequence)
-        self._newcomer_s = outlook.newcomer_s
+                forecast.skip(wait.sequence)
+        self._newcomer_s = forecast.newcomer_s
         return late
 
     def _judge(self, group: SequenceGroup, wait: Wait, now: float) -> RyzansteinError | None:

@@ -57,7 +57,7 @@ class LifeSign:
         self._over.set()
 
     @contextmanager
-    def shown(self, nice: int) -> Iterator[None]:
+    def displayed(self, nice: int) -> Iterator[None]:
         """Holds the mutex while inside. Called by the rank.
 
         Lowers the priority of all its threads except the one that holds the mutex.

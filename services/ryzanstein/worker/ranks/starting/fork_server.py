@@ -97,7 +97,7 @@ class Fork:
         own_only(self.received, self.numbers)
         life_sign = LifeSign(self.numbers[-1])
         os.close(self.numbers[-1])
-        with life_sign.shown(self.nice):
+        with life_sign.displayed(self.nice):
             return run(self.rank, self.numbers[0])
 
 

@@ -231,8 +231,8 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         code = self._child.wait()
-        said = f"failed: {self._last_words}" if self._last_words else exit_text(code)
-        self.lost.set_result(f"the fork server {said}")
+        text = f"failed: {self._last_words}" if self._last_words else exit_text(code)
+        self.lost.set_result(f"the fork server {text}")
         for process in [process for process in self._ranks.values() if process.over.done()]:
             self._without_word(process)
         self._server.ended(code)

@@ -47,16 +47,16 @@ def _in_turns(messages: Messages) -> Messages:
             waiting = _joined(waiting, message.content)
         else:
             if waiting and message.role is not Role.USER:
-                _said_by_user(found, waiting)
+                _spoken_by_user(found, waiting)
                 waiting = ""
             found.append(replace(message, content=_joined(waiting, message.content)))
             waiting = ""
     if waiting:
-        _said_by_user(found, waiting)
+        _spoken_by_user(found, waiting)
     return tuple(found)
 
 
-def _said_by_user(found: list[Message], text: str) -> None:
+def _spoken_by_user(found: list[Message], text: str) -> None:
     """Adds a text to the user's message that is last, or as one: roles alternate."""
     if found[-1].role is Role.USER:
         found[-1] = _after(found[-1], text)
@@ -92,8 +92,8 @@ def _alternating(messages: Messages) -> Messages:
 
 
 def _is_more(before: Message, message: Message) -> bool:
-    said = before.role is message.role and message.role in (Role.USER, Role.ASSISTANT)
-    return said and before.name == message.name and not (before.tool_calls or message.tool_calls or message.reasoning)
+    wording = before.role is message.role and message.role in (Role.USER, Role.ASSISTANT)
+    return wording and before.name == message.name and not (before.tool_calls or message.tool_calls or message.reasoning)
 
 
 def _after(message: Message, text: str) -> Message:

@@ -20,9 +20,9 @@ from ryzanstein.generation.prompts import ChatPrompt, Message
 from ryzanstein.generation.tools import Tool
 from ryzanstein.worker.text.templates.arrangements import arrangements, later_system, without_later_system
 from ryzanstein.worker.text.templates.sandbox import OutputTooLong
-from ryzanstein.worker.text.templates.told import Arguments, Empty, Form, Told, Tooling, content_text
+from ryzanstein.worker.text.templates.template_input import Arguments, Empty, Form, TemplateInput, Tooling, content_text
 
-Render = Callable[[Told], str]
+Render = Callable[[TemplateInput], str]
 
 _MARKS = range(0xF0000, 0xFFFFE)
 _PARTS = ("{'type': 'text'", '{"type": "text"', '{"text": ')
@@ -43,7 +43,7 @@ class Unshown(Exception):
 class Chosen:
     """A conversation as the template is told it, and its text. `shows_tools`: all of them, if there are any, are in it."""
 
-    told: Told
+    given: TemplateInput
     text: str
     shows_tools: bool = True
 
@@ -54,17 +54,17 @@ def chosen(render: Render, prompt: ChatPrompt) -> Chosen:
     Raises what `render` raises for the bounds, the template's own refusal, and Unshown.
     """
     failures: list[Exception] = []
-    for told in _ways(prompt):
+    for given in _ways(prompt):
         try:
-            return _checked(render, told)
+            return _checked(render, given)
         except (OutputTooLong, RecursionError, MemoryError):
             raise
         except Exception as error:  # a template is a program: whatever fails in it, fails on this form
             failures.append(error)
-    raise _told_of(failures, render, prompt)
+    raise _described_by(failures, render, prompt)
 
 
-def _told_of(failures: Sequence[Exception], render: Render, prompt: ChatPrompt) -> Exception:
+def _described_by(failures: Sequence[Exception], render: Render, prompt: ChatPrompt) -> Exception:
     """Returns what a client is told: the template's own words, before those of the program that it is."""
     own = [error for error in failures if type(error) is TemplateError]
     error = (own or failures)[0]
@@ -82,14 +82,14 @@ def _accepted(render: Render, prompt: ChatPrompt) -> bool:
     return True
 
 
-def _ways(prompt: ChatPrompt) -> Iterator[Told]:
-    seen: list[Told] = []
+def _ways(prompt: ChatPrompt) -> Iterator[TemplateInput]:
+    seen: list[TemplateInput] = []
     for messages in arrangements(prompt.messages):
         for form in _forms(messages, prompt.tools.offered):
-            told = Told.of(replace(prompt, messages=messages), form)
-            if told not in seen:
-                seen.append(told)
-                yield told
+            given = TemplateInput.of(replace(prompt, messages=messages), form)
+            if given not in seen:
+                seen.append(given)
+                yield given
 
 
 def _forms(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Form]:
@@ -110,57 +110,57 @@ def _forms(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Form]
             yield Form(empty, thoughts=False)
 
 
-def _checked(render: Render, told: Told) -> Chosen:
-    text = render(told)
-    if _prints_none(render, told, text):
-        raise Unshown(_first_none(told), "the model's chat template prints a content that is not there")
-    if any(isinstance(message.get("content"), list) for message in told.messages) and _prints_parts(told, text):
+def _checked(render: Render, given: TemplateInput) -> Chosen:
+    text = render(given)
+    if _prints_none(render, given, text):
+        raise Unshown(_first_none(given), "the model's chat template prints a content that is not there")
+    if any(isinstance(message.get("content"), list) for message in given.messages) and _prints_parts(given, text):
         raise Unshown(0, "the model's chat template prints the parts of a content instead of their text")
-    for index, arguments in _raw_arguments(told):
+    for index, arguments in _raw_arguments(given):
         if not _is_in(arguments, text):
             raise Unshown(index, "the model's chat template leaves arguments of a call out that are no object")
-    if not told.tools and not _calls(told) and _surely_shown(told, text):
-        return Chosen(told, text)
-    return _Marks(told, text).checked(render)
+    if not given.tools and not _calls(given) and _surely_visible(given, text):
+        return Chosen(given, text)
+    return _Marks(given, text).checked(render)
 
 
-def _calls(told: Told) -> bool:
-    return any(message.get("tool_calls") for message in told.messages)
+def _calls(given: TemplateInput) -> bool:
+    return any(message.get("tool_calls") for message in given.messages)
 
 
-def _prints_parts(told: Told, text: str) -> bool:
-    return any(text.count(part) > sum(content_text(message).count(part) for message in told.messages) for part in _PARTS)
+def _prints_parts(given: TemplateInput, text: str) -> bool:
+    return any(text.count(part) > sum(content_text(message).count(part) for message in given.messages) for part in _PARTS)
 
 
-def _raw_arguments(told: Told) -> Iterator[tuple[int, str]]:
+def _raw_arguments(given: TemplateInput) -> Iterator[tuple[int, str]]:
     """Yields the arguments that are told as texts, each with its message's index."""
-    for index, message in enumerate(told.messages):
+    for index, message in enumerate(given.messages):
         for call in message.get("tool_calls", ()):
             if isinstance(call["function"]["arguments"], str):
                 yield index, call["function"]["arguments"]
 
 
-def _first_none(told: Told) -> int:
-    return next(i for i, message in enumerate(told.messages) if _has_null(message))
+def _first_none(given: TemplateInput) -> int:
+    return next(i for i, message in enumerate(given.messages) if _has_null(message))
 
 
 def _has_null(message: dict[str, Any]) -> bool:
     return message.get("content", "") is None
 
 
-def _prints_none(render: Render, told: Told, text: str) -> bool:
+def _prints_none(render: Render, given: TemplateInput, text: str) -> bool:
     """Returns whether the template writes `None` for a content that is null."""
-    if "None" not in text or not any(map(_has_null, told.messages)):
+    if "None" not in text or not any(map(_has_null, given.messages)):
         return False
-    filled = [message | {"content": ""} if _has_null(message) else message for message in told.messages]
+    filled = [message | {"content": ""} if _has_null(message) else message for message in given.messages]
     try:
-        return text.count("None") > render(replace(told, messages=filled)).count("None")
+        return text.count("None") > render(replace(given, messages=filled)).count("None")
     except Exception:  # the template wants null
         return False
 
 
-def _surely_shown(told: Told, text: str) -> bool:
-    contents = Counter(content_text(message).strip() for message in told.messages)
+def _surely_visible(given: TemplateInput, text: str) -> bool:
+    contents = Counter(content_text(message).strip() for message in given.messages)
     return all(not each or (len(each) >= _SURELY and text.count(each) >= num) for each, num in contents.items())
 
 
@@ -170,11 +170,11 @@ class _Marks:
     A text is shown if its mark is in what the template writes.
     """
 
-    def __init__(self, told: Told, text: str) -> None:
-        used = set(text) | set().union(*told.texts())
+    def __init__(self, given: TemplateInput, text: str) -> None:
+        used = set(text) | set().union(*given.texts())
         self._unused = (chr(code) for code in _MARKS if chr(code) not in used)
-        self._told, self._text = told, text
-        self._messages: list[list[str]] = [[] for _ in told.messages]
+        self._given, self._text = given, text
+        self._messages: list[list[str]] = [[] for _ in given.messages]
         self._tools: list[str] = []
 
     def checked(self, render: Render) -> Chosen:
@@ -185,17 +185,17 @@ class _Marks:
         except (OutputTooLong, RecursionError, MemoryError):
             raise
         except Exception:  # the template looks into the texts, so it cannot be known
-            return Chosen(self._told, self._text)
+            return Chosen(self._given, self._text)
         for index, marks in enumerate(self._messages):
             if not all(_is_in(mark, text) for mark in marks):
-                role = self._told.messages[index]["role"]
+                role = self._given.messages[index]["role"]
                 raise Unshown(index, f"the model's chat template leaves a part of this message out (role {role})")
-        return Chosen(self._told, self._text, all(_is_in(mark, text) for mark in self._tools))
+        return Chosen(self._given, self._text, all(_is_in(mark, text) for mark in self._tools))
 
-    def _marked(self) -> Told:
-        messages = [self._message(index, message) for index, message in enumerate(self._told.messages)]
-        tools = None if self._told.tools is None else [self._tool(tool) for tool in self._told.tools]
-        return replace(self._told, messages=messages, tools=tools)
+    def _marked(self) -> TemplateInput:
+        messages = [self._message(index, message) for index, message in enumerate(self._given.messages)]
+        tools = None if self._given.tools is None else [self._tool(tool) for tool in self._given.tools]
+        return replace(self._given, messages=messages, tools=tools)
 
     def _message(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
         found = dict(message)

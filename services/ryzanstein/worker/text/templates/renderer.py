@@ -6,6 +6,7 @@ import msgspec
 from jinja2 import TemplateSyntaxError
 
 from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.worker.text.templates.forgery import Ambiguous, ControlTexts
 from ryzanstein.worker.text.templates.forms import Chosen, Unshown, chosen
 from ryzanstein.worker.text.templates.rendering import (
     Limited,
@@ -18,8 +19,7 @@ from ryzanstein.worker.text.templates.rendering import (
     rendered,
 )
 from ryzanstein.worker.text.templates.sandbox import ChatTemplate, OutputTooLong
-from ryzanstein.worker.text.templates.told import Told
-from ryzanstein.worker.text.templates.veil import Ambiguous, ControlTexts
+from ryzanstein.worker.text.templates.template_input import TemplateInput
 
 AMBIGUOUS = (
     "must not contain the text of control tokens, which the template changes, so their origin in the prompt is ambiguous"
@@ -62,15 +62,15 @@ class Renderer:
     def _way(self, template: ChatTemplate, prompt: ChatPrompt) -> Chosen:
         if template.reads_messages:
             return chosen(template.text, prompt)
-        told = Told.of(prompt)
-        return Chosen(told, template.text(told))
+        given = TemplateInput.of(prompt)
+        return Chosen(given, template.text(given))
 
     def _render(self, prompt: ChatPrompt) -> Outcome:
         assert self._template is not None
         self._template.tick()
         try:
             way = self._way(self._template, prompt)
-            rendered = self._control.rendered(self._template.text, way.told, way.text)
+            rendered = self._control.rendered(self._template.text, way.given, way.text)
             return msgspec.structs.replace(rendered, shows_tools=way.shows_tools)
         except OutputTooLong:
             return Limited(RenderLimit.OUTPUT)

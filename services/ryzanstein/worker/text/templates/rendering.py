@@ -12,7 +12,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt
 
 TEMPLATE_LIMIT = "TEMPLATE_LIMIT"
-MAX_SHOWN_CHARS = 300
+MAX_VISIBLE_CHARS = 300
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
@@ -107,9 +107,9 @@ def rendered(outcome: Outcome) -> Rendered:
         case Limited(limit):
             raise limited(limit)
         case RenderRefused(message, index):
-            raise errors.invalid("messages" if index is None else f"messages[{index}]", message[:MAX_SHOWN_CHARS])
+            raise errors.invalid("messages" if index is None else f"messages[{index}]", message[:MAX_VISIBLE_CHARS])
         case TemplateUnreadable(message):
-            raise errors.failed_precondition("MODEL_INVALID", f"chat template: {message[:MAX_SHOWN_CHARS]}")
+            raise errors.failed_precondition("MODEL_INVALID", f"chat template: {message[:MAX_VISIBLE_CHARS]}")
 
 
 def limited(limit: RenderLimit) -> RyzansteinError:

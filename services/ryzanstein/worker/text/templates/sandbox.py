@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ryzanstein.worker.text.templates.told import Told, content_text
+from ryzanstein.worker.text.templates.template_input import TemplateInput, content_text
 
 _END = "\U0010fffe "
 """Stands where a message that is continued ends: a character that Unicode keeps out of texts, and a space."""
@@ -63,7 +63,7 @@ class ChatTemplate:
         """
         self._moment = datetime.now()
 
-    def text(self, told: Told) -> str:
+    def text(self, given: TemplateInput) -> str:
         """Returns the conversation up to where the assistant speaks next.
 
         Raises OutputTooLong, or any exception: a template is a program.
@@ -71,18 +71,18 @@ class ChatTemplate:
         parts: list[str] = []
         num_chars = 0
         own = {
-            "messages": _marked(told.messages) if told.continues else told.messages,
-            "tools": told.tools,
+            "messages": _marked(given.messages) if given.continues else given.messages,
+            "tools": given.tools,
             "documents": None,
-            "add_generation_prompt": told.add_generation_prompt,
+            "add_generation_prompt": given.add_generation_prompt,
         }
-        for part in self._template.generate(**told.variables | self._variables | own):
+        for part in self._template.generate(**given.variables | self._variables | own):
             num_chars += len(part)
             if num_chars > self._max_chars:
                 raise OutputTooLong
             parts.append(part)
         text = "".join(parts)
-        return _continued(text) if told.continues else text
+        return _continued(text) if given.continues else text
 
     def _strftime_now(self, pattern: str) -> str:
         return self._moment.strftime(pattern)

@@ -99,17 +99,17 @@ def choose_sizes(text: str, ranks: int) -> tuple[int, ...]:
 
 def table(results: Sequence[CollectiveResult]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="collectives", title_justify="left")
+    visible = Table(title="collectives", title_justify="left")
     for heading in ("op", "ranks", "size", "backend", "p50", "p99", "bus bandwidth"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for result in results:
-        shown.add_row(
+        visible.add_row(
             *(result.op, str(result.ranks), show_size(result.bytes), result.backend),
             f"{result.p50_s * 1e6:.1f} us",
             f"{result.p99_s * 1e6:.1f} us",
             f"{result.bus_bytes_per_s / 1e9:.3f} GB/s",
         )
-    return shown
+    return visible
 
 
 def collectives(

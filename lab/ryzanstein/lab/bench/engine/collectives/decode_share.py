@@ -101,10 +101,10 @@ def _share(backend: str, batch: int, rounds: Sequence[Round]) -> DecodeShare:
 
 def table(shares: Sequence[DecodeShare]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="communication in decode steps", title_justify="left")
+    visible = Table(title="communication in decode steps", title_justify="left")
     for heading in ("batch", "backend", "step p50", "communication"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for share in shares:
         step, part = f"{share.step_p50_s * 1e3:.2f} ms", f"{share.communication_share:.0%}"
-        shown.add_row(str(share.batch), share.backend, step, part)
-    return shown
+        visible.add_row(str(share.batch), share.backend, step, part)
+    return visible

@@ -57,15 +57,15 @@ def _seconds(row: FigureChange) -> tuple[float, float]:
 
 def table(comparison: DocumentComparison) -> Table:
     """Returns the table for people."""
-    shown = Table(title="after over before, relative to the reference kernel", title_justify="left")
+    visible = Table(title="after over before, relative to the reference kernel", title_justify="left")
     for heading in ("figure", "before", "after", "factor", "within", "verdict"):
-        shown.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")
+        visible.add_column(heading, justify="left" if heading in ("figure", "verdict") else "right")
     for row in comparison.rows:
         change = row.change
         bounds = f"{change.low:.3f} .. {change.high:.3f}"
         cells = (row.name, *map(show_seconds, _seconds(row)), f"{change.factor:.3f}", bounds, row.verdict)
-        shown.add_row(*cells, style=_STYLES[row.verdict])
-    return shown
+        visible.add_row(*cells, style=_STYLES[row.verdict])
+    return visible
 
 
 def compare(

@@ -72,9 +72,9 @@ class PeerReport:
 
     def tables(self) -> list[Table]:
         """Returns the tables: speeds, footprints, ratios, and the contenders that did not run."""
-        shown = [self._speeds(), *self._footprints(), *(self._ratios(what) for what in _RATIOS)]
+        visible = [self._speeds(), *self._footprints(), *(self._ratios(what) for what in _RATIOS)]
         missing = {"absent": self.absent, "failed": self.outcome.failed}
-        return shown + [_missing(title, labels) for title, labels in missing.items() if labels]
+        return visible + [_missing(title, labels) for title, labels in missing.items() if labels]
 
     def _speeds(self) -> Table:
         """Returns a table with a row for each contender and a column for each load."""

@@ -71,21 +71,21 @@ def _ratio(samples: Samples, layout: RankLayout, over: RankLayout, load: Scaling
 
 def figure_table(rows: Sequence[ScalingFigure]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="layouts (ranks x threads per rank)", title_justify="left")
+    visible = Table(title="layouts (ranks x threads per rank)", title_justify="left")
     for heading in ("load", "layout", "tokens/s", "step", "communication by rank"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for row in sorted(rows, key=lambda row: row.load):
         shares = ", ".join(f"{share:.1%}" for share in row.communication_shares)
-        shown.add_row(row.load, row.layout, f"{row.tokens_per_s:.2f}", f"{row.step_s * 1e3:.1f} ms", shares)
-    return shown
+        visible.add_row(row.load, row.layout, f"{row.tokens_per_s:.2f}", f"{row.step_s * 1e3:.1f} ms", shares)
+    return visible
 
 
 def ratio_table(rows: Sequence[ScalingRatio]) -> Table:
     """Returns the table for people."""
-    shown = Table(title="ratios of tokens/s within each round", title_justify="left")
+    visible = Table(title="ratios of tokens/s within each round", title_justify="left")
     for heading in ("load", "layout", "over", "median", "least", "most"):
-        shown.add_column(heading, justify="right")
+        visible.add_column(heading, justify="right")
     for row in sorted(rows, key=lambda row: row.load):
         values = (f"{value:.2f}" for value in (row.median, row.least, row.most))
-        shown.add_row(row.load, row.layout, row.over, *values)
-    return shown
+        visible.add_row(row.load, row.layout, row.over, *values)
+    return visible

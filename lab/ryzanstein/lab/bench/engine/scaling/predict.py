@@ -71,16 +71,16 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     `work` is the slower of memory and arithmetic, `alone` what is not shared. `fitted` has one
     rank's efficiency, `error` is its error against `seen`, which was measured.
     """
-    shown = Table(title="ms of a step, predicted", title_justify="left", box=None)
+    visible = Table(title="ms of a step, predicted", title_justify="left", box=None)
     for heading in ("load", "n", "work", "alone", "sent", "step", "gain", "fitted", "seen", "error"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        visible.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         work_s, sent_s = max(row["memory_s"], row["arithmetic_s"]), row["all_reduce_s"] + row["gather_s"]
         sent = f"{_ms(sent_s)} ({row['communication_share']:.1%})"
         seen = (_ms(row["fitted_s"]), _ms(row["measured_s"]), f"{row['error']:+.0%}") if "measured_s" in row else ("", "", "")
         times = (_ms(work_s), _ms(row["unsplit_s"]), sent, _ms(row["step_s"]))
-        shown.add_row(row["load"], str(row["ranks"]), *times, f"{row['speed_up']:.2f}", *seen)
-    return shown
+        visible.add_row(row["load"], str(row["ranks"]), *times, f"{row['speed_up']:.2f}", *seen)
+    return visible
 
 
 def _ms(seconds: float) -> str:

@@ -86,15 +86,15 @@ async def _rounds(parts: Sequence[Part], rounds: int, log: RoundLog, console: Co
 
 def table(figures: Sequence[SuiteFigure]) -> Table:
     """Returns the table for people: medians, and the quartiles of the ratio around its median."""
-    shown = Table(title="suite", title_justify="left")
+    visible = Table(title="suite", title_justify="left")
     for heading in ("figure", "median", "over", "ratio", "quartiles"):
-        shown.add_column(heading, justify="left" if heading in ("figure", "over") else "right")
+        visible.add_column(heading, justify="left" if heading in ("figure", "over") else "right")
     for figure in figures:
         ratio = statistics.median(figure.ratios)
-        shown.add_row(
+        visible.add_row(
             figure.name, show_seconds(statistics.median(figure.seconds)), figure.reference, f"{ratio:.4g}", _spread(figure)
         )
-    return shown
+    return visible
 
 
 def _spread(figure: SuiteFigure) -> str:

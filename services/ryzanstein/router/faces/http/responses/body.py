@@ -18,7 +18,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
 from ryzanstein.generation.request import MAX_LOGPROBS, GenerationRequest
 from ryzanstein.generation.tools import MAX_TOOLS, NO_TOOLS, Tool, ToolMode, Tools
-from ryzanstein.router.faces.http.responses.input_items import InputItem, said_in
+from ryzanstein.router.faces.http.responses.input_items import InputItem, spoken_in
 from ryzanstein.router.faces.openai.requests.prompts import base_request, name_of, with_effort
 from ryzanstein.router.faces.openai.requests.sampling import sampling_params, whole
 from ryzanstein.router.faces.openai.requests.schemas import Body, GenerationOptions, Whole, refuse
@@ -150,7 +150,7 @@ class Asked:
 
     body: ResponsesRequest
     request: GenerationRequest
-    said: tuple[Message, ...]
+    new_messages: tuple[Message, ...]
     template: TemplateOptions
     tools: Tools
 
@@ -161,7 +161,7 @@ class Asked:
     def with_history(self, history: Sequence[Message]) -> ChatPrompt:
         """Returns the prompt: instructions, what was said before, and what is new."""
         instructions = (Message(Role.SYSTEM, self.body.instructions),) if self.body.instructions else ()
-        return ChatPrompt((*instructions, *history, *self.said), self.template, self.tools)
+        return ChatPrompt((*instructions, *history, *self.new_messages), self.template, self.tools)
 
 
 def refers(body: ResponsesRequest) -> bool:
@@ -202,9 +202,9 @@ def _asked(body: ResponsesRequest, headers: Mapping[str, str], request_id: str, 
     sampling = without_format(sampling_params(options, _max_tokens(body), None), tools)
     if body.truncation == "auto":
         sampling = replace(sampling, keep_prompt_head=0)
-    said = said_in(body.input, max_items)
-    request = base_request(options, ChatPrompt(said), sampling, headers, request_id)
-    return Asked(body, request, said, TemplateOptions(with_effort("", effort)), tools)
+    new_messages = spoken_in(body.input, max_items)
+    request = base_request(options, ChatPrompt(new_messages), sampling, headers, request_id)
+    return Asked(body, request, new_messages, TemplateOptions(with_effort("", effort)), tools)
 
 
 def _tools(body: ResponsesRequest) -> Tools:

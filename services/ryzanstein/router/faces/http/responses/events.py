@@ -12,7 +12,7 @@ from ryzanstein.generation.prompts import Message, Role, ToolCall
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.generation.tokens import FinishReason, GenerationEvent, Started, Usage
 from ryzanstein.replies.parts import CallDelta
-from ryzanstein.replies.reader import Said
+from ryzanstein.replies.reader import ReplyDelta
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.items import CUT, DONE, RUNNING, CallItem, Item, Items, MessageItem, ReasoningItem
@@ -59,10 +59,10 @@ class ResponseEvents:
         """Yields what an event adds; none for tokens whose text is not certain yet."""
         for piece in self._pieces.of(event):
             match piece:
-                case Speech(_, said, _):
-                    yield from self._spoken(said)
-                case Ending(_, reason, _, said):
-                    yield from self._spoken(said)
+                case Speech(_, wording, _):
+                    yield from self._spoken(wording)
+                case Ending(_, reason, _, wording):
+                    yield from self._spoken(wording)
                     self._reason = reason
 
     def end(self) -> Iterator[Shape]:
@@ -83,12 +83,12 @@ class ResponseEvents:
         self.response |= {"status": "failed", "error": {"code": failure.code or "server_error", "message": failure.message}}
         yield self._event("response.failed", response=self.response)
 
-    def _spoken(self, said: Said) -> Iterator[Shape]:
-        if said.reasoning:
-            yield from self._grown(ReasoningItem, said.reasoning)
-        if said.content:
-            yield from self._grown(MessageItem, said.content)
-        for call in said.calls:
+    def _spoken(self, wording: ReplyDelta) -> Iterator[Shape]:
+        if wording.reasoning:
+            yield from self._grown(ReasoningItem, wording.reasoning)
+        if wording.content:
+            yield from self._grown(MessageItem, wording.content)
+        for call in wording.calls:
             yield from self._called(call)
 
     def _grown(self, kind: type[Item], text: str) -> Iterator[Shape]:
@@ -132,20 +132,20 @@ class ResponseEvents:
 class ResponseWriter:
     """Frames the events of a response as server-sent events."""
 
-    def __init__(self, told: ResponseEvents) -> None:
-        self._told = told
+    def __init__(self, writer: ResponseEvents) -> None:
+        self._events = writer
 
     def opening(self) -> bytes:
-        return _framed(self._told.begin())
+        return _framed(self._events.begin())
 
     def write(self, event: GenerationEvent) -> bytes:
-        return _framed(self._told.of(event))
+        return _framed(self._events.of(event))
 
     def close(self) -> bytes:
-        return _framed(self._told.end())
+        return _framed(self._events.end())
 
     def failed(self, failure: HttpFailure) -> bytes:
-        return _framed(self._told.fail(failure))
+        return _framed(self._events.fail(failure))
 
 
 def error_of_stream(failure: HttpFailure) -> bytes:

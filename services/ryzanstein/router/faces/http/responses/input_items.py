@@ -41,7 +41,7 @@ class InputItem(msgspec.Struct, frozen=True):
         return bool(self.id) and (bare or self.type == "item_reference")
 
 
-def said_in(given: str | Sequence[InputItem], most: int) -> tuple[Message, ...]:
+def spoken_in(given: str | Sequence[InputItem], most: int) -> tuple[Message, ...]:
     """Returns the messages of an input. Raises INVALID_ARGUMENT that names the item and its field."""
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
@@ -49,15 +49,15 @@ def said_in(given: str | Sequence[InputItem], most: int) -> tuple[Message, ...]:
         raise errors.invalid("input", "must have at least one item")
     if len(given) > most:
         raise errors.invalid("input", f"must have at most {most} items", len(given))
-    said = _Said()
+    wording = _Spoken()
     for i, item in enumerate(given):
-        said.add(item, f"input[{i}]")
-    if not said.messages:
+        wording.add(item, f"input[{i}]")
+    if not wording.messages:
         raise errors.invalid("input", "must have at least one message")
-    return tuple(said.messages)
+    return tuple(wording.messages)
 
 
-class _Said:
+class _Spoken:
     """Collects messages. An assistant's message has the calls behind it and the reasoning before it."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def _part(part: ContentPart, path: str) -> str:
     return text
 
 
-def items_said(generation_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+def items_spoken(generation_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Returns messages as input items, each with an id that stays the same."""
     items = [item for message in messages for item in _items(message)]
     return [

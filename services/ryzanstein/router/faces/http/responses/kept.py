@@ -28,7 +28,7 @@ from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.generation.tokens import Started
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
-from ryzanstein.router.faces.http.responses.input_items import InputItem, items_said
+from ryzanstein.router.faces.http.responses.input_items import InputItem, items_spoken
 from ryzanstein.router.faces.http.responses.items import items_of
 from ryzanstein.router.faces.http.responses.shapes import PREFIX, Shape
 from ryzanstein.router.sessions.store import OBJECT_MARK, Session, SessionStore
@@ -54,16 +54,16 @@ class KeptResponses:
             registry=telemetry.registry,
         )
 
-    async def keep(self, tenant: str, response: Shape, said: Sequence[Message], history: Sequence[Message] = ()) -> None:
+    async def keep(self, tenant: str, response: Shape, text: Sequence[Message], history: Sequence[Message] = ()) -> None:
         """Keeps a response: what was said in its turn, after the history of the response that it continues.
 
         A store that refuses or fails loses it, which is counted; the answer is not lost.
         """
         key, previous = _key(tenant, response["id"]), response.get("previous_response_id")
         parent = _key(tenant, previous) if previous else ""
-        if await self._stored("conversation", key, response["model"], said, parent=parent, history=history):
-            told = (Message(Role.ASSISTANT, json.dumps(response)),)
-            await self._stored("object", key + OBJECT_MARK, response["model"], told)
+        if await self._stored("conversation", key, response["model"], text, parent=parent, history=history):
+            writer = (Message(Role.ASSISTANT, json.dumps(response)),)
+            await self._stored("object", key + OBJECT_MARK, response["model"], writer)
 
     async def _stored(
         self, part: str, key: str, model: str, messages: Sequence[Message], *, parent: str = "", history: Sequence[Message] = ()
@@ -120,24 +120,24 @@ class KeptResponses:
         if (kept := await self._object(_key(tenant, response_id))) is not None:
             return kept
         generation_id = response_id.removeprefix(PREFIX)
-        told = shapes.begun(Started(generation_id, "", "", 0), ResponsesRequest(input=""))
-        return told | {"status": "completed", "output": items_of(generation_id, messages[-1])}
+        writer = shapes.begun(Started(generation_id, "", "", 0), ResponsesRequest(input=""))
+        return writer | {"status": "completed", "output": items_of(generation_id, messages[-1])}
 
     async def input_items(self, tenant: str, response_id: str) -> list[Shape]:
         """Returns what a response answered, oldest first, with what it continues. Raises NOT_FOUND."""
         await self._found(tenant, response_id)
         messages = await self.conversation(tenant, response_id, "response_id")
-        return items_said(response_id.removeprefix(PREFIX), messages[:-1])
+        return items_spoken(response_id.removeprefix(PREFIX), messages[:-1])
 
     async def with_items(self, tenant: str, given: Sequence[InputItem]) -> list[InputItem]:
         """Returns an input with the kept items that it refers to. Raises NOT_FOUND naming the field."""
         known: dict[str, InputItem] = {}
         for i, item in enumerate(given):
             if item.refers and (item.id or "") not in known:
-                known |= await self._items_beside(tenant, item.id or "", f"input[{i}].id")
+                known |= await self._items_alongside(tenant, item.id or "", f"input[{i}].id")
         return [known[item.id or ""] if item.refers else item for item in given]
 
-    async def _items_beside(self, tenant: str, item_id: str, field: str) -> dict[str, InputItem]:
+    async def _items_alongside(self, tenant: str, item_id: str, field: str) -> dict[str, InputItem]:
         """Returns by their ids the items of the response that has this one, or that it answered."""
         found = _ITEM.fullmatch(item_id)
         shapes: list[Shape] = []

@@ -53,9 +53,9 @@ class ListPage:
         if self.after and self.after not in ids:
             raise errors.invalid("after", "names no item of this response", self.after[:64])
         begin = ids.index(self.after) + 1 if self.after else 0
-        shown = ordered[begin : begin + self.limit]
-        ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-        return {"object": "list", "data": shown, **ends, "has_more": begin + self.limit < len(ordered)}
+        form = ordered[begin : begin + self.limit]
+        ends = {"first_id": form[0]["id"], "last_id": form[-1]["id"]} if form else {"first_id": None, "last_id": None}
+        return {"object": "list", "data": form, **ends, "has_more": begin + self.limit < len(ordered)}
 
 
 class ResponseRoutes:
@@ -81,23 +81,23 @@ class ResponseRoutes:
         events = self._core.follow(generation_id)
         try:
             started = await while_connected(http.receive, read_start(events))
-            told = ResponseEvents(started, asked_for.body, self._defaults_of(started.model))
-            keep = partial(self._keep, told, asked_for, tenant, history)
+            writer = ResponseEvents(started, asked_for.body, self._defaults_of(started.model))
+            keep = partial(self._keep, writer, asked_for, tenant, history)
             headers = {NODE: started.node_id}
             if asked_for.body.stream:
-                response = EventStreamResponse(events, ResponseWriter(told), call_of(http.scope), self._limits, headers)
+                response = EventStreamResponse(events, ResponseWriter(writer), call_of(http.scope), self._limits, headers)
                 response.before_end = keep
                 response.on_left = partial(departing.left, self._core, generation_id)
                 return response
-            await while_connected(http.receive, _drained(events, told))
+            await while_connected(http.receive, _drained(events, writer))
         except BaseException as error:
             await events.aclose()
             if isinstance(error, ClientLeft):
                 await departing.left(self._core, generation_id)
             raise
-        list(told.end())
+        list(writer.end())
         await keep()
-        return _json(told.response, headers)
+        return _json(writer.response, headers)
 
     async def with_items(self, http: Request, body: ResponsesRequest) -> ResponsesRequest:
         """Returns the body with the kept items that its input refers to. Raises NOT_FOUND naming one."""
@@ -128,16 +128,16 @@ class ResponseRoutes:
         await self._core.cancel(response_id.removeprefix(PREFIX), tenant=tenant)
         return JSONResponse({"id": response_id, "object": "response", "status": "cancelled"})
 
-    async def _keep(self, told: ResponseEvents, asked_for: Asked, tenant: str, history: tuple[Message, ...]) -> None:
-        if not asked_for.stored or told.reason in (None, FinishReason.CANCELLED):
+    async def _keep(self, writer: ResponseEvents, asked_for: Asked, tenant: str, history: tuple[Message, ...]) -> None:
+        if not asked_for.stored or writer.reason in (None, FinishReason.CANCELLED):
             return
-        await self._kept.keep(tenant, told.response, (*asked_for.said, told.message), history)
+        await self._kept.keep(tenant, writer.response, (*asked_for.new_messages, writer.message), history)
 
 
-async def _drained(events: AsyncGenerator[GenerationEvent, None], told: ResponseEvents) -> None:
+async def _drained(events: AsyncGenerator[GenerationEvent, None], writer: ResponseEvents) -> None:
     async with aclosing(events):
         async for event in events:
-            for _ in told.of(event):
+            for _ in writer.of(event):
                 pass
 
 

@@ -15,7 +15,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from ryzanstein.generation.tokens import GenerationEvent, Started, Usage
-from ryzanstein.replies.reader import Said
+from ryzanstein.replies.reader import ReplyDelta
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
 from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, omitted_body, usage_body
 from ryzanstein.router.faces.openai.answers.pieces import Ending, Opening, Piece, Pieces, Speech
@@ -71,7 +71,7 @@ class Chunks:
         } | ({"usage": None} if include_usage else {})
         if started.omitted_prompt_tokens:  # also where the client asks for no usage
             self.envelope["prompt_tokens_details"] = omitted_body(started.omitted_prompt_tokens)
-        self._plain = PlainText(lambda choice, text: self.envelope | {"choices": [dialect.delta(choice, Said(text), ())]})
+        self._plain = PlainText(lambda choice, text: self.envelope | {"choices": [dialect.delta(choice, ReplyDelta(text), ())]})
 
     @property
     def usage(self) -> Usage | None:
@@ -81,15 +81,15 @@ class Chunks:
     def of(self, event: GenerationEvent) -> Iterator[Chunk]:
         """Yields the chunks of an event, with one choice each."""
         for piece in self._pieces.of(event):
-            if (choice := self._said(piece)) is not None:
+            if (choice := self._choice_of(piece)) is not None:
                 yield self.envelope | {"choices": [choice]} | self._usage_so_far()
 
     def json_of(self, event: GenerationEvent) -> Iterator[str]:
         """Yields the chunks that `of` yields, encoded."""
         for piece in self._pieces.of(event):
-            if isinstance(piece, Speech) and not piece.rows and piece.said.only_content and not self._continuous:
-                yield self._plain.encoded(piece.choice, piece.said.content)
-            elif (choice := self._said(piece)) is not None:
+            if isinstance(piece, Speech) and not piece.rows and piece.delta.only_content and not self._continuous:
+                yield self._plain.encoded(piece.choice, piece.delta.content)
+            elif (choice := self._choice_of(piece)) is not None:
                 yield encoded(self.envelope | {"choices": [choice]} | self._usage_so_far())
 
     def last(self) -> Iterator[Chunk]:
@@ -103,11 +103,11 @@ class Chunks:
         num_tokens = sum(self.cursor.from_index.values())
         return {"usage": usage_body(Usage(self._started.prompt_tokens, num_tokens, 0, self._started.omitted_prompt_tokens))}
 
-    def _said(self, piece: Piece) -> dict[str, Any] | None:
+    def _choice_of(self, piece: Piece) -> dict[str, Any] | None:
         match piece:
             case Opening(choice):
                 return self._dialect.opening(choice)
-            case Speech(choice, said, rows):
-                return self._dialect.delta(choice, said, rows)
-            case Ending(choice, reason, rows, said):
-                return self._dialect.ending(choice, reason, rows, said)
+            case Speech(choice, reply, rows):
+                return self._dialect.delta(choice, reply, rows)
+            case Ending(choice, reason, rows, reply):
+                return self._dialect.ending(choice, reason, rows, reply)

@@ -45,7 +45,7 @@ def completion_body(asked: Completions, answers: Sequence[Answer], echoed: Seque
     choices = (
         _choice(asked, answer, choice, echo)
         for answer, echo in zip(answers, echoed, strict=True)
-        for choice in _best(answer, asked.num_shown)
+        for choice in _best(answer, asked.num_returned)
     )
     body = {
         "id": _DIALECT.id_prefix + first.generation_id,
@@ -59,12 +59,12 @@ def completion_body(asked: Completions, answers: Sequence[Answer], echoed: Seque
     return written(body)
 
 
-def _best(answer: Answer, num_shown: int) -> list[int]:
+def _best(answer: Answer, num_returned: int) -> list[int]:
     """Returns the choices to show: all, or those with the greatest mean log probability."""
     choices = sorted(answer.reasons)
-    if len(choices) > num_shown:
+    if len(choices) > num_returned:
         choices.sort(key=lambda choice: -_mean_logprob(answer.tokens[choice]))
-    return choices[:num_shown]
+    return choices[:num_returned]
 
 
 def _mean_logprob(tokens: Sequence[Token]) -> float:
@@ -75,12 +75,12 @@ def _mean_logprob(tokens: Sequence[Token]) -> float:
 def _choice(asked: Completions, answer: Answer, choice: int, echo: str) -> dict[str, Any]:
     text, rows = ("", []) if asked.silent else aligned(answer.tokens[choice])
     scored = rows if asked.logprobs is not None else None
-    shown = _DIALECT.answer(choice, Message(Role.ASSISTANT, echo + text), scored, answer.reasons[choice])
+    form = _DIALECT.answer(choice, Message(Role.ASSISTANT, echo + text), scored, answer.reasons[choice])
     if asked.echo and scored is not None:
-        shown["logprobs"] = echoed_logprobs(answer.prompt, len(echo), scored)
+        form["logprobs"] = echoed_logprobs(answer.prompt, len(echo), scored)
     if asked.with_scores:
-        shown["prompt_logprobs"] = prompt_logprobs_body(answer.prompt)
-    return shown
+        form["prompt_logprobs"] = prompt_logprobs_body(answer.prompt)
+    return form
 
 
 def _usage(asked: Completions, answers: Sequence[Answer]) -> Usage:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ryzanstein.generation.prompts import Message
 from ryzanstein.generation.tokens import FinishReason, PromptToken, TopLogprob, Usage
 from ryzanstein.replies.parts import CallDelta
-from ryzanstein.replies.reader import NOTHING, Said
+from ryzanstein.replies.reader import NOTHING, ReplyDelta
 from ryzanstein.router.faces.openai.answers.alignment import LogprobRow
 from ryzanstein.router.faces.openai.requests.schemas import GenerationOptions
 
@@ -49,9 +49,11 @@ class AnswerDialect(Protocol):
         """Returns what a stream sends before a choice's first token, if anything."""
         ...
 
-    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
+    def delta(self, choice: int, reply: ReplyDelta, rows: Sequence[LogprobRow]) -> dict[str, Any]: ...
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
+    def ending(
+        self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], reply: ReplyDelta = NOTHING
+    ) -> dict[str, Any]:
         """Returns the last chunk of a choice. `rows` are those that a stop string cut."""
         ...
 
@@ -75,11 +77,13 @@ class ChatDialect:
     def opening(self, choice: int) -> dict[str, Any] | None:
         return _chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]:
-        return {**_chunk(choice, _delta(said) or {"content": ""}), "logprobs": _chat_logprobs(rows)}
+    def delta(self, choice: int, reply: ReplyDelta, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+        return {**_chunk(choice, _delta(reply) or {"content": ""}), "logprobs": _chat_logprobs(rows)}
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
-        return {**_chunk(choice, _delta(said)), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
+    def ending(
+        self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], reply: ReplyDelta = NOTHING
+    ) -> dict[str, Any]:
+        return {**_chunk(choice, _delta(reply)), "logprobs": _chat_logprobs(rows), "finish_reason": _FINISH[reason]}
 
 
 class CompletionDialect:
@@ -92,21 +96,23 @@ class CompletionDialect:
 
     def answer(self, choice: int, message: Message, rows: Sequence[LogprobRow] | None, reason: FinishReason) -> dict[str, Any]:
         logprobs = None if rows is None else _completion_rows(rows)
-        return {**self.delta(choice, Said(message.content), ()), "logprobs": logprobs, "finish_reason": _FINISH[reason]}
+        return {**self.delta(choice, ReplyDelta(message.content), ()), "logprobs": logprobs, "finish_reason": _FINISH[reason]}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, choice: int, said: Said, rows: Sequence[LogprobRow]) -> dict[str, Any]:
+    def delta(self, choice: int, reply: ReplyDelta, rows: Sequence[LogprobRow]) -> dict[str, Any]:
         return {
             "index": choice,
-            "text": said.content,
+            "text": reply.content,
             "logprobs": _completion_logprobs(rows),
             "finish_reason": None,
         }
 
-    def ending(self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], said: Said = NOTHING) -> dict[str, Any]:
-        return {**self.delta(choice, said, rows), "finish_reason": _FINISH[reason]}
+    def ending(
+        self, choice: int, reason: FinishReason, rows: Sequence[LogprobRow], reply: ReplyDelta = NOTHING
+    ) -> dict[str, Any]:
+        return {**self.delta(choice, reply, rows), "finish_reason": _FINISH[reason]}
 
 
 def echoed_logprobs(prompt: Sequence[PromptToken], num_chars: int, rows: Sequence[LogprobRow]) -> dict[str, Any]:
@@ -156,26 +162,26 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     """Returns the answer as a message. Fields that only some answers have are absent from the others."""
-    shown: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    body: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
     if message.reasoning:
-        shown["reasoning_content"] = message.reasoning
+        body["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        shown["content"] = message.content or None
-        shown["tool_calls"] = [
+        body["content"] = message.content or None
+        body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
-    return shown
+    return body
 
 
-def _delta(said: Said) -> dict[str, Any]:
+def _delta(reply: ReplyDelta) -> dict[str, Any]:
     delta: dict[str, Any] = {}
-    if said.content:
-        delta["content"] = said.content
-    if said.reasoning:
-        delta["reasoning_content"] = said.reasoning
-    if said.calls:
-        delta["tool_calls"] = [_call(call) for call in said.calls]
+    if reply.content:
+        delta["content"] = reply.content
+    if reply.reasoning:
+        delta["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        delta["tool_calls"] = [_call(call) for call in reply.calls]
     return delta
 
 
@@ -222,7 +228,7 @@ _USAGE, _CONTINUOUS = "usage", "continuous"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class AnswerForm:
     """The form of an answer. `usage`: a stream ends with it; `continuous`: each chunk has it."""
 
     dialect: AnswerDialect
@@ -230,7 +236,7 @@ class Shown:
     continuous: bool = False
 
     @classmethod
-    def read(cls, text: str, response_id: str) -> Shown:
+    def read(cls, text: str, response_id: str) -> AnswerForm:
         """Returns what `written` wrote. What is unknown, and of another version, is left out.
 
         `response_id` tells the form of a generation whose text says nothing.
@@ -247,9 +253,9 @@ class Shown:
         return ",".join((self.dialect.kind, *flags))
 
 
-def shown_by(body: GenerationOptions, dialect: AnswerDialect) -> Shown:
+def form_for(body: GenerationOptions, dialect: AnswerDialect) -> AnswerForm:
     """Returns the form that a request asks for."""
     options = body.stream_options
     if options is None:
-        return Shown(dialect)
-    return Shown(dialect, bool(options.include_usage), bool(options.continuous_usage_stats))
+        return AnswerForm(dialect)
+    return AnswerForm(dialect, bool(options.include_usage), bool(options.continuous_usage_stats))

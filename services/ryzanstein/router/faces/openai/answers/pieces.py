@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ryzanstein.generation.tokens import Delta, Finished, FinishReason, GenerationEvent, Started, Usage
 from ryzanstein.replies.follower import ReplyFollower
-from ryzanstein.replies.reader import Said
+from ryzanstein.replies.reader import ReplyDelta
 from ryzanstein.router.faces.openai.answers.alignment import Alignment, LogprobRow
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
 
@@ -27,7 +27,7 @@ class Speech(NamedTuple):
     """What a choice says anew, and the log probabilities that became certain. One of both may be empty."""
 
     choice: int
-    said: Said
+    delta: ReplyDelta
     rows: Sequence[LogprobRow]
 
 
@@ -37,7 +37,7 @@ class Ending(NamedTuple):
     choice: int
     reason: FinishReason
     rows: Sequence[LogprobRow]
-    said: Said
+    delta: ReplyDelta
 
 
 Piece = Opening | Speech | Ending
@@ -84,7 +84,7 @@ class Pieces:
             return
         self.cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
         if text := delta.text:
-            yield Speech(delta.choice, Said(text), ())
+            yield Speech(delta.choice, ReplyDelta(text), ())
 
     def _from_the_beginning(self, delta: Delta) -> Iterator[Speech]:
         """Yields the piece of a Delta of a choice that is read from its first token.
@@ -99,18 +99,18 @@ class Pieces:
                 deque(alignment.push(token), maxlen=0)
             rows = [row for token in delta.tokens[num_seen:] for row in alignment.push(token)]
         if self._replies.active:
-            said = self._replies.said(delta)
+            reply = self._replies.read(delta)
         else:
-            said = Said("".join(token.text for token in delta.tokens[num_seen:]))
+            reply = ReplyDelta("".join(token.text for token in delta.tokens[num_seen:]))
         if num_seen < len(delta.tokens):
             self.cursor.advance(delta.choice, delta.first_index + len(delta.tokens))
-            if said or rows:
-                yield Speech(delta.choice, said, rows)
+            if reply or rows:
+                yield Speech(delta.choice, reply, rows)
 
     def _ending(self, finished: Finished) -> Iterator[Ending]:
         if self.cursor.ended(finished.choice):
             return
         self.cursor.end(finished.choice)
         rows = list(self._alignments.pop(finished.choice, Alignment()).end())
-        said, reason = self._replies.ended(finished)
-        yield Ending(finished.choice, reason, rows, said)
+        reply, reason = self._replies.ended(finished)
+        yield Ending(finished.choice, reason, rows, reply)

@@ -52,7 +52,7 @@ class Completions:
     """
 
     requests: tuple[GenerationRequest, ...]
-    num_shown: int
+    num_returned: int
     logprobs: int | None
     echo: bool = False
     silent: bool = False
@@ -63,7 +63,7 @@ class Completions:
         """The one generation, for faces that show no other kind. Raises INVALID_ARGUMENT for more than that."""
         if len(self.requests) > 1:
             raise errors.invalid("prompt", "several prompts are not supported here", len(self.requests))
-        if self.echo or self.num_shown != self.requests[0].sampling.n:
+        if self.echo or self.num_returned != self.requests[0].sampling.n:
             raise errors.invalid("echo" if self.echo else "best_of", "is not supported here")
         return self.requests[0]
 
@@ -98,8 +98,8 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
     max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens or int(silent)
     logprobs = whole("logprobs", body.logprobs)
     sampling = sampling_params(body, max_tokens, logprobs)
-    num_shown, best_of = sampling.n, whole("best_of", body.best_of)
-    if best_of is not None and best_of != num_shown:
+    num_returned, best_of = sampling.n, whole("best_of", body.best_of)
+    if best_of is not None and best_of != num_returned:
         sampling = _best_of(body, sampling, best_of)
     if body.echo and logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=max(logprobs, sampling.prompt_logprobs or 0))
@@ -119,7 +119,7 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
         requests = [keyed(each, f"{key}/{i}" if key else "", HEADER) for i, each in enumerate(requests)]
     else:
         requests = [keyed(requests[0], key, HEADER)]
-    return Completions(tuple(requests), num_shown, logprobs, echo, silent, body.prompt_logprobs is not None)
+    return Completions(tuple(requests), num_returned, logprobs, echo, silent, body.prompt_logprobs is not None)
 
 
 def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:

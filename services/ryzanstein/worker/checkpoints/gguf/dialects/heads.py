@@ -14,7 +14,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec, LinearScaling, Lla
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import MetadataReader
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.checkpoints.gguf.rope_factors import scaling_of
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 
 class HeadParameters(Protocol):
@@ -90,7 +90,7 @@ def read_rotation(reader: MetadataReader, rotated: int) -> dict[str, Any]:
     if kind == "none":
         return {"rope_theta": theta}
     if kind not in ("linear", "yarn"):
-        reader.refuse("rope.scaling.type", f"{shown(kind)} is not supported, only none, linear and yarn")
+        reader.refuse("rope.scaling.type", f"{excerpt(kind)} is not supported, only none, linear and yarn")
     table: dict[str, Any] = {"rope_type": kind, "factor": reader.number("rope.scaling.factor")}
     if kind == "yarn":
         table["original_max_position_embeddings"] = reader.count("rope.scaling.original_context_length")
@@ -197,5 +197,5 @@ class GemmaWindows:
     def _period(self, reader: MetadataReader) -> int:
         stored = reader.facts.metadata.get(f"{reader.name}.attention.sliding_window_pattern", self.period)
         if isinstance(stored, bool) or not isinstance(stored, int) or stored < 1:
-            reader.refuse("attention.sliding_window_pattern", f"{shown(stored)} is not supported, only a number of layers")
+            reader.refuse("attention.sliding_window_pattern", f"{excerpt(stored)} is not supported, only a number of layers")
         return int(stored)

@@ -17,7 +17,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts, MetadataReader
 from ryzanstein.worker.checkpoints.gguf.header import Value
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _EACH_LAYER = "blk.{layer}.attn_output.weight"
@@ -73,7 +73,7 @@ def _layers(reader: MetadataReader) -> int:
     for layer in range(count):
         name = _EACH_LAYER.format(layer=layer)
         if name not in reader.facts.shapes:
-            raise CheckpointError(f"{reader.facts.file}: tensor {shown(name)} is missing")
+            raise CheckpointError(f"{reader.facts.file}: tensor {excerpt(name)} is missing")
     return count
 
 
@@ -103,7 +103,7 @@ def _renamed(reader: MetadataReader, dialect: Dialect, config: Mapping[str, Any]
     architecture = ARCHITECTURES[dialect.model_type]
     for key, only in architecture.fixed.items():
         if only is not None and config.get(key, only) != only:
-            reader.refuse(f"attention.{_epsilon(dialect)}", f"is {shown(config[key])}, only {shown(only)} is supported")
+            reader.refuse(f"attention.{_epsilon(dialect)}", f"is {excerpt(config[key])}, only {excerpt(only)} is supported")
     known = {key: value for key, value in config.items() if key not in architecture.fixed}
     return {architecture.renamed.get(key, key): value for key, value in known.items()} | {_CONTEXT: config[_CONTEXT]}
 
@@ -147,7 +147,7 @@ def _refuse_differences(file: str, meant: DecoderSpec, understood: DecoderSpec, 
     ours, theirs = _comparable(meant), _comparable(understood)
     for key, value in ours.items():
         if theirs[key] != value:
-            both = f"{dialect.name} in GGUF means {shown(theirs[key])}, the model has {shown(value)}"
+            both = f"{dialect.name} in GGUF means {excerpt(theirs[key])}, the model has {excerpt(value)}"
             raise CheckpointError(f"{file}: {key} cannot be written: {both}")
 
 

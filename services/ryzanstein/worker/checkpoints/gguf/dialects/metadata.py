@@ -11,7 +11,7 @@ import numpy as np
 
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Numbers
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,27 @@ class MetadataReader:
         if isinstance(value, np.ndarray) and value.size and np.all(value == value.flat[0]):
             value = value.flat[0].item()  # one number per layer, all the same
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
-            self.refuse(key, "is missing" if value is None else f"must be a count, the same for all layers, got {shown(value)}")
+            self.refuse(
+                key, "is missing" if value is None else f"must be a count, the same for all layers, got {excerpt(value)}"
+            )
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.facts.metadata.get(f"{self.name}.{key}", default)
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value):
-            self.refuse(key, "is missing" if value is None else f"must be a finite number, got {shown(value)}")
+            self.refuse(key, "is missing" if value is None else f"must be a finite number, got {excerpt(value)}")
         return shortest(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self.facts.metadata.get(f"{self.name}.{key}", default)
         if not isinstance(value, bool):
-            self.refuse(key, f"must be true or false, got {shown(value)}")
+            self.refuse(key, f"must be true or false, got {excerpt(value)}")
         return value
 
     def word(self, key: str, default: str) -> str:
         value = self.facts.metadata.get(f"{self.name}.{key}", default)
         if not isinstance(value, str):
-            self.refuse(key, f"must be a word, got {shown(value)}")
+            self.refuse(key, f"must be a word, got {excerpt(value)}")
         return value
 
     def refuse(self, key: str, what: str) -> NoReturn:

@@ -11,7 +11,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.heads import GemmaWindows, Part
 from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.shapes import FalconGeneration, MptAttention, ParallelHalves
 from ryzanstein.worker.checkpoints.gguf.header import Value
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _QUERY_BIAS = "blk.0.attn_q.bias"
 _ATTENTION_BIAS = {"attention_bias": _QUERY_BIAS}
@@ -231,7 +231,7 @@ def dialect_of_file(metadata: Mapping[str, Value], file: str) -> Dialect:
     found = next((dialect for dialect in DIALECTS if dialect.name == name), None)
     if found is None:
         known = ", ".join(sorted({dialect.name for dialect in DIALECTS}))
-        raise CheckpointError(f"{file}: general.architecture {shown(name)} is not supported, only {known}")
+        raise CheckpointError(f"{file}: general.architecture {excerpt(name)} is not supported, only {known}")
     return found
 
 
@@ -240,5 +240,5 @@ def dialect_of_model(model_type: str, file: str) -> Dialect:
     found = next((dialect for dialect in DIALECTS if dialect.model_type == model_type), None)
     if found is None:
         known = ", ".join(sorted(dialect.model_type for dialect in DIALECTS))
-        raise CheckpointError(f"{file}: model_type {shown(model_type)} cannot be written as GGUF, only {known}")
+        raise CheckpointError(f"{file}: model_type {excerpt(model_type)} cannot be written as GGUF, only {known}")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from ryzanstein.worker.checkpoints.gguf.tokenizer.score_merges import merges_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.splitting import splitting_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import SENTENCEPIECE, GgufVocabulary, TokenType
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What SentencePiece writes for a space."""
@@ -102,7 +102,7 @@ def _pair(merge: str, entries: Mapping[str, int], file: str) -> list[str]:
     left, _, right = merge.partition(" ")
     for piece in (left, right, left + right):
         if piece not in entries:
-            raise CheckpointError(f"{file}: tokenizer.ggml.merges: {shown(merge)} needs {shown(piece)}, which is no token")
+            raise CheckpointError(f"{file}: tokenizer.ggml.merges: {excerpt(merge)} needs {excerpt(piece)}, which is no token")
     return [left, right]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -131,7 +131,7 @@ def splitting_of(pre: str, file: str) -> Splitting:
     found = SPLITTINGS.get(_SYNONYMS.get(pre, pre))
     if found is None:
         known = ", ".join((*sorted(_SYNONYMS), *sorted(SPLITTINGS)))
-        raise CheckpointError(f"{file}: tokenizer.ggml.pre {shown(pre)} is not supported, only {known}")
+        raise CheckpointError(f"{file}: tokenizer.ggml.pre {excerpt(pre)} is not supported, only {known}")
     return found
 
 
@@ -144,8 +144,8 @@ def name_of(tokenizer: Mapping[str, Any], file: str) -> str:
         if _steps(splitting.pre_tokenizer()) == steps and splitting.whole_words == whole_words and normalizer in allowed:
             return name
     raise CheckpointError(
-        f"{file}: pre_tokenizer with normalizer {shown(normalizer)} and ignore_merges {whole_words} is none of "
-        f"{', '.join(sorted(SPLITTINGS))}, so GGUF has no name for it: {shown(steps)}"
+        f"{file}: pre_tokenizer with normalizer {excerpt(normalizer)} and ignore_merges {whole_words} is none of "
+        f"{', '.join(sorted(SPLITTINGS))}, so GGUF has no name for it: {excerpt(steps)}"
     )
 
 

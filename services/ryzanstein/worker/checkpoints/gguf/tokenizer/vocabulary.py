@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ryzanstein.worker.checkpoints.gguf.header import Value
-from ryzanstein.worker.refusal import CheckpointError, shown
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 BPE, SENTENCEPIECE = "gpt2", "llama"
 """The two kinds of `tokenizer.ggml.model` that are converted."""
@@ -114,7 +114,7 @@ class _VocabularyReader:
     def read(self, num_rows: int) -> GgufVocabulary:
         model = self._get("model", str, "a name")
         if model not in (BPE, SENTENCEPIECE):
-            self._refuse("model", f"{shown(model)} is not supported, only {BPE} and {SENTENCEPIECE}")
+            self._refuse("model", f"{excerpt(model)} is not supported, only {BPE} and {SENTENCEPIECE}")
         tokens = self._strings("tokens")
         if not 0 < len(tokens) <= num_rows:
             self._refuse("tokens", f"has {len(tokens)} entries, must be 1 to {num_rows}, the rows of the embedding")
@@ -154,7 +154,7 @@ class _VocabularyReader:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                self._refuse(key, f"must be a token id, got {shown(value)}")
+                self._refuse(key, f"must be a token id, got {excerpt(value)}")
             # llama.cpp ignores ids that are no token, -1 among them.
             if 0 <= value < num_tokens:
                 found[name] = value
@@ -163,13 +163,13 @@ class _VocabularyReader:
     def _template(self, key: str) -> str | None:
         template = self.metadata.get(key)
         if template is not None and not isinstance(template, str):
-            raise CheckpointError(f"{self.file}: {key} must be a text, got {shown(template)}")
+            raise CheckpointError(f"{self.file}: {key} must be a text, got {excerpt(template)}")
         return template
 
     def _get(self, key: str, kind: type, what: str, default: Any = None) -> Any:
         value = self.metadata.get(f"{_PREFIX}{key}", default)
         if not isinstance(value, kind):
-            self._refuse(key, "is missing" if value is None else f"must be {what}, got {shown(value)}")
+            self._refuse(key, "is missing" if value is None else f"must be {what}, got {excerpt(value)}")
         return value
 
     def _strings(self, key: str) -> tuple[str, ...]:

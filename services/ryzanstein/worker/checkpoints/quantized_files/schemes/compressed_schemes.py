@@ -8,7 +8,7 @@ from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.checkpoints.quantized_files.matrix import Kept
 from ryzanstein.worker.checkpoints.quantized_files.schemes.bits import WIDTHS
 from ryzanstein.worker.checkpoints.quantized_files.settings import one_of
-from ryzanstein.worker.refusal import shown
+from ryzanstein.worker.refusal import excerpt
 
 PACKED = "pack-quantized"
 UNPACKED = ("int-quantized", "float-quantized", "naive-quantized")
@@ -60,7 +60,7 @@ def _scheme(group: Values, stored_as: str | None) -> Scheme:
     whole_numbers = one_of(weights, "type", ("int", "float"), "int") == "int"
     bits = one_of(weights, "num_bits", WIDTHS if whole_numbers else (8,), 8)
     if weights.optional("dynamic"):
-        raise weights.error("dynamic", f"{shown(weights.optional('dynamic'))} is not supported for weights")
+        raise weights.error("dynamic", f"{excerpt(weights.optional('dynamic'))} is not supported for weights")
     rows, columns = _block(weights)
     symmetric = one_of(weights, "symmetric", (True, False), True)
     return Scheme(layout == PACKED, whole_numbers, bits, symmetric, rows, columns)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ryzanstein.lab.simulation.ranks.crew.members import CrewMembers
-from ryzanstein.lab.simulation.ranks.crew.profile import RankProfile
-from ryzanstein.lab.simulation.ranks.crew.timers import Timers
 from ryzanstein.lab.simulation.ranks.rank import SimulatedRank
+from ryzanstein.lab.simulation.ranks.team.members import TeamMembers
+from ryzanstein.lab.simulation.ranks.team.profile import RankProfile
+from ryzanstein.lab.simulation.ranks.team.timers import Timers
 from ryzanstein.worker.supervision.messages import ProfileTrace, StartProfile
 
 
@@ -19,7 +19,7 @@ class RankRecording:
     """
 
     def __init__(
-        self, members: CrewMembers, profile: RankProfile, timers: Timers, on_moved: Callable[[SimulatedRank], None]
+        self, members: TeamMembers, profile: RankProfile, timers: Timers, on_moved: Callable[[SimulatedRank], None]
     ) -> None:
         self._members, self._profile, self._timers, self._on_moved = members, profile, timers, on_moved
         self._recorded: SimulatedRank | None = None

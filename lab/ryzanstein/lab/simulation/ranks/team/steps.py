@@ -10,9 +10,9 @@ import math
 import time
 from collections.abc import Callable
 
-from ryzanstein.lab.simulation.ranks.crew.members import CrewMembers
-from ryzanstein.lab.simulation.ranks.crew.profile import NodeFaults, RankProfile
-from ryzanstein.lab.simulation.ranks.crew.timers import Timers
+from ryzanstein.lab.simulation.ranks.team.members import TeamMembers
+from ryzanstein.lab.simulation.ranks.team.profile import NodeFaults, RankProfile
+from ryzanstein.lab.simulation.ranks.team.timers import Timers
 from ryzanstein.lab.simulation.scripted.executor import Execution
 
 
@@ -24,7 +24,7 @@ class RankSteps:
 
     def __init__(
         self,
-        members: CrewMembers,
+        members: TeamMembers,
         tp: int,
         profile: RankProfile,
         faults: NodeFaults,

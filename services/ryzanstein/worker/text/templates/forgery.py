@@ -15,13 +15,13 @@ from functools import partial
 from itertools import chain
 
 from ryzanstein.worker.text.templates.rendering import Rendered
-from ryzanstein.worker.text.templates.told import Told
+from ryzanstein.worker.text.templates.template_input import TemplateInput
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd]")
 
 Pairs = Sequence[tuple[str, str]]
-Render = Callable[[Told], str]
+Render = Callable[[TemplateInput], str]
 
 
 class Ambiguous(Exception):
@@ -40,35 +40,35 @@ class ControlTexts:
         self._special = _any_of(texts[:num_special])
         self._chars = sorted(set(chain.from_iterable(texts)))
 
-    def rendered(self, render: Render, told: Told, text: str) -> Rendered:
+    def rendered(self, render: Render, given: TemplateInput, text: str) -> Rendered:
         """Returns the conversation as the template writes it, which is `text`. Raises Ambiguous."""
-        for veiled, lifted in self._ways(render, told, text):
+        for masked, lifted in self._ways(render, given, text):
             if lifted == text:
-                own = self._found(veiled)
+                own = self._found(masked)
                 return Rendered(text, own, forged=len(own) != len(self._found(text)))
         raise Ambiguous
 
-    def _ways(self, render: Render, told: Told, text: str) -> Iterator[tuple[str, str]]:
+    def _ways(self, render: Render, given: TemplateInput, text: str) -> Iterator[tuple[str, str]]:
         """Yields the rendered texts of veiled messages, each with the same text unveiled.
 
         The strictest veil is first.
         """
-        unused = _unused([text, *told.texts(), *self._chars])
+        unused = _unused([text, *given.texts(), *self._chars])
         pairs = [(char, chr(private)) for char, private in zip(self._chars, unused, strict=False)]
         if len(pairs) < len(self._chars):
             raise Ambiguous
-        for veil in self._veils(pairs):
-            veiled = told.mapped(veil)
-            if veiled == told:
+        for mask in self._masks(pairs):
+            masked = given.mapped(mask)
+            if masked == given:
                 yield text, text
                 return
             try:
-                written = render(veiled)
+                written = render(masked)
             except Exception:  # the template does not accept veiled messages
                 continue
             yield written, _replaced(written, [(private, char) for char, private in pairs])
 
-    def _veils(self, pairs: Pairs) -> Iterator[Callable[[str], str]]:
+    def _masks(self, pairs: Pairs) -> Iterator[Callable[[str], str]]:
         """Yields the veils, from the strictest on.
 
         They replace: all characters that control tokens have; those that are not letters, so that

@@ -11,10 +11,10 @@ from collections import deque
 
 import msgspec
 
-from ryzanstein.lab.simulation.ranks.crew.makings import TeamParts
-from ryzanstein.lab.simulation.ranks.crew.members import CrewMembers
-from ryzanstein.lab.simulation.ranks.crew.recording import RankRecording
-from ryzanstein.lab.simulation.ranks.crew.steps import RankSteps
+from ryzanstein.lab.simulation.ranks.team.members import TeamMembers
+from ryzanstein.lab.simulation.ranks.team.parts import TeamParts
+from ryzanstein.lab.simulation.ranks.team.recording import RankRecording
+from ryzanstein.lab.simulation.ranks.team.steps import RankSteps
 from ryzanstein.lab.simulation.scripted.executor import DigestCache, Execution, ScriptedExecutor
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetBlockLimit, StepEvents, SubmitGroup
@@ -35,15 +35,15 @@ class SimulatedLead:
     def __init__(
         self,
         spec: RankSpec,
-        members: CrewMembers,
+        members: TeamMembers,
         steps: RankSteps,
         recording: RankRecording,
         *,
-        makings: TeamParts,
+        parts: TeamParts,
     ) -> None:
         self._spec, self._members, self._steps, self._recording = spec, members, steps, recording
-        self._profile, self._model, self._faults, self._rng = makings.profile, makings.model, makings.faults, makings.rng
-        self._on_unexpected = makings.on_unexpected
+        self._profile, self._model, self._faults, self._rng = parts.profile, parts.model, parts.faults, parts.rng
+        self._on_unexpected = parts.on_unexpected
         self._inbox: list[AgentMessage] = []
         self._taken = 0
         self._engine: Engine | None = None

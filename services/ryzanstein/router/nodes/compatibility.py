@@ -15,11 +15,11 @@ import structlog
 
 from ryzanstein.cluster import Numerics
 from ryzanstein.router.nodes.links.link import NodeLink
-from ryzanstein.router.telemetry import LikenessMetrics
+from ryzanstein.router.telemetry import CompatibilityMetrics
 
 log = structlog.get_logger(__name__)
 
-_MAX_SHOWN = 8
+_MAX_LISTED = 8
 
 
 class _HasNumerics(Protocol):
@@ -30,10 +30,10 @@ class _HasNumerics(Protocol):
 _Node = TypeVar("_Node", bound=_HasNumerics)
 
 
-class Likeness:
+class NumericsWatch:
     """Shows, for each model, how many different kinds of nodes there are, in metrics and once in the log."""
 
-    def __init__(self, metrics: LikenessMetrics) -> None:
+    def __init__(self, metrics: CompatibilityMetrics) -> None:
         self._metrics = metrics
         self._kinds: dict[str, int] = {}
 
@@ -51,8 +51,8 @@ class Likeness:
         examples = kinds_of(nodes)
         self._metrics.show(model, len(examples), len({link.beat.context_length for link in nodes}))
         if len(examples) > max(1, self._kinds.get(model, 1)):
-            nodes_shown = {link.node_id: _shown(link.numerics) for link in examples[:_MAX_SHOWN]}
-            log.warning("nodes of a model compute other tokens", model=model, kinds=len(examples), nodes=nodes_shown)
+            nodes_listed = {link.node_id: _listed(link.numerics) for link in examples[:_MAX_LISTED]}
+            log.warning("nodes of a model compute other tokens", model=model, kinds=len(examples), nodes=nodes_listed)
         return len(examples)
 
 
@@ -68,5 +68,5 @@ def kinds_of(nodes: Sequence[_Node]) -> list[_Node]:
     return examples
 
 
-def _shown(numerics: Numerics) -> str:
+def _listed(numerics: Numerics) -> str:
     return f"{numerics.computed} digest={numerics.weights.hex()[:16] or 'unknown'}"

@@ -68,7 +68,7 @@ AS_SENT = Form()
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TemplateInput:
     """The variables of a template: `messages`, `tools`, and those that the request sets.
 
     `tools` is None without any. With `continues` the text ends with the last message's content.
@@ -81,7 +81,7 @@ class Told:
     continues: bool = False
 
     @classmethod
-    def of(cls, prompt: ChatPrompt, form: Form = AS_SENT) -> Told:
+    def of(cls, prompt: ChatPrompt, form: Form = AS_SENT) -> TemplateInput:
         template = prompt.template
         return cls(
             [_message(message, form) for message in prompt.messages],
@@ -91,7 +91,7 @@ class Told:
             continues=template.continues,
         )
 
-    def mapped(self, text: Text) -> Told:
+    def mapped(self, text: Text) -> TemplateInput:
         """Returns the same with each text from outside replaced by what `text` returns for it."""
         return replace(
             self,
@@ -112,28 +112,28 @@ class Told:
         return found
 
 
-def content_text(told: dict[str, Any]) -> str:
+def content_text(given: dict[str, Any]) -> str:
     """Returns the text of a message's content in any form."""
-    content = told.get("content")
+    content = given.get("content")
     return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def _message(message: Message, form: Form) -> dict[str, Any]:
     content: Any = [{"type": "text", "text": message.content}] if form.parts else message.content
-    told: dict[str, Any] = {"role": message.role.value, "content": content}
+    given: dict[str, Any] = {"role": message.role.value, "content": content}
     if message.is_plain:
-        return told
+        return given
     if message.tool_calls:
         # Templates distinguish an empty answer from none.
-        told = told if message.content else _without_text(told, form.empty)
-        told["tool_calls"] = [_call(call, form.arguments) for call in message.tool_calls]
-    return told | dict(_others(message, form))
+        given = given if message.content else _without_text(given, form.empty)
+        given["tool_calls"] = [_call(call, form.arguments) for call in message.tool_calls]
+    return given | dict(_others(message, form))
 
 
-def _without_text(told: dict[str, Any], empty: Empty) -> dict[str, Any]:
+def _without_text(given: dict[str, Any], empty: Empty) -> dict[str, Any]:
     if empty is Empty.ABSENT:
-        return {key: value for key, value in told.items() if key != "content"}
-    return told | {"content": None if empty is Empty.NULL else ""}
+        return {key: value for key, value in given.items() if key != "content"}
+    return given | {"content": None if empty is Empty.NULL else ""}
 
 
 def _others(message: Message, form: Form) -> Iterator[tuple[str, str]]:
@@ -147,8 +147,8 @@ def _others(message: Message, form: Form) -> Iterator[tuple[str, str]]:
 
 
 def _call(call: ToolCall, arguments: Arguments) -> dict[str, Any]:
-    told = _arguments(call.arguments, arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": told}}
+    given = _arguments(call.arguments, arguments)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}}
 
 
 def _arguments(text: str, form: Arguments) -> Any:
@@ -187,8 +187,8 @@ def _mapped_tool(tool: dict[str, Any], text: Text) -> dict[str, Any]:
     return {"type": "function", "function": {key: mapped_tree(value, text) for key, value in tool["function"].items()}}
 
 
-def _mapped_message(told: dict[str, Any], text: Text) -> dict[str, Any]:
-    return {key: value if key == "role" else _mapped_part(key, value, text) for key, value in told.items()}
+def _mapped_message(given: dict[str, Any], text: Text) -> dict[str, Any]:
+    return {key: value if key == "role" else _mapped_part(key, value, text) for key, value in given.items()}
 
 
 def _mapped_part(key: str, value: Any, text: Text) -> Any:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import partial
 from signal import Signals
 
-from ryzanstein.lab.simulation.ranks.crew.lead import SimulatedLead
-from ryzanstein.lab.simulation.ranks.crew.makings import TeamParts
-from ryzanstein.lab.simulation.ranks.crew.members import CrewMembers
-from ryzanstein.lab.simulation.ranks.crew.profile import StartEnd, StartFault
-from ryzanstein.lab.simulation.ranks.crew.recording import RankRecording
-from ryzanstein.lab.simulation.ranks.crew.steps import RankSteps
-from ryzanstein.lab.simulation.ranks.crew.timers import Timers
 from ryzanstein.lab.simulation.ranks.process import SimulatedProcess
 from ryzanstein.lab.simulation.ranks.rank import SimulatedRank
+from ryzanstein.lab.simulation.ranks.team.lead import SimulatedLead
+from ryzanstein.lab.simulation.ranks.team.members import TeamMembers
+from ryzanstein.lab.simulation.ranks.team.parts import TeamParts
+from ryzanstein.lab.simulation.ranks.team.profile import StartEnd, StartFault
+from ryzanstein.lab.simulation.ranks.team.recording import RankRecording
+from ryzanstein.lab.simulation.ranks.team.steps import RankSteps
+from ryzanstein.lab.simulation.ranks.team.timers import Timers
 from ryzanstein.lab.simulation.ranks.wiring import SimulatedWiring
 from ryzanstein.worker.ranks.messages import AgentMessage, RankRefused, RankSpec, StartRank
 from ryzanstein.worker.supervision.group import IDLE
@@ -32,25 +32,25 @@ class RankTeam:
     They are created with their wiring. The server forks each rank, and the first message starts it.
     """
 
-    def __init__(self, spec: RankSpec, makings: TeamParts) -> None:
-        self._spec, self._profile, self._faults = spec, makings.profile, makings.faults
-        self._rng, self._pids = makings.rng, makings.pids
-        faults, context = makings.faults, makings.context
+    def __init__(self, spec: RankSpec, parts: TeamParts) -> None:
+        self._spec, self._profile, self._faults = spec, parts.profile, parts.faults
+        self._rng, self._pids = parts.rng, parts.pids
+        faults, context = parts.faults, parts.context
         self._start_fault = faults.starts.popleft() if faults.starts else StartFault()
         timers = self._timers = Timers(context)
         self.wiring = SimulatedWiring(spec, context)
-        members = self._members = CrewMembers(makings.profile, timers)
-        recording = RankRecording(members, makings.profile, timers, self._moved)
+        members = self._members = TeamMembers(parts.profile, timers)
+        recording = RankRecording(members, parts.profile, timers, self._moved)
         self._steps = RankSteps(
             members,
             spec.tp,
-            makings.profile,
+            parts.profile,
             faults,
             timers,
             on_end=recording.step_ended,
             advance=self._advance,
         )
-        self._lead = SimulatedLead(spec, members, self._steps, recording, makings=makings)
+        self._lead = SimulatedLead(spec, members, self._steps, recording, parts=parts)
 
     @property
     def ranks(self) -> list[SimulatedRank]:

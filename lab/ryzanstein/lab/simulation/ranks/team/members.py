@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from signal import Signals
 
-from ryzanstein.lab.simulation.ranks.crew.profile import RankProfile
-from ryzanstein.lab.simulation.ranks.crew.timers import Timers
 from ryzanstein.lab.simulation.ranks.rank import SimulatedRank
+from ryzanstein.lab.simulation.ranks.team.profile import RankProfile
+from ryzanstein.lab.simulation.ranks.team.timers import Timers
 from ryzanstein.worker.ranks.messages import PEER_LOST, RankCrashed
 
 _EXIT_S = 0.002
 
 
-class CrewMembers:
+class TeamMembers:
     """The forked ranks, in order. `bereaved`: a rank or the agent has ended."""
 
     def __init__(self, profile: RankProfile, timers: Timers) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
 
-from ryzanstein.lab.simulation.ranks.crew.profile import NodeFaults, RankProfile
+from ryzanstein.lab.simulation.ranks.team.profile import NodeFaults, RankProfile
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel
 
 
