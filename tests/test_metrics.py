@@ -75,3 +75,12 @@ def test_a_client_that_is_silent_is_given_up(server: MetricsServer, monkeypatch:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(b"GET /met")
         assert connection.recv(1024) == b""
+
+
+def test_a_renamed_metric_is_also_served_under_its_former_name() -> None:
+    registry = new_registry()
+    counter = Counter("ryzanstein_router_new", "Counted.", ["model"], registry=registry)
+    registry.register(metrics.FormerName(counter, "ryzanstein_router_old"))
+    counter.labels("m").inc(3)
+    for name in ("new", "old"):
+        assert registry.get_sample_value(f"ryzanstein_router_{name}_total", {"model": "m"}) == 3.0

@@ -221,7 +221,7 @@ class ControlPlane:
         self._reconciler.update()
 
     def _forgive(self, late_s: float) -> None:
-        """Restarts all leases after this process stood still.
+        """Restarts all leases after this process's event loop stalled.
 
         It could not receive beats, which is not the nodes' fault. After a long pause the nodes
         may also have left their streams and need time to register again.
@@ -229,7 +229,7 @@ class ControlPlane:
         if late_s > self._settings.lease_s / 3:
             self._registry.forgive()
             self._telemetry.stalls.inc()
-            log.warning("stood still, leases restarted", late_s=round(late_s, 3))
+            log.warning("event loop stalled", late_s=round(late_s, 3))
 
     def _settle(self) -> None:
         now = self._awake.now()

@@ -175,7 +175,7 @@ async def _following(
 
 
 def _log_pause(late_s: float) -> None:
-    log.warning("stood still, no node is suspected for it", late_s=round(late_s, 3))
+    log.warning("event loop stalled", late_s=round(late_s, 3))
 
 
 async def _no_other_router(owner_id: str, session_id: str) -> Holding:

@@ -11,6 +11,7 @@ from ryzanstein.observe.metrics import (
     DURATION_BUCKETS,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
+    FormerName,
     new_registry,
 )
 from ryzanstein.process.background import Background
@@ -46,6 +47,10 @@ class _Maker:
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=self._registry)
+
+    def former_name(self, metric: Counter, name: str) -> None:
+        """Also serves the counter under the name that it had in the release before."""
+        self._registry.register(FormerName(metric, f"ryzanstein_router_{name}"))
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"ryzanstein_router_{name}", text, labels, registry=self._registry)
@@ -86,7 +91,8 @@ class CompatibilityMetrics:
     def __init__(self, make: _Maker) -> None:
         self._kinds = make.gauge("model_kinds", "Kinds of ready nodes that compute other tokens; 1: all alike", "model")
         self._contexts = make.gauge("model_contexts", "Different lengths of the ready nodes' contexts", "model")
-        self.moved = make.counter("unlike_failovers", "Answers continued by a node that computes other tokens", "model")
+        self.moved = make.counter("incompatible_failovers", "Answers continued by a node that computes other tokens", "model")
+        make.former_name(self.moved, "unlike_failovers")
 
     def show(self, model: str, kinds: int, contexts: int) -> None:
         self._kinds.labels(model).set(kinds)

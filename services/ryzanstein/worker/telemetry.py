@@ -10,7 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import LOGITS_NOT_FINITE, OUT_OF_MEMORY, RyzansteinError
-from ryzanstein.observe.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS, TIME_TO_FIRST_TOKEN_BUCKETS, merged_registry, new_registry
+from ryzanstein.observe.metrics import (
+    TIME_PER_OUTPUT_TOKEN_BUCKETS,
+    TIME_TO_FIRST_TOKEN_BUCKETS,
+    FormerName,
+    merged_registry,
+    new_registry,
+)
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
 from ryzanstein.worker.constraints.refusal import Cause
@@ -142,7 +148,8 @@ class WorkerTelemetry:
         self.background = background or Background("worker", self.registry)
         self.state = self._gauge("state", "1 for the current state of the node, else 0.", "state")
         self.asleep = self._gauge("asleep", "1 if the ranks are unloaded because the model was idle, else 0.")
-        self.wakeups = self._counter("wakes_total", "Requests that found the ranks unloaded and waited for them.")
+        self.wakeups = self._counter("wakeups_total", "Requests that found the ranks unloaded and waited for them.")
+        self.registry.register(FormerName(self.wakeups, "ryzanstein_worker_wakes"))
         self.links = self._gauge("links", "Connected routers.")
         self.running = self._gauge("running", "Running sequences.")
         self.waiting = self._gauge("waiting", "Waiting sequences.")

@@ -84,6 +84,23 @@ class _Merged(Collector):
             yield metric
 
 
+class FormerName(Collector):
+    """A metric under the name that it had in the release before, for dashboards that still read that.
+
+    `former` is without the suffix `_total`.
+    """
+
+    def __init__(self, metric: Collector, former: str) -> None:
+        self._metric, self._former = metric, former
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._metric.collect():
+            alias = Metric(self._former, f"Deprecated, removed in the next release: now {family.name}.", family.type)
+            for sample in family.samples:
+                alias.samples.append(sample._replace(name=sample.name.replace(family.name, self._former, 1)))
+            yield alias
+
+
 class MetricsPort(Protocol):
     """Where a service's metrics are read; see `MetricsServer`."""
 

@@ -47,4 +47,4 @@ async def test_a_stopped_router_blames_no_node_and_moves_no_answer(
     for name in ("link_losses_total", "suspicions_total", "breaker_state", "failovers_total", "hedges_total"):
         assert await total(router, name) == 0, name
     assert sum(len(node.submits) for node in nodes) == 9, "nothing was started twice"
-    assert router.events("stood still, no node is suspected for it")
+    assert router.events("event loop stalled")

@@ -313,7 +313,7 @@ _REACHED = (
     "ranks lost",
     "session store works again",
     "journal works again",
-    "stood still, leases restarted",
+    "event loop stalled",
     "rank slow",
     "view has a gap",
 )

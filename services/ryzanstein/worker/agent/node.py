@@ -258,4 +258,4 @@ class NodeAgent:
 
 
 def _log_pause(late_s: float) -> None:
-    log.warning("stood still, no router is disconnected for it", late_s=round(late_s, 3))
+    log.warning("event loop stalled", late_s=round(late_s, 3))

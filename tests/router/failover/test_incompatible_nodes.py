@@ -63,7 +63,7 @@ async def test_an_answer_goes_on_at_a_node_of_its_kind(three: tuple[Any, Any, An
     client, first, _, third = three
     first.die_at = 5
     assert await read(client) == (list(range(TOKENS)), [first.node_id, third.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 0
+    assert client.value("incompatible_failovers_total", model="demo") == 0
     assert first.submits[-1].backup.node_id == third.node_id
 
 
@@ -73,7 +73,7 @@ async def test_where_none_of_its_kind_is_left_it_goes_on_elsewhere_and_is_counte
     first.die_at = 5
     with structlog.testing.capture_logs() as logs:
         assert await read(client) == (list(range(TOKENS)), [first.node_id, second.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 1
+    assert client.value("incompatible_failovers_total", model="demo") == 1
     assert "answer continued by a node that computes other tokens" in [line["event"] for line in logs]
 
 
@@ -84,10 +84,10 @@ async def test_attempts_that_bring_no_token_are_not_counted(three: tuple[Any, An
     second.refuse = RyzansteinError("full", Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
     reading = asyncio.create_task(read(client))
     await until(lambda: len(second.submits) >= 2)
-    assert client.value("unlike_failovers_total", model="demo") == 0
+    assert client.value("incompatible_failovers_total", model="demo") == 0
     second.refuse = None
     assert await reading == (list(range(TOKENS)), [first.node_id, second.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 1
+    assert client.value("incompatible_failovers_total", model="demo") == 1
 
 
 async def test_an_answer_belongs_to_the_version_that_accepted_it(three: tuple[Any, Any, Any, Any], until: Any) -> None:
@@ -100,7 +100,7 @@ async def test_an_answer_belongs_to_the_version_that_accepted_it(three: tuple[An
     await until(lambda: client.router.links.numerics_of(first.node_id).computed == NEW)
     first.die_at, first.freeze_at = 5, None
     assert await reading == (list(range(TOKENS)), [first.node_id, third.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 0
+    assert client.value("incompatible_failovers_total", model="demo") == 0
 
 
 async def test_a_node_of_its_kind_that_fails_it_does_not_keep_it_from_the_others(three: tuple[Any, Any, Any, Any]) -> None:
@@ -108,7 +108,7 @@ async def test_a_node_of_its_kind_that_fails_it_does_not_keep_it_from_the_others
     first.die_at = 5
     third.refuse = RyzansteinError("not finite", Code.INTERNAL, LOGITS_NOT_FINITE)
     assert await read(client) == (list(range(TOKENS)), [first.node_id, second.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 1
+    assert client.value("incompatible_failovers_total", model="demo") == 1
     assert len(third.submits) == 1
 
 
@@ -128,7 +128,7 @@ async def test_before_its_first_token_an_answer_belongs_to_no_kind(three: tuple[
     client, first, second, _ = three
     first.die_at = 0
     assert await read(client) == (list(range(TOKENS)), [second.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 0
+    assert client.value("incompatible_failovers_total", model="demo") == 0
 
 
 async def test_a_hedge_starts_only_at_a_node_of_its_kind(three: tuple[Any, Any, Any, Any], until: Any) -> None:
@@ -164,7 +164,7 @@ async def test_a_node_that_does_not_say_how_it_computes_counts_as_alike(
     first, second = in_order(nodes)
     first.die_at = 5
     assert await read(client) == (list(range(TOKENS)), [first.node_id, second.node_id])
-    assert client.value("unlike_failovers_total", model="demo") == 0
+    assert client.value("incompatible_failovers_total", model="demo") == 0
 
 
 async def test_contexts_of_other_lengths_are_shown(start_node: Any, start_router: Any, until: Any) -> None:
