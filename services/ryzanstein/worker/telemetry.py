@@ -148,8 +148,7 @@ class WorkerTelemetry:
         self.background = background or Background("worker", self.registry)
         self.state = self._gauge("state", "1 for the current state of the node, else 0.", "state")
         self.asleep = self._gauge("asleep", "1 if the ranks are unloaded because the model was idle, else 0.")
-        self.wakeups = self._counter("wakeups_total", "Requests that found the ranks unloaded and waited for them.")
-        self.registry.register(FormerName(self.wakeups, "ryzanstein_worker_wakes"))
+        self.wakeups = self._renamed("wakeups_total", "wakes", "Requests that found the ranks unloaded and waited for them.")
         self.links = self._gauge("links", "Connected routers.")
         self.running = self._gauge("running", "Running sequences.")
         self.waiting = self._gauge("waiting", "Waiting sequences.")
@@ -217,6 +216,12 @@ class WorkerTelemetry:
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"ryzanstein_worker_{name}", text, labels, registry=self.registry)
+
+    def _renamed(self, name: str, former: str, text: str) -> Counter:
+        """Returns a counter that is also served under the name that it had in the release before."""
+        counter = self._counter(name, text)
+        self.registry.register(FormerName(counter, f"ryzanstein_worker_{former}"))
+        return counter
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"ryzanstein_worker_{name}", text, labels, registry=self.registry)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import structlog
@@ -47,6 +47,15 @@ class _Stop(IntEnum):
     MOVED = 4
 
 
+@dataclass(slots=True)
+class _Run:
+    """A run of a generation: its task, the turn that it stores, and why it is stopped, if it is."""
+
+    task: asyncio.Task[RyzansteinError | None]
+    turn: Turn | None
+    stop: _Stop | None = None
+
+
 class Lifecycle:
     """The generations of a router, from their launch until they are forgotten.
 
@@ -71,10 +80,9 @@ class Lifecycle:
             telemetry,
             awake=parts.links.awake,
         )
-        self._running: dict[Generation, asyncio.Task[RyzansteinError | None]] = {}
-        self._stops: dict[Generation, _Stop] = {}
+        self._running: dict[Generation, _Run] = {}
         self._paused: dict[Generation, Turn | None] = {}
-        self._claimed_again: dict[Generation, Turn] = {}
+        """The turns of paused generations, which keep their claims."""
         self._cut_offs = CutOffs(parts.recorder, telemetry.background, self._cut_off)
         self._hedges = HedgeBudget(policy.hedges, self._running.__len__, telemetry)
 
@@ -127,8 +135,8 @@ class Lifecycle:
             self._telemetry.unread.interrupted.inc()
         with suppress(TimeoutError):
             async with asyncio.timeout(_INTERRUPT_WAIT_S):
-                if (task := self._running.get(generation)) is not None:
-                    await asyncio.wait({task})
+                if (run := self._running.get(generation)) is not None:
+                    await asyncio.wait({run.task})
                 await self._cut_offs.wait(generation)
                 await self._turns.claimed.released(generation.request.session_id)
         return True
@@ -165,7 +173,7 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Cancels what runs, and waits for turns that are being stored."""
-        tasks = list(self._running.values())
+        tasks = [run.task for run in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,7 +184,8 @@ class Lifecycle:
         self.retained.close()
 
     def _may_interrupt(self, generation: Generation) -> bool:
-        ending = generation.log.complete or self._stops.get(generation, _Stop.PAUSED) > _Stop.PAUSED
+        run = self._running.get(generation)
+        ending = generation.log.complete or (run is not None and (run.stop or _Stop.PAUSED) > _Stop.PAUSED)
         return ending or generation in self._paused or generation.unread
 
     def _unsettle(self, generation: Generation) -> None:
@@ -206,11 +215,11 @@ class Lifecycle:
         span = self._tracing.start("generation", request.traceparent, **{"gen_ai.request.model": request.model})
         generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
         task = self._telemetry.background.once("generation", life)
-        self._running[generation] = task
+        self._running[generation] = _Run(task, turn)
 
         def ended(task: asyncio.Task[RyzansteinError | None]) -> None:
             place.leave()
-            self._wind_up(generation, turn, task)
+            self._wind_up(generation)
             tokens = generation.log.num_tokens
             span.set_attributes({"ryzanstein.generation_id": generation.generation_id, "ryzanstein.tokens": tokens})
             span.end()
@@ -251,7 +260,7 @@ class Lifecycle:
         try:
             if generation.new_messages:
                 turn = await self._turns.again(request.session_id, generation.generation_id, generation.new_messages)
-                self._claimed_again[generation] = turn
+                self._running[generation].turn = turn
             return await self._live(generation, turn)
         except RyzansteinError as error:
             return error
@@ -259,11 +268,10 @@ class Lifecycle:
             log.exception("generation not resumed", generation_id=generation.generation_id)
             return errors.internal(f"internal error, generation {generation.generation_id}")
 
-    def _wind_up(self, generation: Generation, turn: Turn | None, task: asyncio.Task[RyzansteinError | None]) -> None:
+    def _wind_up(self, generation: Generation) -> None:
         """Finishes a generation however it ended, even if cancelled before its first step."""
-        del self._running[generation]
-        turn = self._claimed_again.pop(generation, turn)
-        why = self._stops.pop(generation, None)
+        run = self._running.pop(generation)
+        task, turn, why = run.task, run.turn, run.stop
         if task.cancelled() and why is _Stop.PAUSED:
             self._has_paused(generation, turn)
             return
@@ -363,13 +371,13 @@ class Lifecycle:
         generation.on_prompt_dropped()
 
     def _stop(self, generation: Generation, why: _Stop) -> None:
-        task = self._running.get(generation)
-        if task is not None and why > self._stops.get(generation, 0):
-            self._stops[generation] = why
+        run = self._running.get(generation)
+        if run is not None and why > (run.stop or 0):
+            run.stop = why
             # The last tokens may arrive before the task is cancelled. A generation that is stopped
             # half-way must not become complete then.
             generation.log.fence_all()
-            task.cancel()
+            run.task.cancel()
 
 
 def may_go_on(error: RyzansteinError | None) -> bool:

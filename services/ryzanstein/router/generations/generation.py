@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from enum import Enum
 from typing import Protocol
 
 from ryzanstein import errors
@@ -32,6 +33,19 @@ def paused(generation_id: str) -> RyzansteinError:
     The next reader resumes it.
     """
     return errors.unavailable(PAUSED, f"generation {generation_id[:64]} was paused because nobody read it; attach again")
+
+
+class GenerationState(Enum):
+    """Where a generation is in its life."""
+
+    RUNNING = "running"
+    """It has a task: it waits for a node, or a node computes it, or its turn is being stored."""
+    PAUSED = "paused"
+    """It has stopped because nobody read it. The next reader resumes it."""
+    COMPLETE = "complete"
+    """It has ended as its request wished, or was cancelled."""
+    FAILED = "failed"
+    """It has ended with an error; it is resumable if that is retryable."""
 
 
 class GenerationObserver(Protocol):
@@ -73,8 +87,9 @@ class Generation:
         self.prompt: list[PromptToken] = []
         """The prompt's tokens with their log probabilities, if the client asked for them."""
         self.ended: list[Finished] = []
+        self.state = GenerationState.RUNNING
         self.error: RyzansteinError | None = None
-        self.settled = False
+        """Why it is paused or has failed."""
         self.submitted_at = time.monotonic()
         self.first_token_at: float | None = None
         self.last_token_at = self.submitted_at
@@ -94,7 +109,12 @@ class Generation:
 
     @property
     def paused(self) -> bool:
-        return self.error is not None and self.error.reason == PAUSED
+        return self.state is GenerationState.PAUSED
+
+    @property
+    def settled(self) -> bool:
+        """Whether it runs no more, or not until it is resumed."""
+        return self.state is not GenerationState.RUNNING
 
     def drop_prompt(self) -> None:
         """Drops what only an unfinished generation needs."""
@@ -184,7 +204,10 @@ class Generation:
         if error is not None:
             error.__traceback__ = error.__context__ = None  # their frames have the generation, and what it ran on
         self.error = error
-        self.settled = True
+        if error is None:
+            self.state = GenerationState.COMPLETE
+        else:
+            self.state = GenerationState.PAUSED if error.reason == PAUSED else GenerationState.FAILED
         self.wake()
 
     @property
@@ -201,7 +224,7 @@ class Generation:
         Readers that have not received its error yet no longer get it.
         """
         self.error = None
-        self.settled = False
+        self.state = GenerationState.RUNNING
 
     def wake(self) -> None:
         if self._readers:
