@@ -304,3 +304,10 @@ def unavailable(reason: str, message: str, retry_after_s: float = 1.0) -> Ryzans
 def internal(message: str) -> RyzansteinError:
     """Returns the error for a bug of ours. The message must not contain secrets or a stack."""
     return RyzansteinError(message, Code.INTERNAL, "INTERNAL")
+
+
+def about_field(error: RyzansteinError, field: str) -> RyzansteinError:
+    """Returns the same error about another field, for what was made of that one: a grammar of a schema, for example."""
+    metadata = {**error.metadata, "field": field}
+    violations = tuple(FieldViolation(field, each.description) for each in error.violations)
+    return replace(error, metadata=metadata, violations=violations)

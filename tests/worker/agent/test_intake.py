@@ -17,7 +17,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import Attempt, GenerationRequest, SamplingParams
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
-from ryzanstein.worker.agent import intake
+from ryzanstein.worker.agent import enforcing, intake
 from ryzanstein.worker.text.calling import instructions
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
@@ -81,7 +81,7 @@ async def test_a_constraint_says_where_the_answer_begins(
     prompt = ChatPrompt((Message(Role.USER, "hello"),), tools=tools)
     read = await intake.tokenize(prompt, model, LocalRenderer())
     request = GenerationRequest("demo", prompt, SamplingParams(constraint=constraint))
-    attempt = intake.constrained(Attempt("g", 0, request, ()), read, model)
+    attempt = enforcing.constrained(Attempt("g", 0, request, ()), read.reply, model)
     assert intake.reply_of(read, attempt) == expected
 
 
@@ -129,9 +129,9 @@ async def test_a_form_is_alone_where_what_may_be_called_cannot_be_enforced_besid
         read = await intake.tokenize(prompt, model, LocalRenderer())
         if refused:
             with pytest.raises(RyzansteinError, match="too large"):
-                await intake.enforced(attempt, read, model, cast("ConstraintJudge", judge))
+                await enforcing.enforced(attempt, read.reply, model, cast("ConstraintJudge", judge))
         else:
-            assert (await intake.enforced(attempt, read, model, cast("ConstraintJudge", judge)))[0] is attempt
+            assert (await enforcing.enforced(attempt, read.reply, model, cast("ConstraintJudge", judge)))[0] is attempt
     kinds = [each.kind for each in judge.asked]
     assert kinds == [ConstraintKind.GRAMMAR, ConstraintKind.JSON_OBJECT, ConstraintKind.GRAMMAR]
 

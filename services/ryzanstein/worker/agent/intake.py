@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ryzanstein import clock, errors
-from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
-from ryzanstein.errors import Code, FieldViolation, RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import Attempt, SamplingParams
 from ryzanstein.generation.tokens import MAX_PROMPT_SCORES
-from ryzanstein.generation.tools import Tools
 from ryzanstein.worker.agent.tokenizing import encoded
-from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.text.call_grammar import call_constraint, form_or_calls
 from ryzanstein.worker.text.calling import Calling, has_calls
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
 from ryzanstein.worker.text.control import LONG_CHARS
-from ryzanstein.worker.text.grammars.judge import ConstraintJudge, Verdict
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, Rendered
 from ryzanstein.worker.text.tokenizer import TextModel
+
+if TYPE_CHECKING:
+    from ryzanstein.worker.agent.enforcing import Judged
+    from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,39 @@ class ReadPrompt:
     reply: ReplyStyle | None = None
     calling: Calling | None = None
     num_omitted: int = 0
+
+    @property
+    def calls(self) -> bool:
+        """Whether an answer may call functions."""
+        return self.reply is not None and bool(self.reply.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An attempt in the model's terms. `judged` is None without a constraint."""
+
+    attempt: Attempt
+    text: TextModel
+    read: ReadPrompt
+    texts: Sequence[ChoiceText]
+    judged: Judged | None
+
+
+async def arrive(attempt: Attempt, text: TextModel, templates: ChatRenderer, judge: ConstraintJudge) -> Arrived:
+    """Returns the attempt with its prompt tokenized and its constraint compiled.
+
+    Raises INVALID_ARGUMENT for what the model cannot read, and the errors of `enforcing.enforced`.
+    """
+    sampling = attempt.request.sampling
+    cuts = sampling.keep_prompt_head is not None
+    keep = None if cuts else sampling.truncate_prompt_tokens
+    read = await tokenize(attempt.request.prompt, text, templates, keep, any_length=cuts)
+    judged = None
+    if has_grammar(attempt):
+        from ryzanstein.worker.agent.enforcing import enforced
+
+        attempt, judged = await enforced(attempt, read.reply, text, judge)
+    return Arrived(attempt, text, read, await texts_of(attempt, text, read.calling), judged)
 
 
 async def tokenize(
@@ -105,7 +138,7 @@ async def _rendered(prompt: ChatPrompt, model: TextModel, templates: ChatRendere
     except RyzansteinError as error:
         if error.code is not Code.INVALID_ARGUMENT or given.messages == prompt.messages:
             raise
-        raise replace_field(error, "messages") from None  # its index is that of another message
+        raise errors.about_field(error, "messages") from None  # its index is that of another message
 
 
 def is_long(attempt: Attempt) -> bool:
@@ -124,41 +157,6 @@ def has_grammar(attempt: Attempt) -> bool:
     """Returns whether the answer follows a constraint, or has to be a call."""
     prompt = attempt.request.prompt
     return attempt.request.sampling.constraint is not None or (isinstance(prompt, ChatPrompt) and prompt.tools.must)
-
-
-def constrained(attempt: Attempt, read: ReadPrompt, model: TextModel) -> Attempt:
-    """Returns the attempt with the grammar of its calls, if its answer has to be a call or may be one instead of a form.
-
-    Raises INVALID_ARGUMENT if the request demands another form too, or if the grammar is too long.
-    """
-    request = attempt.request
-    if not isinstance(request.prompt, ChatPrompt) or read.reply is None:
-        return attempt
-    if not request.prompt.tools.must:
-        return _may_call(attempt, request.prompt.tools, read.reply, model)
-    if request.sampling.constraint is not None:
-        raise errors.invalid("tool_choice", "conflicts with a constraint on the answer, which then cannot be a call")
-    constraint = call_constraint(request.prompt.tools, read.reply, model.special_id)
-    if (num_bytes := len(constraint.text.encode())) > MAX_CONSTRAINT_BYTES:
-        bound = f"are too long for a call that is required: as a grammar at most {MAX_CONSTRAINT_BYTES} bytes"
-        raise errors.invalid("tools", bound, num_bytes)
-    return _with_constraint(attempt, constraint)
-
-
-def _may_call(attempt: Attempt, tools: Tools, reply: ReplyStyle, model: TextModel) -> Attempt:
-    """Returns the attempt with a grammar of its form or calls, if it may call functions and has a form."""
-    form = attempt.request.sampling.constraint
-    if form is None or not reply.calls:
-        return attempt
-    try:
-        return _with_constraint(attempt, form_or_calls(form, tools, reply, model.special_id))
-    except ConstraintRefused:
-        return attempt  # the form alone is refused again when it is judged, by its own name
-
-
-def _with_constraint(attempt: Attempt, constraint: Constraint) -> Attempt:
-    sampling = replace(attempt.request.sampling, constraint=constraint)
-    return replace(attempt, request=replace(attempt.request, sampling=sampling))
 
 
 def reply_of(read: ReadPrompt, attempt: Attempt) -> ReplyStyle | None:
@@ -186,56 +184,6 @@ async def texts_of(attempt: Attempt, model: TextModel, calling: Calling | None =
 
 def _stop_ids(sampling: SamplingParams, model: TextModel) -> set[int]:
     return set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(model.eos_token_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A constraint that can be enforced, and the table of tokens that rank 0 needs for it."""
-
-    verdict: Verdict
-    table: bytes
-
-
-async def enforced(
-    attempt: Attempt, read: ReadPrompt, model: TextModel, judge: ConstraintJudge
-) -> tuple[Attempt, Judged | None]:
-    """Returns the attempt with the constraint that its answer follows, and the verdict on it.
-
-    A function that is only offered refuses nothing: where it cannot be enforced, a form is alone. Raises the
-    errors of `constrained` and `judged`.
-    """
-    chosen = constrained(attempt, read, model)
-    try:
-        return chosen, await judged(chosen, model, judge)
-    except RyzansteinError as error:
-        if error.reason != "INVALID_CONSTRAINT" or attempt.request.sampling.constraint in (
-            None,
-            chosen.request.sampling.constraint,
-        ):
-            raise
-    return attempt, await judged(attempt, model, judge)
-
-
-async def judged(attempt: Attempt, model: TextModel, judge: ConstraintJudge) -> Judged | None:
-    """Returns the verdict on the attempt's constraint, if it has one. Raises the errors of `ConstraintJudge`."""
-    constraint = attempt.request.sampling.constraint
-    if constraint is None:
-        return None
-    try:
-        verdict = await judge.judge(constraint, model)
-    except RyzansteinError as error:
-        prompt = attempt.request.prompt
-        if error.violations and isinstance(prompt, ChatPrompt) and prompt.tools.must:
-            raise replace_field(error, "tools") from None
-        raise
-    return Judged(verdict, await judge.tokens(model))
-
-
-def replace_field(error: RyzansteinError, field: str) -> RyzansteinError:
-    """Returns the same error about another field: the grammar of calls is made of the schemas of the tools."""
-    metadata = {**error.metadata, "field": field}
-    violations = tuple(FieldViolation(field, each.description) for each in error.violations)
-    return replace(error, metadata=metadata, violations=violations)
 
 
 def group_of(

@@ -5,8 +5,7 @@ Also the way of an input of which a vector is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Set
 from functools import partial
 from itertools import count
 
@@ -18,7 +17,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import Attempt
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
-from ryzanstein.worker.agent.intake import Judged, ReadPrompt
+from ryzanstein.worker.agent.intake import Arrived, ReadPrompt
 from ryzanstein.worker.agent.prompt_cut import fitted
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.model_versions import ModelVersions
@@ -26,23 +25,11 @@ from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.telemetry import WorkerTelemetry
-from ryzanstein.worker.text.choice import ChoiceText
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """An attempt in the model's terms. `judged` is None without a constraint."""
-
-    attempt: Attempt
-    text: TextModel
-    read: ReadPrompt
-    texts: Sequence[ChoiceText]
-    judged: Judged | None
 
 
 class Submissions:
@@ -126,7 +113,9 @@ class Submissions:
     async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> bool:
         """Hands the attempt to the engine; returns False when the version that serves has changed, or sleeps again."""
         version = self._versions.serving
-        arrived = await self._read(attempt, self._admit(version, attempt))
+        arrived = await intake.arrive(attempt, self._admit(version, attempt), self._templates, self._constraints)
+        if (calling := arrived.read.calling) is not None and not calling.native and arrived.read.calls:
+            self._telemetry.tool_fallbacks.inc()
         await self._idleness.wake(version)
         read = await self._fitted(version, arrived)
         await version.pages.restore(arrived.attempt, read.token_ids, arrived.text.name)
@@ -135,26 +124,14 @@ class Submissions:
         self._start(version, link, handle, arrived, read)
         return True
 
-    async def _read(self, attempt: Attempt, text: TextModel) -> _Arrived:
-        """Tokenizes the attempt's prompt and compiles its constraint."""
-        sampling = attempt.request.sampling
-        cuts = sampling.keep_prompt_head is not None
-        keep = None if cuts else sampling.truncate_prompt_tokens
-        read = await intake.tokenize(attempt.request.prompt, text, self._templates, keep, any_length=cuts)
-        attempt, judged = await intake.enforced(attempt, read, text, self._constraints)
-        if read.reply is not None and read.reply.calls and read.calling is not None and not read.calling.native:
-            self._telemetry.tool_fallbacks.inc()
-        texts = await intake.texts_of(attempt, text, read.calling)
-        return _Arrived(attempt, text, read, texts, judged)
-
-    async def _fitted(self, version: ModelVersion, arrived: _Arrived) -> ReadPrompt:
+    async def _fitted(self, version: ModelVersion, arrived: Arrived) -> ReadPrompt:
         """Returns the prompt, cut if the request allows that and it does not fit."""
         if arrived.attempt.request.sampling.keep_prompt_head is None:
             return arrived.read
         again = partial(intake.tokenize, model=arrived.text, templates=self._templates)
         return await fitted(arrived.attempt, arrived.read, version.serving().context_length, again)
 
-    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: _Arrived, read: ReadPrompt) -> None:
+    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: Arrived, read: ReadPrompt) -> None:
         """Hands the attempt to the engine. Without an await, so that what is checked first still holds at the end."""
         attempt, text, judged = arrived.attempt, arrived.text, arrived.judged
         self._require_taking()

@@ -15,7 +15,8 @@ from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationReq
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.observe.tracing import Tracing
-from ryzanstein.worker.agent.intake import ReadPrompt, constrained, group_of, texts_of
+from ryzanstein.worker.agent.enforcing import constrained
+from ryzanstein.worker.agent.intake import group_of, texts_of
 from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
 from ryzanstein.worker.agent.versions.generations import RunningGenerations
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
@@ -249,6 +250,6 @@ def test_tools_whose_grammar_would_be_too_long_are_refused(text_model):
     request = GenerationRequest("demo", prompt, SamplingParams())
     attempt = Attempt("g", 1, request, (ChoiceProgress(),))
     with pytest.raises(RyzansteinError) as refused:
-        constrained(attempt, ReadPrompt([1], ReplyStyle("hermes")), text_model)
+        constrained(attempt, ReplyStyle("hermes"), text_model)
     assert refused.value.code is Code.INVALID_ARGUMENT
     assert refused.value.violations[0].field == "tools"
