@@ -95,6 +95,7 @@ manifests: dev ## Render the Kubernetes manifests into build/manifests and valid
 	mkdir -p build/manifests
 	$(KUSTOMIZE) k8s/base > build/manifests/base.yaml
 	$(KUSTOMIZE) k8s/overlays/local-cpu > build/manifests/local-cpu.yaml
+	$(KUSTOMIZE) k8s/overlays/gpu > build/manifests/gpu.yaml
 	$(BIN)/kubernetes-validate --strict --kubernetes-version 1.32 build/manifests/*.yaml
 
 protos: ## Regenerate the stubs

@@ -1,6 +1,6 @@
 # One node with all its ranks, and the demo model. Build from the repository's root, for CPUs or for CUDA 13:
 #   docker build -f k8s/images/worker.Dockerfile -t ryzanstein/worker:0.1.0-cpu .
-#   docker build -f k8s/images/worker.Dockerfile -t ryzanstein/worker:0.1.0 --build-arg TORCH_BUILD=cu130 .
+#   docker build -f k8s/images/worker.Dockerfile -t ryzanstein/worker:0.1.0-cu130 --build-arg TORCH_BUILD=cu130 .
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_BUILD=cpu
 # The kernels are compiled here, one library per level of CPU: ranks need no compiler (docs/kernels.md).

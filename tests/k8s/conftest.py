@@ -47,7 +47,7 @@ def render() -> Callable[[Path], list[Document]]:
     return documents
 
 
-@pytest.fixture(scope="session", params=["base", "overlays/local-cpu"])
+@pytest.fixture(scope="session", params=["base", "overlays/local-cpu", "overlays/gpu"])
 def manifests(request: pytest.FixtureRequest, k8s_dir: Path, render: Callable[[Path], list[Document]]) -> list[Document]:
     """What an operator applies, each variant once."""
     return render(k8s_dir / request.param)

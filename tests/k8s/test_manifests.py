@@ -150,13 +150,12 @@ def test_selectors_pick_the_pods_that_they_are_for(manifests: list[Document], wo
     }
 
 
-def test_the_local_overlay_needs_no_gpu_and_the_base_asks_for_one_per_rank(manifests: list[Document]) -> None:
+def test_only_the_gpu_overlay_asks_for_gpus_one_for_each_rank(manifests: list[Document]) -> None:
     (worker,) = [each for each in manifests if each["kind"] == "StatefulSet"]
     (container,) = containers(worker)
     env = {each["name"]: each.get("value") for each in container["env"]}
     gpus = container["resources"]["limits"].get("nvidia.com/gpu")
-    if env.get("RYZANSTEIN_DEVICE") == "cpu":
-        assert gpus is None
-        assert "persistentVolumeClaim" not in str(pod(worker)["volumes"])
-    else:
-        assert gpus == int(env["RYZANSTEIN_TP"])
+    assert gpus == (int(env["RYZANSTEIN_TP"]) if env.get("RYZANSTEIN_DEVICE") == "cuda" else None)
+    assert container["image"].endswith("-cu130" if gpus else "-cpu")
+    has_demo = env["RYZANSTEIN_MODEL"].endswith("demo")
+    assert ("persistentVolumeClaim" in str(pod(worker)["volumes"])) is not has_demo
