@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.sessions.opening import open_sessions
+from ryzanstein.router.opening import open_sessions
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.telemetry import RouterTelemetry
 
