@@ -23,8 +23,8 @@ from pathlib import Path
 
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.opening import open_sessions
 from ryzanstein.router.sessions.claims import ClaimRequest
-from ryzanstein.router.sessions.opening import open_sessions
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.telemetry import RouterTelemetry
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
-from ryzanstein.router.sessions.opening import open_sessions
+from ryzanstein.router.opening import open_sessions
 from ryzanstein.router.telemetry import RouterTelemetry
 
 TURNS = 12

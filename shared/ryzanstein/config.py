@@ -1,36 +1,45 @@
 """The settings of every service, which extends them in its `config`. `__main__` reads them once.
 
 They come from the environment (`RYZANSTEIN_GRPC_PORT`) or from flags (`--grpc-port`); flags win.
-Nothing else reads the environment.
+Nothing else reads the environment. Constants that no operator needs are in one setting, `tuning`.
+A setting that became such a constant is still accepted for one release, see `ServiceSettings.moved`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ryzanstein.addresses import bare_host, checked_target
+from ryzanstein.bounds import LARGEST, LARGEST_S
 from ryzanstein.files.state_home import VARIABLES
 
-# A larger number is a mistake: no count, size or time comes near these, and sums of them stay
-# exact.
-_LARGEST, _LARGEST_S = 2**53, 1e9
+PREFIX = "RYZANSTEIN_"
+TUNING = "constants for tests and experiments, a JSON object; not part of the compatible interface"
 
 
 class ServiceSettings(BaseSettings):
-    """Where a service listens and what it reports about itself."""
+    """Where a service listens and what it reports about itself.
+
+    Each service has a field `tuning` of its own.
+    """
 
     model_config = SettingsConfigDict(
-        env_prefix="RYZANSTEIN_",
+        env_prefix=PREFIX,
         frozen=True,
-        extra="ignore",
+        extra="forbid",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
         allow_inf_nan=False,
     )
+
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Settings of earlier releases: name to place in `tuning`, such as "stall_s" to "suspicion.stall_s", or to its new name."""
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
@@ -41,10 +50,20 @@ class ServiceSettings(BaseSettings):
     log_files: int = Field(4, ge=1, le=1000, description="renamed files of log_file_bytes that are kept")
     otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
-    max_request_records: int = Field(
-        16_384, ge=1024, le=2**20, description="maximum fields of a gRPC request, including those of nested messages"
-    )
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns what is read, the first wins; `tuning` is put together from all of them."""
+        moved = in_tuning(cls, moved_variables(cls).items())
+        return init_settings, env_settings, InitSettingsSource(settings_cls, moved)
 
     def _placed(self, name: str) -> None:
         """Raises ValueError if a path is a default, and relative because there is no state home.
@@ -71,9 +90,66 @@ class ServiceSettings(BaseSettings):
 
         A command line may contain such bytes, but they cannot be encoded.
         """
-        largest = _LARGEST_S if (info.field_name or "").endswith("_s") else _LARGEST
+        largest = LARGEST_S if (info.field_name or "").endswith("_s") else LARGEST
         if isinstance(value, int | float) and value > largest:
             raise ValueError(f"must be at most {largest:.0f}")
         if isinstance(value, str) and any("\ud800" <= each <= "\udfff" for each in value):
             raise ValueError("must be UTF-8 text")
         return value
+
+
+def moved_variables(kind: type[ServiceSettings]) -> dict[str, str]:
+    """Returns the variables of the environment that set what is in `tuning` now: name to value."""
+    moved = {variable(name): name for name in kind.moved}
+    return {moved[name.upper()]: value for name, value in os.environ.items() if name.upper() in moved}
+
+
+def moved_flags(kind: type[ServiceSettings], arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the arguments without the flags that set what is in `tuning` now, and these: name to value."""
+    moved, kept, found = {flag(name): name for name in kind.moved}, [], {}
+    switches = {flag(name): name for name in kind.moved if _is_switch(kind, name)}
+    rest = iter(arguments)
+    for argument in rest:
+        option, equals, value = argument.partition("=")
+        switched = option.replace("--no-", "--", 1)
+        if switched in switches and not equals:
+            found[switches[switched]] = str(option == switched)
+        elif option in moved:
+            found[moved[option]] = value if equals else next(rest, "")
+        else:
+            kept.append(argument)
+    return kept, found
+
+
+def in_tuning(kind: type[ServiceSettings], moved: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Returns these settings where they are now: nested under `tuning`; empty if there are none."""
+    nested: dict[str, Any] = {}
+    for name, value in moved:
+        *groups, field = place_of(kind, name).split(".")
+        inner = nested
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[field] = value
+    return nested
+
+
+def _is_switch(kind: type[ServiceSettings], name: str) -> bool:
+    """Whether a setting of an earlier release is given as a flag without a value."""
+    field = kind.model_fields.get(kind.moved[name])
+    return field is not None and field.annotation is bool
+
+
+def place_of(kind: type[ServiceSettings], name: str) -> str:
+    """Returns where a setting of an earlier release is now."""
+    place = kind.moved[name]
+    return place if place in kind.model_fields else f"tuning.{place}"
+
+
+def variable(name: str) -> str:
+    """Returns the name of a setting in the environment."""
+    return PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    """Returns the name of a setting on a command line."""
+    return "--" + name.replace("_", "-")

@@ -14,6 +14,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.request_key import keyed
+from ryzanstein.router.tuning import RouterTuning
 from ryzanstein.rpc.reading import RequestReading, readable
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.wire.attempts import attempt_to_wire
@@ -21,7 +22,7 @@ from ryzanstein.wire.requests import MostParts, chat_from_wire, complete_from_wi
 
 ROUNDS = 3
 MAX_BYTES = RouterSettings.model_fields["max_request_bytes"].default
-MAX_RECORDS = RouterSettings.model_fields["max_request_records"].default
+MAX_RECORDS = RouterTuning().max_request_records
 MOST = MostParts(RouterSettings.model_fields["max_messages"].default, RouterSettings.model_fields["max_prompt_tokens"].default)
 _USER = inference.ROLE_USER
 

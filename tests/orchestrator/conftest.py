@@ -95,7 +95,7 @@ async def serve(database: Path, **settings: object) -> AsyncIterator[Serving]:
         stack.push_async_callback(store.close)
         control = await ControlPlane.restore(chosen, store, telemetry)
         rpc = RpcServer("127.0.0.1", 0, ["ryzanstein.v1.OrchestratorService"])
-        pb_grpc.add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, chosen.max_nodes), rpc.server)
+        pb_grpc.add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, chosen.tuning.max_nodes), rpc.server)
         await rpc.start()
         stack.push_async_callback(rpc.stop, 0)
         stack.push_async_callback(control.close)

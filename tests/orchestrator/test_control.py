@@ -46,7 +46,7 @@ async def first_update(control):
 
 
 async def test_an_empty_cluster_answers_its_first_watcher_at_once(path):
-    async with restored(path, settle_s=3600) as control:
+    async with restored(path, tuning={"settle_s": 3600}) as control:
         assert (await first_update(control)).state.nodes == ()
 
 
@@ -55,7 +55,7 @@ async def test_after_a_restart_the_snapshot_waits_for_every_member_of_before(pat
         control.register(make_node("a"))
         control.register(make_node("b"))
         await control.close()
-    async with restored(path, settle_s=3600) as control:
+    async with restored(path, tuning={"settle_s": 3600}) as control:
         waiting = asyncio.ensure_future(first_update(control))
         come_back(control, make_node("a"))
         come_back(control, make_node("stranger"))
@@ -69,7 +69,7 @@ async def test_after_a_restart_the_snapshot_waits_no_longer_than_the_settling_ti
     async with restored(path) as control:
         come_back(control, make_node("gone"))
         await control.close()
-    async with restored(path, settle_s=0.2) as control:
+    async with restored(path, tuning={"settle_s": 0.2}) as control:
         clockwork = asyncio.create_task(control.run())
         assert (await first_update(control)).state.nodes == ()
         clockwork.cancel()
@@ -80,10 +80,10 @@ async def test_a_second_restart_while_settling_still_waits_for_the_members_of_be
         come_back(control, make_node("a"))
         come_back(control, make_node("b"))
         await control.close()
-    async with restored(path, settle_s=3600) as control:
+    async with restored(path, tuning={"settle_s": 3600}) as control:
         come_back(control, make_node("a"))
         await control.close()
-    async with restored(path, settle_s=3600) as control:
+    async with restored(path, tuning={"settle_s": 3600}) as control:
         waiting = asyncio.ensure_future(first_update(control))
         come_back(control, make_node("a"))
         await asyncio.sleep(0.05)
@@ -106,7 +106,7 @@ async def test_while_settling_nodes_keep_what_they_serve_and_afterwards_the_plac
         for name in "ab":
             control.register(make_node(name))
         await control.close()
-    async with restored(path, settle_s=3600) as control:
+    async with restored(path, tuning={"settle_s": 3600}) as control:
         leases = {"a": control.register(make_node("a")).lease_id}
         assert control.beat("a", leases["a"], NodeReport(Beat(1, NodeState.READY, ""))).deployments == (), "b may serve it"
         leases["b"] = control.register(make_node("b")).lease_id
@@ -151,7 +151,7 @@ async def test_too_many_writes_at_once_are_refused(path):
 
 
 async def test_deployments_are_bounded(path):
-    async with restored(path, max_deployments=2) as control:
+    async with restored(path, tuning={"max_deployments": 2}) as control:
         for model in ("x", "y", "x"):
             await control.deploy(Deployment(model, "/m"))
         with pytest.raises(RyzansteinError) as failure:
@@ -162,7 +162,7 @@ async def test_deployments_are_bounded(path):
 
 
 async def test_a_process_that_stood_still_does_not_expire_its_nodes(path, make_node, eventually):
-    async with restored(path, lease_s=0.6, heartbeat_interval_s=0.1) as control:
+    async with restored(path, lease_s=0.6, tuning={"heartbeat_interval_s": 0.1}) as control:
         control.register(make_node("a"))
         clockwork = asyncio.create_task(control.run())
         await asyncio.sleep(0.02)
@@ -177,7 +177,7 @@ async def test_a_process_that_stood_still_does_not_expire_its_nodes(path, make_n
 async def test_a_thousand_beating_nodes_cost_a_watcher_no_more_than_the_bound(path, make_node, make_follower):
     """1,000 nodes of which each beats 20 times with a new load every time: 20,000 beats."""
     ticks, per_tick = 20, 10
-    async with restored(path, load_updates_per_s=round(per_tick / TICK_S)) as control:
+    async with restored(path, tuning={"load_updates_per_s": round(per_tick / TICK_S)}) as control:
         grants = {f"n{i}": control.register(make_node(f"n{i}")).lease_id for i in range(1000)}
         follower, updates = make_follower(), control.updates()
         follower.apply(await anext(updates))

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.cluster
 @dataclass
 class Process:
     child: asyncio.subprocess.Process
-    serving: dict
+    log: list
+
+    @property
+    def serving(self):
+        return self.log[-1]
 
     @property
     def address(self):
@@ -54,7 +58,7 @@ async def running(database, port=0, *flags):
                 assert line, f"ended before serving: {log}"
                 log.append(json.loads(line))
         reading = asyncio.create_task(child.stderr.read())
-        yield Process(child, log[-1])
+        yield Process(child, log)
     finally:
         if child.returncode is None:
             child.kill()
@@ -96,7 +100,7 @@ async def test_a_restart_keeps_deployments_and_drain_requests_and_waits_for_the_
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await asyncio.wait_for(_read_to_the_end(watch), 10)
         assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
-    async with running(database, 0, "--settle-s", "60") as process, stub_of(process) as stub:
+    async with running(database, 0, "--tuning", '{"settle_s": 60}') as process, stub_of(process) as stub:
         assert not (await stub.ListNodes(pb.ListNodesRequest())).nodes
         watch = stub.WatchCluster(pb.WatchClusterRequest())
         first = asyncio.ensure_future(watch.read())
@@ -125,7 +129,7 @@ async def test_health_reflection_and_metrics_are_served(tmp_path):
 
 
 async def test_sigstop_for_longer_than_the_lease_costs_no_member(tmp_path):
-    flags = ("--lease-s", "1.5", "--heartbeat-interval-s", "0.2")
+    flags = ("--lease-s", "1.5", "--tuning", '{"heartbeat_interval_s": 0.2}')
     async with running(tmp_path / "o.sqlite", 0, *flags) as process, stub_of(process) as stub:
         watch = stub.WatchCluster(pb.WatchClusterRequest())
         await watch.read()
@@ -142,6 +146,21 @@ async def test_sigstop_for_longer_than_the_lease_costs_no_member(tmp_path):
         beats.cancel()
 
 
+async def test_settings_of_an_earlier_release_are_taken_with_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv("RYZANSTEIN_HEARTBEAT_INTERVAL_S", "0.25")
+    async with running(tmp_path / "o.sqlite", 0, "--max-nodes", "1") as process, stub_of(process) as stub:
+        grant, beats = await join(stub, "a")
+        assert grant.heartbeat_interval.ToMilliseconds() == 250
+        with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+            await join(stub, "b")
+        beats.cancel()
+    warnings = {event["setting"]: event["use"] for event in process.log if event["level"] == "warning"}
+    assert warnings == {
+        "heartbeat_interval_s": "tuning.heartbeat_interval_s",
+        "max_nodes": "tuning.max_nodes",
+    }
+
+
 async def exit_of(*flags):
     child = await spawn(*flags)
     _, errors = await asyncio.wait_for(child.communicate(), 30)
@@ -153,7 +172,7 @@ async def exit_of(*flags):
     [
         (("--grpc-port", "70000"), "grpc_port"),
         (("--grpc-port", "many"), "grpc_port"),
-        (("--lease-s", "0.2", "--heartbeat-interval-s", "0.2"), "lease_s"),
+        (("--lease-s", "0.2", "--tuning", '{"heartbeat_interval_s": 0.2}'), "lease_s"),
         (("--log-level", "loud"), "log_level"),
         (("--no-such-flag", "1"), "--no-such-flag"),
     ],

@@ -280,7 +280,7 @@ async def test_the_new_directory_of_a_deployment_is_measured_too_and_the_old_one
 
 async def test_with_an_older_node_or_without_answers_a_deployment_is_accepted(path, monkeypatch):
     monkeypatch.setattr("ryzanstein.orchestrator.control._MEASURE_S", 0.0)
-    async with restored(path, heartbeat_interval_s=0.01) as control:
+    async with restored(path, tuning={"heartbeat_interval_s": 0.01}) as control:
         fleet = Fleet(control, "a", sizes={})
         assert (await fleet.deploy(Deployment("m", "/unknown"))).revision == 1
         fleet.nodes[0].sizes = {"/huge": 500}

@@ -57,7 +57,7 @@ async def test_a_node_registers_beats_and_is_seen(serving, eventually):
 
 
 async def test_a_node_whose_beats_stop_leaves_when_its_lease_runs_out(serving_at, eventually):
-    async with serving_at(lease_s=0.5, heartbeat_interval_s=0.1) as serving:
+    async with serving_at(lease_s=0.5, tuning={"heartbeat_interval_s": 0.1}) as serving:
         watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
         await next_update(watch)
         grant = await serving.register("a")
@@ -141,7 +141,7 @@ async def test_a_node_that_leaves_is_gone_at_once(serving):
 
 
 async def test_a_watcher_that_falls_behind_gets_a_new_snapshot(serving_at, make_node):
-    async with serving_at(watch_queue=4) as serving:
+    async with serving_at(tuning={"watch_queue": 4}) as serving:
         watch = serving.stub.WatchCluster(pb.WatchClusterRequest())
         assert (await next_update(watch)).snapshot.version == 0
         # In one turn of the server's loop, so that the stream cannot send in between.
@@ -297,7 +297,7 @@ async def test_what_does_not_exist_is_not_found(serving, code_of, method, reques
 
 
 async def test_a_full_cluster_says_so(serving_at, code_of):
-    async with serving_at(max_nodes=1) as serving:
+    async with serving_at(tuning={"max_nodes": 1}) as serving:
         await serving.register("a")
         call = serving.stub.RegisterNode(a_node(node_id="b"), timeout=10)
         assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -306,7 +306,7 @@ async def test_a_full_cluster_says_so(serving_at, code_of):
 async def test_a_thousand_nodes_register_and_beat_over_one_server(serving_at, make_follower):
     """All messages are counted: 1,000 joins, 3,000 beats, and a watcher that hears of each join and of few loads."""
     async with (
-        serving_at(watch_queue=65536, lease_s=60, load_updates_per_s=10) as serving,
+        serving_at(tuning={"watch_queue": 65536, "load_updates_per_s": 10}, lease_s=60) as serving,
         open_channel(serving.address) as channel,
     ):
         watch = serving.stub.WatchCluster(pb.WatchClusterRequest())

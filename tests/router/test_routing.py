@@ -70,7 +70,7 @@ async def test_under_the_bound_a_session_stays_where_its_cache_is_after_a_drain(
     nodes: Any, start_router: Any, until: Any
 ) -> None:
     few = len(SESSIONS) * 3 + 1  # requests below which nothing is bounded
-    router = await start_router(*nodes.values(), policy="bounded", bound_floor=few)
+    router = await start_router(*nodes.values(), policy="bounded", tuning={"policies": {"bound_floor": few}})
     before = await placement(router)
     nodes["a"].state = worker.NODE_STATE_DRAINING
     await until(lambda: router.router.core.models()[0].ready_nodes == 2)

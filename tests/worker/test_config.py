@@ -27,7 +27,7 @@ def test_ranks_share_the_cores_unless_configured_otherwise(monkeypatch):
 
 
 def test_ranks_learn_how_long_to_spin_before_their_runtime_starts():
-    spec = WorkerSettings(tp=2, threads_per_rank=3, openmp_spins=7).rank_spec("/m")
+    spec = WorkerSettings(tp=2, threads_per_rank=3, tuning={"openmp_spins": 7}).rank_spec("/m")
     threads = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7"}
     assert thread_environment(spec) == threads
     assert "GOMP_SPINCOUNT" not in thread_environment(WorkerSettings().rank_spec("/m"))
@@ -35,7 +35,7 @@ def test_ranks_learn_how_long_to_spin_before_their_runtime_starts():
 
 def test_threads_that_own_less_than_a_core_by_a_quota_do_not_spin(monkeypatch):
     monkeypatch.setattr("ryzanstein.process.allotment.granted_cores", lambda: 1.5)
-    alone, pair = (WorkerSettings(tp=tp, threads_per_rank=1, openmp_spins=7).rank_spec("/m") for tp in (1, 2))
+    alone, pair = (WorkerSettings(tp=tp, threads_per_rank=1, tuning={"openmp_spins": 7}).rank_spec("/m") for tp in (1, 2))
     assert (alone.spins, pair.spins) == (True, False)
     assert thread_environment(alone)["GOMP_SPINCOUNT"] == "7"
     assert thread_environment(pair)["GOMP_SPINCOUNT"] == "0"
@@ -43,7 +43,7 @@ def test_threads_that_own_less_than_a_core_by_a_quota_do_not_spin(monkeypatch):
 
 def test_ranks_give_way_to_their_agent():
     assert WorkerSettings().rank_spec("/m").nice == 10
-    assert WorkerSettings(rank_nice=0).rank_spec("/m").nice == 0
+    assert WorkerSettings(tuning={"rank_nice": 0}).rank_spec("/m").nice == 0
 
 
 @pytest.mark.parametrize(

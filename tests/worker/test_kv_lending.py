@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,8 @@ MOVED = (("kv_bytes_borrowed", "second"), ("kv_bytes_lent", ""))
 
 @pytest.fixture
 async def node(start_node: Any, second: Path) -> Any:
-    started = start_node("--more-models", str(second), "--num-blocks", str(OWN), "--kv-borrow-bytes", str(2**26), tp=2)
+    borrowing = ("--tuning", json.dumps({"kv_borrow_bytes": 2**26}))
+    started = start_node("--more-models", str(second), "--num-blocks", str(OWN), *borrowing, tp=2)
     async with asyncio.timeout(60):
         while sum(line["event"] == "ranks ready" for line in started.events) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

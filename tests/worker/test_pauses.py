@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from contextlib import suppress
@@ -29,7 +30,7 @@ async def keep_beating(call, sequence: int = 1) -> None:
 
 
 async def test_a_router_that_spoke_while_the_agent_was_stopped_is_not_silent(start_node):
-    node = await asyncio.to_thread(start_node, "--router-silence-s", str(SILENCE_S), tp=1)
+    node = await asyncio.to_thread(start_node, "--tuning", json.dumps({"router_silence_s": SILENCE_S}), tp=1)
     async with insecure_channel(node.address) as channel:
         call = WorkerServiceStub(channel).Connect()
         hello = pb.RouterHello(router_id="router-t")

@@ -208,7 +208,7 @@ async def test_a_checkpoint_that_leads_to_no_numbers_at_all_is_refused(start_nod
 @pytest.mark.long
 async def test_the_work_of_a_router_that_was_cut_off_is_freed(start_node, attempt, eventually) -> None:
     """No end of the stream tells of it: frames just stop coming. A router that promises no beats is not missed."""
-    node = start_node("--router-silence-s", "0.3", tp=1)
+    node = start_node("--tuning", '{"router_silence_s": 0.3}', tp=1)
     node.wait_event("ranks ready")
     async with open_channel(node.address) as channel:
         stub = WorkerServiceStub(channel)
@@ -254,7 +254,7 @@ async def slow_down(pid: int, seconds: float) -> None:
 
 @pytest.mark.long
 async def test_a_slow_rank_is_named_and_in_the_end_started_again(start_node, connect, attempt) -> None:
-    node = start_node("--slow-factor", "2", "--slow-warn-s", "2", "--slow-restart-s", "4")
+    node = start_node("--tuning", '{"ranks": {"slow": {"factor": 2, "warn_s": 2, "restart_s": 4}}}')
     node.wait_event("ranks ready")
     async with connect(node.address) as link, open_channel(node.address) as channel:
         ranks = (await WorkerServiceStub(channel).GetStatus(pb.GetStatusRequest())).ranks

@@ -39,7 +39,7 @@ class Filled:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings, self._ended, self.held, self.peak = settings, 0, 0, 0
         events = GroupEvents(self._on_step, lambda trace: None, lambda: False)
-        self._engines = NativeEngines(settings.rank_spec(str(DEMO)), settings.group_bounds(), events)
+        self._engines = NativeEngines(settings.rank_spec(str(DEMO)), settings.tuning.ranks, events)
 
     async def run(self, num_prompts: int, length: int) -> None:
         group = self._engines.make()

@@ -42,7 +42,7 @@ def bombed(demo_dir, tmp_path) -> Path:
 
 
 async def test_a_template_that_goes_too_far_fails_its_request_alone(start_node, connect, attempt, bombed):
-    node = start_node("--template-cpu-s", "0.5", "--template-memory-bytes", str(64 * 2**20), model=bombed, tp=1)
+    node = start_node("--tuning", json.dumps({"templates": {"cpu_s": 0.5, "memory_bytes": 64 * 2**20}}), model=bombed, tp=1)
     node.wait_event("ranks ready")
     async with connect(node.address) as link:
         alongside = asyncio.create_task(link.run(attempt(prompt=TextPrompt("Count"), max_tokens=400, ignore_eos=True), 60))
@@ -81,7 +81,9 @@ async def test_the_process_is_started_again_and_ends_with_its_agent(start_node, 
     [("{{ messages | no_such_filter }}", "no_such_filter"), ("{{ 7 ** (10 ** 8) }}", "takes too long"), ("{% if %}", "line 1")],
 )
 def test_a_template_that_cannot_be_compiled_is_refused_with_the_model(start_node, demo_dir, tmp_path, template, why):
-    node = start_node("--template-cpu-s", "0.5", model=with_template(demo_dir, tmp_path / "demo", lambda _: template), tp=1)
+    node = start_node(
+        "--tuning", '{"templates": {"cpu_s": 0.5}}', model=with_template(demo_dir, tmp_path / "demo", lambda _: template), tp=1
+    )
     assert node.process.wait(60) == 1
     failed = [event for event in node.events if event["event"] == "state" and event["state"] == "FAILED"]
     assert why in failed[-1]["reason"]

@@ -55,9 +55,9 @@ async def _serve_rpc(
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
+        reading=RequestReading(settings.tuning.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
     )
-    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.max_nodes), rpc.server)
+    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.tuning.max_nodes), rpc.server)
     await rpc.start()
     await rpc.set_started()
     # Ready at once, even while watchers wait for the previous members: those must be able to

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ryzanstein.config import ServiceSettings
+from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
+from ryzanstein.rpc.reading import MAX_RECORDS, RecordBound
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorTuning:
+    """The orchestrator's constants."""
+
+    heartbeat_interval_s: Annotated[float, Field(gt=0, le=600)] = 0.5
+    """Interval in seconds at which nodes send heartbeats."""
+    settle_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """How long watchers wait after a restart for the previous members to come back, in seconds. It is
+    longer than a node's longest pause between two registrations, after an outage of any length."""
+    max_nodes: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    """Members."""
+    max_deployments: Annotated[int, Field(ge=1, le=1024)] = 256
+    """Models that are deployed."""
+    max_watchers: Annotated[int, Field(ge=1, le=65_536)] = 1024
+    """Open watches."""
+    watch_queue: Annotated[int, Field(ge=1, le=65_536)] = 4096
+    """Changes queued for a watcher; with more it gets a snapshot."""
+    load_updates_per_s: Annotated[int, Field(ge=1, le=10**5)] = 100
+    """Load changes sent to watchers per second, over all nodes."""
+    max_request_records: RecordBound = MAX_RECORDS
+    """Fields of a gRPC request, including those of nested messages."""
+
+
+_MOVED = (
+    "heartbeat_interval_s",
+    "settle_s",
+    "max_nodes",
+    "max_deployments",
+    "max_watchers",
+    "watch_queue",
+    "load_updates_per_s",
+    "max_request_records",
+)
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -20,19 +59,10 @@ class OrchestratorSettings(ServiceSettings):
         description="SQLite file, created if missing; by default in the state home, see docs/operations.md",
     )
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
-    heartbeat_interval_s: float = Field(0.5, gt=0, le=600, description="interval at which nodes send heartbeats")
-    # Longer than a node's longest pause between two registrations, after an outage of any length.
-    settle_s: float = Field(
-        10.0, ge=0, le=3600, description="how long watchers wait after a restart for the previous members to come back"
-    )
-    max_nodes: int = Field(10_000, ge=1, le=10_000, description="maximum members")
-    max_deployments: int = Field(256, ge=1, le=1024, description="maximum deployments")
-    max_watchers: int = Field(1024, ge=1, le=65536, description="maximum open watches")
-    watch_queue: int = Field(4096, ge=1, le=65536, description="changes queued per watcher before it gets a snapshot")
-    load_updates_per_s: int = Field(
-        100, ge=1, le=10**5, description="maximum load changes per second sent to watchers, over all nodes"
-    )
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
+    tuning: OrchestratorTuning = Field(default_factory=OrchestratorTuning, description=TUNING)
+
+    moved: ClassVar[Mapping[str, str]] = MappingProxyType({name: name for name in _MOVED})
 
     @model_validator(mode="after")
     def _database_is_placed(self) -> Self:
@@ -41,9 +71,10 @@ class OrchestratorSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _lease_spans_beats(self) -> Self:
-        if self.heartbeat_interval_s * 2 > self.lease_s:
+        interval_s = self.tuning.heartbeat_interval_s
+        if interval_s * 2 > self.lease_s:
             raise ValueError(
-                f"lease_s ({self.lease_s}) must be at least twice heartbeat_interval_s ({self.heartbeat_interval_s}): "
+                f"lease_s ({self.lease_s}) must be at least twice tuning.heartbeat_interval_s ({interval_s}): "
                 "one lost heartbeat must not end a membership"
             )
         return self

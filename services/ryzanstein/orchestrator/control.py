@@ -68,23 +68,23 @@ class ControlPlane:
         self._registry = Registry(
             self._publish,
             lease_s=settings.lease_s,
-            max_nodes=settings.max_nodes,
+            max_nodes=settings.tuning.max_nodes,
             drains=saved.drains,
             monotonic=self._awake.now,
         )
-        self._catalog = Catalog(self._publish, settings.max_deployments, deployments)
+        self._catalog = Catalog(self._publish, settings.tuning.max_deployments, deployments)
         self._refusals = Refusals(self._awake.now)
         self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
         sources = Sources(self._registry, self._catalog, self._refusals, self._needs)
         self._reconciler = Reconciler(sources, telemetry, self._awake.now)
         self._recorder = MembershipRecorder(store, self._membership)
-        self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.settle_s)
+        self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.tuning.settle_s)
         self._hub = WatchHub(
             uuid.uuid4().hex,
             lambda: ClusterState(self._registry.nodes(), self._catalog.deployments()),
             telemetry,
-            queue_bound=settings.watch_queue,
-            max_watchers=settings.max_watchers,
+            queue_bound=settings.tuning.watch_queue,
+            max_watchers=settings.tuning.max_watchers,
         )
         self._closed = False
         self._writing = asyncio.Lock()
@@ -110,7 +110,7 @@ class ControlPlane:
         lease_id = self._registry.join(node)
         self._telemetry.joins.labels(kind).inc()
         log.info("node registered", kind=kind, node_id=node.node_id, address=node.address, incarnation=node.incarnation)
-        return Grant(lease_id, self._settings.lease_s, self._settings.heartbeat_interval_s)
+        return Grant(lease_id, self._settings.lease_s, self._settings.tuning.heartbeat_interval_s)
 
     def beat(self, node_id: str, lease_id: str, report: NodeReport) -> Instruction:
         """Renews the lease and returns what the node should do.
@@ -216,7 +216,7 @@ class ControlPlane:
         """Does what depends on time: expires leases, publishes loads, places, ends settling."""
         for node_id in self._registry.expire():
             self._departed(node_id, "expired")
-        self._registry.publish_loads(max(1, round(self._settings.load_updates_per_s * TICK_S)))
+        self._registry.publish_loads(max(1, round(self._settings.tuning.load_updates_per_s * TICK_S)))
         self._settle()
         self._reconciler.update()
 
@@ -274,7 +274,7 @@ class ControlPlane:
         """Waits until nodes have measured a directory. Raises when none of them can serve it."""
         if self._measuring >= _MAX_PENDING_WRITES:
             raise errors.queue_full(self._measuring, _MAX_PENDING_WRITES)
-        limit_s = max(_MEASURE_S, _MEASURE_BEATS * self._settings.heartbeat_interval_s)
+        limit_s = max(_MEASURE_S, _MEASURE_BEATS * self._settings.tuning.heartbeat_interval_s)
         self._measuring += 1
         try:
             await self._needs.measured(deployment.path, self._measurable, limit_s)

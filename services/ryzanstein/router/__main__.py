@@ -65,9 +65,13 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         max_arriving_bytes=max(settings.http_max_arriving_bytes, settings.http_max_body_bytes),
         max_leaving_bytes=settings.http_max_leaving_bytes,
         max_messages=settings.max_messages,
-        body_timeout_s=settings.http_body_timeout_s,
+        body_timeout_s=settings.tuning.http_body_timeout_s,
     )
-    bounds = ConnectionBounds(settings.http_max_connections, settings.http_header_timeout_s, settings.http_keep_alive_s)
+    bounds = ConnectionBounds(
+        max_connections=settings.http_max_connections,
+        header_timeout_s=settings.tuning.http_header_timeout_s,
+        keep_alive_s=settings.http_keep_alive_s,
+    )
     if settings.http and not may_open(settings.http_max_connections):
         log.warning("open file limit is too low for http_max_connections", http_max_connections=settings.http_max_connections)
     app = create_app(
@@ -140,10 +144,10 @@ def _origins(settings: RouterSettings) -> list[str]:
 def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
     limits = SocketLimits(
         max_sockets=settings.websocket_max_connections,
-        max_streams=settings.websocket_max_streams,
+        max_streams=settings.tuning.websocket_max_streams,
         max_message_bytes=settings.http_max_body_bytes,
         max_arriving_bytes=max(settings.http_max_arriving_bytes, settings.http_max_body_bytes),
-        message_timeout_s=settings.http_body_timeout_s,
+        message_timeout_s=settings.tuning.http_body_timeout_s,
         max_messages=settings.max_messages,
         origins=frozenset(_origins(settings)),
     )

@@ -20,7 +20,7 @@ import structlog
 from ryzanstein.addresses import EVERY_HOST, join_address, with_port
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
-from ryzanstein.router.choose import BalanceSettings, Chooser, ImbalanceThresholds, PolicyBounds, PolicyChoice
+from ryzanstein.router.choose import Chooser, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.admission import Limits
@@ -33,19 +33,15 @@ from ryzanstein.router.faces.grpc.inference import InferenceServicer
 from ryzanstein.router.faces.grpc.operators import RouterServicer
 from ryzanstein.router.faces.grpc.peers import PeerServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
-from ryzanstein.router.failover.hedges import HedgePolicy
-from ryzanstein.router.failover.patience import AttemptPatience
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.linker import Linker
-from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
-from ryzanstein.router.opening import journalled_core, open_journal
+from ryzanstein.router.opening import journalled_core, open_journal, open_sessions, session_bounds
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
-from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -94,7 +90,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         stack.callback(awake.close)
         table = NodeTable()
         links = Roster(router_id, table, _chooser(settings, router_id, telemetry), awake)
-        linker = Linker(router_id, table, _thresholds(settings), telemetry, awake)
+        linker = Linker(router_id, table, settings.tuning.suspicion, telemetry, awake)
         stack.push_async_callback(linker.close)
         await stack.enter_async_context(_following(settings, router_id, linker, telemetry))
         journal = await _stored(stack, open_journal(settings), settings)
@@ -103,7 +99,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         claimed = Claimed(
             sessions,
             owner_id,
-            settings.claim_ttl_s,
+            settings.tuning.claim_ttl_s,
             _no_other_router if journal is None else journal.peers.holding,
             telemetry.background,
         )
@@ -129,13 +125,14 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
     files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR)
     services = [service for each in files for service in each.services_by_name.values()]
+    records = settings.tuning.max_request_records
     server = RpcServer(
         settings.host,
         settings.grpc_port,
         [service.full_name for service in services],
         max_request_bytes=settings.max_request_bytes,
         max_calls=settings.grpc_max_calls,
-        reading=RequestReading(settings.max_request_records, malformed_requests("router", router.telemetry.registry)),
+        reading=RequestReading(records, malformed_requests("router", router.telemetry.registry)),
     )
     calls = Calls(router.telemetry, router.tracing)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
@@ -183,40 +180,29 @@ async def _no_other_router(owner_id: str, session_id: str) -> Holding:
     return Holding.UNKNOWN
 
 
-def _thresholds(settings: RouterSettings) -> PhiThresholds:
-    return PhiThresholds(
-        suspect_phi=settings.suspect_phi,
-        dead_phi=settings.dead_phi,
-        jitter_s=settings.beat_jitter_s,
-        grace_s=settings.dead_grace_s,
-        stall_s=settings.stall_s,
-        stall_steps=settings.stall_steps,
-    )
-
-
 def _policy(settings: RouterSettings) -> CorePolicy:
     return CorePolicy(
-        RunnerPolicy(
-            settings.failover_wait_s,
-            settings.max_fruitless_attempts,
-            AttemptPatience(settings.accept_s, settings.attempt_silence_s),
-            settings.failover_to_incompatible,
+        runner=RunnerPolicy(
+            failover_wait_s=settings.failover_wait_s,
+            max_fruitless_attempts=settings.tuning.max_fruitless_attempts,
+            patience=settings.tuning.patience,
+            failover_to_incompatible=settings.failover_to_incompatible,
         ),
-        Limits(
-            settings.max_running,
-            settings.max_waiting,
-            settings.max_messages,
-            settings.max_prompt_chars,
-            settings.max_prompt_tokens,
-            settings.max_held_prompt_bytes,
+        limits=Limits(
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            max_messages=settings.max_messages,
+            max_prompt_chars=settings.max_prompt_chars,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            max_held_prompt_bytes=settings.max_held_prompt_bytes,
         ),
-        settings.default_deadline_s,
-        settings.reattach_window_s,
-        settings.unread_grace_s,
-        settings.unread_turns,
-        settings.max_retained_tokens,
-        HedgePolicy(settings.hedge_share, settings.hedge_min),
-        settings.keep_prompt_head,
+        deadline_s=settings.default_deadline_s,
+        reattach_window_s=settings.reattach_window_s,
+        unread_grace_s=settings.unread_grace_s,
+        unread_turns=settings.unread_turns,
+        max_retained_tokens=settings.max_retained_tokens,
+        hedges=settings.tuning.hedges,
+        keep_prompt_head=settings.keep_prompt_head,
     )
 
 
@@ -227,20 +213,7 @@ def _chooser(settings: RouterSettings, router_id: str, telemetry: RouterTelemetr
     not move in step.
     """
     first_turn = zlib.crc32(router_id.encode())
-    choice = PolicyChoice(settings.policy, settings.model_policy, _bounds(settings), first_turn)
-    return Chooser(choice, _balance(settings), ChoiceTelemetry(telemetry))
-
-
-def _bounds(settings: RouterSettings) -> PolicyBounds:
-    return PolicyBounds(settings.queue_bound, settings.load_bound, settings.bound_floor, settings.prefix_entries)
-
-
-def _balance(settings: RouterSettings) -> BalanceSettings:
-    thresholds = ImbalanceThresholds(
-        alarm=settings.imbalance_alarm,
-        switch=settings.imbalance_switch,
-        calm=settings.imbalance_calm,
-        calm_s=settings.imbalance_calm_s,
-        floor=settings.load_floor,
+    choice = PolicyChoice(
+        default=settings.policy, by_model=settings.model_policy, bounds=settings.tuning.policies, first_turn=first_turn
     )
-    return BalanceSettings(settings.load_window_s, thresholds)
+    return Chooser(choice, settings.tuning.balance, ChoiceTelemetry(telemetry))

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from ryzanstein.config import ServiceSettings
+from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
 from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
 from ryzanstein.router.storage.redis_url import checked_redis_url
+from ryzanstein.router.tuning import MOVED, RouterTuning
 
 STORE_BYTES: Mapping[str, int] = MappingProxyType({"sqlite": 2**30, "memory": 128 * 2**20, "redis": UNBOUNDED})
 
@@ -33,8 +34,6 @@ class RouterSettings(ServiceSettings):
     http_max_leaving_bytes: int = Field(
         128 * 2**20, ge=2**20, description="maximum total size of answers above 64 KiB whose clients have not read them yet"
     )
-    http_header_timeout_s: float = Field(10.0, gt=0, description="time until an HTTP request's headers are complete")
-    http_body_timeout_s: float = Field(30.0, gt=0, description="time from then until its body is complete")
     http_keep_alive_s: float = Field(75.0, ge=1, description="how long an HTTP connection may be idle between requests")
     http_max_connections: int = Field(2048, ge=1, description="maximum HTTP connections; idle ones are closed for new ones")
     http_cors_origins: str = Field(
@@ -45,7 +44,6 @@ class RouterSettings(ServiceSettings):
     http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
-    websocket_max_streams: int = Field(128, ge=1, description="maximum generations at once on a WebSocket")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the given nodes")
     nodes: str = Field("", description="host:port of nodes, comma-separated, in addition to the orchestrator's")
     state_dir: Path = Field(
@@ -77,16 +75,6 @@ class RouterSettings(ServiceSettings):
     max_journal_bytes: int = Field(512 * 2**20, ge=16 * 2**20, description="maximum size of journal.db")
     max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
     max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
-    store_wait_s: float = Field(
-        0.25, ge=0.01, le=10, description="how long a request waits for the session store before it continues without it"
-    )
-    store_recent_sessions: int = Field(10_000, ge=0, description="sessions kept in memory for store failures")
-    store_recent_chars: int = Field(64_000_000, ge=0, description="maximum characters of these sessions")
-    store_backlog_writes: int = Field(10_000, ge=1, description="maximum writes queued while the store fails")
-    store_backlog_chars: int = Field(64_000_000, ge=1, description="maximum characters of these writes")
-    claim_ttl_s: float = Field(
-        6.0, ge=0.5, le=300, description="how long a session's claim lasts without renewal, for example after its router died"
-    )
 
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
     max_waiting: int = Field(1024, ge=1, description="maximum generations per model not yet accepted by a node")
@@ -109,16 +97,6 @@ class RouterSettings(ServiceSettings):
     model_policy: Annotated[dict[str, PolicyName], NoDecode] = Field(
         {}, description="MODEL=POLICY, repeated or comma-separated: routing policies of single models"
     )
-    queue_bound: int = Field(32, ge=0, description="sequences that may wait on a session's node before another is preferred")
-    load_window_s: float = Field(900.0, ge=1, le=86_400, description="window over which the load of nodes is measured")
-    load_floor: int = Field(32, ge=1, description="requests per node in the window below which imbalance is not judged")
-    bound_floor: int = Field(16, ge=1, description="requests in the window below which a node is never too full")
-    load_bound: float = Field(1.04, ge=1.01, le=2, description="multiple of the mean load at which a node is too full")
-    imbalance_alarm: float = Field(0.10, gt=0, le=10, description="load imbalance beyond chance that raises the alarm")
-    imbalance_switch: float = Field(0.15, gt=0, le=10, description="imbalance beyond chance that switches affinity to bounded")
-    imbalance_calm: float = Field(0.05, gt=0, le=10, description="load imbalance beyond chance below which the alarm ends")
-    imbalance_calm_s: float = Field(900.0, ge=0, description="time below imbalance_calm until bounded becomes affinity again")
-    prefix_entries: int = Field(65_536, ge=1, le=10_000_000, description="prefixes that the prefix policy remembers per model")
 
     router_address: str = Field(
         "",
@@ -126,7 +104,6 @@ class RouterSettings(ServiceSettings):
         description="host:port, or an IP address, at which other routers reach this one; empty: host and grpc_port",
     )
     lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that is silent keeps its generations")
-    journal_flush_s: float = Field(0.05, ge=0.005, le=1, description="interval of writes to the journal")
 
     unread_grace_s: float = Field(
         5.0, ge=0.05, le=3600, description="how long a generation runs without a reader before it is paused"
@@ -137,23 +114,13 @@ class RouterSettings(ServiceSettings):
     reattach_window_s: float = Field(30.0, ge=0, description="how long a generation is kept without a reader")
     max_retained_tokens: int = Field(1_000_000, ge=0, description="maximum tokens kept of ended generations")
     failover_wait_s: float = Field(15.0, ge=0, description="how long a generation waits without a usable node before NO_NODES")
-    max_fruitless_attempts: int = Field(5, ge=1, description="attempts in a row without a new token before ATTEMPTS_EXHAUSTED")
     failover_to_incompatible: bool = Field(
         True, description="continue an answer on a node whose weights or numerics are others, where no like node could serve it"
     )
-    accept_s: float = Field(5.0, gt=0, description="time for a node to accept an attempt")
-    attempt_silence_s: float = Field(
-        20.0, gt=0, description="time for an attempt to produce a token on a node that serves others; longer with a queue"
-    )
 
-    hedge_share: float = Field(0.25, ge=0, le=1, description="share of running generations that may be hedged at once")
-    hedge_min: int = Field(8, ge=0, description="hedges that may always run at once; hedge_share 0 and hedge_min 0: no hedges")
-    suspect_phi: float = Field(4.0, gt=0, le=12, description="suspicion (phi) at which a hedge starts")
-    dead_phi: float = Field(8.0, gt=0, le=12, description="suspicion (phi) at which a link is closed, after dead_grace_s")
-    dead_grace_s: float = Field(0.5, ge=0, description="wait beyond dead_phi; doubled if the node beats but does not answer")
-    beat_jitter_s: float = Field(0.05, gt=0, description="minimum standard deviation of beats; of answers: twice this")
-    stall_s: float = Field(2.0, gt=0, description="minimum time without a step, with work pending, that counts as a stall")
-    stall_steps: float = Field(10.0, gt=0, description="minimum multiple of a usual step that counts as a stall")
+    tuning: RouterTuning = Field(default_factory=RouterTuning, description=TUNING)
+
+    moved: ClassVar[Mapping[str, str]] = MOVED
 
     @property
     def store_bytes(self) -> int:
@@ -192,9 +159,3 @@ class RouterSettings(ServiceSettings):
         if not all(model and policy for model, _, policy in pairs):
             raise ValueError("must be MODEL=POLICY")
         return {model: policy for model, _, policy in pairs}
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if not self.imbalance_calm < self.imbalance_alarm <= self.imbalance_switch:
-            raise ValueError("must be imbalance_calm < imbalance_alarm <= imbalance_switch")
-        return self

@@ -111,9 +111,9 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         stack.callback(tracing.close)
         metrics = machine.new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
-        templates = machine.new_templates(settings.template_bounds(), telemetry.first.on_template_limit)
-        grammars = GrammarProcess(settings.grammar_bounds(), telemetry.first.constraints.observer)
-        lending = KvLending(settings.beat_busy_s)
+        templates = machine.new_templates(settings.tuning.templates, telemetry.first.on_template_limit)
+        grammars = GrammarProcess(settings.tuning.grammars, telemetry.first.constraints.observer)
+        lending = KvLending(settings.tuning.beat_busy_s)
         traffic = PageTraffic(settings, telemetry.first.pages)
         telemetry.first.background.supervise("kv_lending", lending.run)
         ranks = machine.new_ranks()
@@ -158,7 +158,7 @@ async def _serve_rpc(
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.max_request_records, malformed_requests("worker", telemetry.registry)),
+        reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ryzanstein.config import ServiceSettings
+from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.model_paths import model_name
 from ryzanstein.files.models_home import model_path
 from ryzanstein.files.named_paths import is_object, read_setting
@@ -17,14 +18,10 @@ from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
 from ryzanstein.generation.request import MAX_CHOICES
 from ryzanstein.process import allotment
 from ryzanstein.process.gpus import Device
-from ryzanstein.worker.ranks.group import GroupBounds
-from ryzanstein.worker.ranks.health.slowness import SlowBounds
-from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
 from ryzanstein.worker.settings.sparse import parse_sparse_attention
-from ryzanstein.worker.supervision.recovery import RecoveryPolicy
-from ryzanstein.worker.text.programs.starting import ProgramBounds
+from ryzanstein.worker.tuning import MOVED, WorkerTuning
 
 MAX_FURTHER_MODELS = 31
 MAX_PATH_CHARS = 1024
@@ -43,9 +40,6 @@ class WorkerSettings(ServiceSettings):
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
     max_request_bytes: int = Field(
         16 * 2**20, ge=2**16, le=2**26, description="maximum size of a router's message, with session and generated tokens"
-    )
-    max_request_records: int = Field(
-        32_768, ge=1024, le=2**20, description="maximum fields of a router's message, including those of nested messages"
     )
     advertise_address: str = Field("", description="host:port, or IP address, for routers; empty: --host or the host name")
     orchestrator: str = Field("", description="host:port of the orchestrator; empty: none")
@@ -78,10 +72,6 @@ class WorkerSettings(ServiceSettings):
     threads_per_rank: int = Field(
         0, ge=0, le=1024, description="threads of each rank; 0: number of cores divided by all ranks of the node"
     )
-    rank_nice: int = Field(10, ge=0, le=19, description="niceness of ranks, so that the agent has priority; 0: none")
-    openmp_spins: int = Field(
-        0, ge=0, description="spins of an idle OpenMP thread before it sleeps; 0: OpenMP's default; shared cores: 1500"
-    )
     pin: bool = Field(False, description="bind each rank to its own cores")
 
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
@@ -90,7 +80,6 @@ class WorkerSettings(ServiceSettings):
     kv_compression: KvCompression = Field(
         "none", description="how keys and values are kept that are not the newest, see docs/kv-cache.md; CPU only"
     )
-    kv_hot_tokens: int = Field(16, ge=16, le=4096, description="newest tokens of a sequence that are never compressed")
     sparse_attention: str = Field(
         "",
         description="what layers without a window read, such as window=1024,sinks=64; empty: everything; see "
@@ -98,9 +87,6 @@ class WorkerSettings(ServiceSettings):
     )
     kv_lending: bool = Field(
         True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
-    )
-    kv_borrow_bytes: int = Field(
-        0, ge=0, description="KV memory that a rank may borrow at most; 0: as much as kv_bytes, or 1 GiB without that"
     )
     kv_replication: Literal["none", "sessions", "all"] = Field(
         "sessions",
@@ -116,11 +102,6 @@ class WorkerSettings(ServiceSettings):
         description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted; by default in the "
         "state home, see docs/operations.md",
     )
-    kv_disk_keep_s: float = Field(
-        7 * 86_400.0,
-        ge=0,
-        description="folders of kv_disk_dir that no node has used for so long are removed when a node starts; 0: never",
-    )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait in the queue; more are refused")
@@ -132,18 +113,6 @@ class WorkerSettings(ServiceSettings):
         0.0, ge=0, le=3600, description="prefills are split so that steps with decodes take no longer; 0: no limit"
     )
 
-    template_cpu_s: float = Field(1.0, gt=0, le=60, description="CPU time of a chat template for one conversation")
-    template_memory_bytes: int = Field(
-        512 * 2**20, ge=64 * 2**20, description="memory of a chat template, beyond that of its process at start"
-    )
-    grammar_cpu_s: float = Field(2.0, gt=0, le=60, description="CPU time to compile a constraint on answers")
-    grammar_memory_bytes: int = Field(
-        512 * 2**20, ge=64 * 2**20, description="memory to compile a constraint on answers, beyond that of the model's tokens"
-    )
-    grammar_waiting: int = Field(256, ge=1, description="constraints that wait to be compiled; more are refused")
-    grammar_cache_bytes: int = Field(
-        64 * 2**20, ge=0, description="memory for the compiled constraints of each model, on its rank 0"
-    )
     chat_template: str = Field(
         "",
         description="file with a chat template that replaces that of `model`, or NAME=FILE for the model of this name; "
@@ -160,31 +129,10 @@ class WorkerSettings(ServiceSettings):
     reasoning: Literal["auto", "none", "think"] = Field(
         "auto", description="whether the models think between <think> and </think>; auto: as their chat templates show"
     )
-    template_waiting: int = Field(1024, ge=1, description="conversations that wait for the chat template; more are refused")
 
-    beat_busy_s: float = Field(0.05, gt=0, le=10, description="interval of status beats while work runs")
-    beat_idle_s: float = Field(0.5, gt=0, le=10, description="interval of status beats while the node is idle")
-    router_silence_s: float = Field(5.0, gt=0, description="silence after which a router is lost and its work is cancelled")
-    link_rows: int = Field(65536, ge=1, description="tokens that may wait for a router before its link is closed")
-    link_bytes: int = Field(8 * 2**20, ge=1024, description="bytes that may wait for a router before its link is closed")
+    tuning: WorkerTuning = Field(default_factory=WorkerTuning, description=TUNING)
 
-    start_timeout_s: float = Field(300.0, gt=0, description="a start of ranks is given up when none has moved for so long")
-    stall_min_s: float = Field(2.0, gt=0, description="minimum time without progress that counts as a stall")
-    stall_factor: float = Field(10.0, ge=1, description="minimum multiple of the p99 step that counts as a stall")
-    slow_factor: float = Field(4.0, gt=1, description="a rank that computes this many times as long as its peers is slow")
-    slow_warn_s: float = Field(5.0, gt=0, description="time of slow work after which a slow rank is logged")
-    slow_restart_s: float = Field(60.0, ge=0, description="time of slow work after which the ranks are restarted; 0: never")
-    idle_check_s: float = Field(1.0, ge=0, le=60, description="interval of checks of idle ranks; 0: never")
-    watch_interval_s: float = Field(0.1, gt=0, le=1, description="interval of the watchdog's checks")
-    stop_grace_s: float = Field(2.0, ge=0, description="time from SIGTERM to SIGKILL for a rank")
-    restart_first_s: float = Field(0.25, gt=0, description="back-off before the second restart in a row")
-    restart_longest_s: float = Field(30.0, gt=0, description="longest back-off between restarts")
-    crash_limit: int = Field(5, ge=1, description="crashes in a row that put the node in quarantine")
-    loss_limit: int = Field(20, ge=1, description="losses of ranks within loss_window_s that put the node in quarantine")
-    loss_window_s: float = Field(600.0, gt=0, description="window of loss_limit; serving that long clears the record")
-    quarantine_s: float = Field(30.0, gt=0, description="length of the first quarantine; doubled for each further one")
-    longest_quarantine_s: float = Field(600.0, gt=0, description="length of the longest quarantine")
-    quarantine_limit: int = Field(5, ge=0, description="quarantines after which the node drains until it is undrained")
+    moved: ClassVar[Mapping[str, str]] = MOVED
 
     @model_validator(mode="after")
     def _pages_are_placed(self) -> WorkerSettings:
@@ -294,15 +242,15 @@ class WorkerSettings(ServiceSettings):
             collectives=self.collectives,
             threads=threads,
             spins=allotment.granted_cores() >= threads * num_ranks,
-            openmp_spins=self.openmp_spins,
-            nice=self.rank_nice,
+            openmp_spins=self.tuning.openmp_spins,
+            nice=self.tuning.rank_nice,
             pin=self.pin,
             ranks_before=ranks_before,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             kv_bytes=self.kv_bytes,
             kv_compression=self.kv_compression,
-            kv_hot_tokens=self.kv_hot_tokens,
+            kv_hot_tokens=self.tuning.kv_hot_tokens,
             sparse_attention=self.sparse_attention,
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
@@ -311,36 +259,8 @@ class WorkerSettings(ServiceSettings):
             ttft_objective_s=self.ttft_objective_s,
             tpot_objective_s=self.tpot_objective_s,
             lends_blocks=self._lends,
-            borrow_bytes=(self.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
+            borrow_bytes=(self.tuning.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
             log_level=self.log_level,
             node_id=self.node_id,
-            grammar_cache_bytes=self.grammar_cache_bytes,
-        )
-
-    def group_bounds(self) -> GroupBounds:
-        return GroupBounds(
-            self.start_timeout_s,
-            self.watch_interval_s,
-            self.stop_grace_s,
-            StallBounds(self.stall_min_s, self.stall_factor),
-            SlowBounds(self.slow_factor, warn_s=self.slow_warn_s, restart_s=self.slow_restart_s),
-            self.idle_check_s,
-        )
-
-    def grammar_bounds(self) -> ProgramBounds:
-        return ProgramBounds(self.grammar_cpu_s, self.grammar_memory_bytes, self.grammar_waiting)
-
-    def template_bounds(self) -> ProgramBounds:
-        return ProgramBounds(self.template_cpu_s, self.template_memory_bytes, self.template_waiting)
-
-    def recovery(self) -> RecoveryPolicy:
-        return RecoveryPolicy(
-            self.restart_first_s,
-            self.restart_longest_s,
-            crash_limit=self.crash_limit,
-            loss_limit=self.loss_limit,
-            window_s=self.loss_window_s,
-            quarantine_s=self.quarantine_s,
-            longest_quarantine_s=self.longest_quarantine_s,
-            quarantine_limit=self.quarantine_limit,
+            grammar_cache_bytes=self.tuning.grammar_cache_bytes,
         )

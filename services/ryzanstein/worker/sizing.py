@@ -274,7 +274,7 @@ class MemoryNeed:
         settings = self.settings
         if without_compression(self.spec, self._in_float32 and settings.kernels != "torch"):
             return None
-        return zones_of(settings.kv_compression, settings.kv_hot_tokens, settings.block_size, self.spec, self._tp)
+        return zones_of(settings.kv_compression, settings.tuning.kv_hot_tokens, settings.block_size, self.spec, self._tp)
 
     def _step_bytes(self) -> int:
         """Returns what the largest steps take beside weights and cache."""

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 from pydantic import ValidationError
-from pydantic_settings import CliApp
+from pydantic_settings import CliApp, SettingsError
 
-from ryzanstein.config import ServiceSettings
+from ryzanstein.config import ServiceSettings, in_tuning, moved_flags, moved_variables, place_of
 from ryzanstein.observe import log as logs
 from ryzanstein.observe.log_files import Rotation
 from ryzanstein.process.timeslice import ask_for_short_slices
@@ -26,12 +26,15 @@ _Settings = TypeVar("_Settings", bound=ServiceSettings)
 
 def read_settings(kind: type[_Settings]) -> _Settings:
     """Reads settings from flags and the environment. Prints what is invalid, and exits with BAD_SETTINGS then."""
+    arguments, moved = moved_flags(kind, sys.argv[1:])
     try:
-        return CliApp.run(kind)
+        return CliApp.run(kind, arguments, **in_tuning(kind, moved.items()))
     except ValidationError as error:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
-        sys.exit(BAD_SETTINGS)
+    except SettingsError as error:
+        print(f"settings: {error}: {error.__cause__}", file=sys.stderr)
+    sys.exit(BAD_SETTINGS)
 
 
 def run_service(
@@ -48,6 +51,7 @@ def run_service(
     """
     rotation = Rotation(settings.log_file_bytes, settings.log_files)
     logs.setup_service(service, settings.log_level, rotation, **bound)
+    _warn_of_moved(type(settings))
     ask_for_short_slices()
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -59,3 +63,9 @@ def run_service(
         log.exception("failed")
         return FAILED
     return STOPPED
+
+
+def _warn_of_moved(kind: type[ServiceSettings]) -> None:
+    """Logs a warning for each setting that was given under its name of an earlier release."""
+    for name in moved_variables(kind) | moved_flags(kind, sys.argv[1:])[1]:
+        log.warning("old name of a setting, refused from the next release on", setting=name, use=place_of(kind, name))

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, Counter
+from pydantic import Field
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
@@ -28,6 +29,7 @@ from ryzanstein.rpc.times import check_times
 
 MAX_RECORDS = 16_384
 """Enough for a request with 2,048 messages and full lists in its sampling parameters."""
+RecordBound = Annotated[int, Field(ge=1024, le=2**20)]
 PACKED_BYTES = 680
 _LEAST_RECORD_BYTES = 2
 _MAX_TAG = 2**32

@@ -282,7 +282,7 @@ def test_page_tier(make_world: Any, walk: Any, tmp_path: Path) -> None:
 
 def test_load_imbalance(make_world: Any, walk: Any) -> None:
     """Every request belongs to one session: its node gets them all. The window is short, so that it ends."""
-    flags = ("--load-window-s", "6", "--load-floor", "16", "--imbalance-calm-s", "1")
+    flags = ("--tuning", '{"balance": {"window_s": 6, "thresholds": {"floor": 16, "calm_s": 1}}}')
     with make_world(num_nodes=2, tp=1, router_flags=flags) as world:
         session_id = session_on(world, "node-0")
 

@@ -9,6 +9,7 @@ import selectors
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -137,10 +138,11 @@ def made_node(ranks, **settings):
 
 
 @asynccontextmanager
-async def serving(profile=QUICK, model=None, seed=1, **settings):
+async def serving(profile=QUICK, model=None, seed=1, bounds=MappingProxyType({}), **settings):
     """A ready node, its ranks, and a router's link to it; afterwards nothing is left."""
     ranks = SimulatedRanks(random.Random(seed), profile, model)
-    settings = {"tp": 2, "watch_interval_s": 0.01, "stall_min_s": 0.15, "restart_first_s": 0.01, **settings}
+    ranks_bounds = {"watch_interval_s": 0.01, "stall": {"min_s": 0.15}, **bounds}
+    settings = {"tp": 2, "tuning": {"ranks": ranks_bounds, "recovery": {"first_s": 0.01}}, **settings}
     node = NodeAgent(
         WorkerSettings(_env_file=None, **settings),
         WorkerTelemetry(),
@@ -366,7 +368,7 @@ async def test_a_rank_that_does_not_move_is_found_by_the_watchdog(stroke, tp):
 
 @hastily
 async def test_a_rank_that_is_stopped_for_a_moment_goes_on():
-    async with serving(stall_min_s=30) as (node, ranks, client):
+    async with serving(bounds={"stall": {"min_s": 30}}) as (node, ranks, client):
         await client.submit(1)
         await client.until(lambda: len(client.of(1)) > 5)
         ranks.stop(1)
@@ -385,7 +387,7 @@ async def test_a_rank_that_is_stopped_for_a_moment_goes_on():
 @hastily
 async def test_a_slow_rank_is_named_and_its_group_started_again():
     # Each judgement takes a second of the wall clock.
-    async with serving(slow_warn_s=1.5, slow_restart_s=1.8, tp=3) as (node, ranks, client):
+    async with serving(bounds={"slow": {"warn_s": 1.5, "restart_s": 1.8}}, tp=3) as (node, ranks, client):
         await client.submit(1, replace(SEEDED, max_tokens=100_000))
         ranks.slow(2, 8.0)
         await client.until(lambda: 1 in client.failed)
@@ -448,7 +450,7 @@ async def test_logits_that_are_no_numbers_fail_one_request_and_change_no_other()
 @pytest.mark.parametrize("end", [StartEnd.CRASH, StartEnd.KILLED, None])
 @hastily
 async def test_a_start_that_fails_is_tried_again(end):
-    async with serving(start_timeout_s=0.5) as (node, ranks, client):
+    async with serving(bounds={"start_s": 0.5}) as (node, ranks, client):
         ranks.fail_next_start(StartFault(1, 0.0 if end else 5.0, end))
         ranks.kill(0)
         await client.until(lambda: True)

@@ -90,7 +90,7 @@ async def test_its_own_deadline_holds_while_the_prompt_is_made(
     start_node: Any, start_router: Any, until: Callable[..., Any], answers: bool
 ) -> None:
     node = await start_node("a")
-    client = await start_router(node, dead_grace_s=60.0)
+    client = await start_router(node, tuning={"suspicion": {"grace_s": 60.0}})
     if answers:
         node.state = worker.NODE_STATE_RECOVERING
         await until(lambda: not client.router.core.ready)
@@ -109,7 +109,7 @@ async def test_a_node_that_is_lost_meanwhile_is_not_the_clients_concern(
     start_node: Any, start_router: Any, until: Callable[..., Any]
 ) -> None:
     nodes = [await start_node(name) for name in "ab"]
-    client = await start_router(*nodes, dead_grace_s=60.0)
+    client = await start_router(*nodes, tuning={"suspicion": {"grace_s": 60.0}})
     for node in nodes:
         node.frozen = True
     answer = asyncio.ensure_future(client.inference.Complete(asked()))

@@ -167,7 +167,7 @@ async def test_what_nobody_comes_back_for_is_forgotten(node: Any, start_router: 
 
 
 async def test_what_does_not_ask_to_be_tried_again_is_not(node: Any, start_router: Any) -> None:
-    client = await start_router(node, max_fruitless_attempts=1)
+    client = await start_router(node, tuning={"max_fruitless_attempts": 1})
     node.freeze_at = 0
     reader = Reader(client)
     asking = asyncio.create_task(refused(reader.ask()))

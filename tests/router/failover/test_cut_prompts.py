@@ -55,7 +55,7 @@ async def pair(start_node: Any, start_router: Any, request: pytest.FixtureReques
     """A router with two nodes, of which the session's primary has more or less room than its backup."""
     first, second = request.param
     nodes = [await start_node(name, features=(PROMPT_CUTS,), step_s=0.005) for name in "ab"]
-    client = await start_router(*nodes, stall_s=0.2)
+    client = await start_router(*nodes, tuning={"suspicion": {"stall_s": 0.2}})
     async for response in client.inference.StreamChat(_first()):
         if response.event.HasField("started"):
             nodes.sort(key=lambda node: bool(node.node_id != response.event.started.node_id))

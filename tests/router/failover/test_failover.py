@@ -104,7 +104,7 @@ async def test_a_node_that_goes_silent_or_stalls_is_hedged_and_loses_the_race(
     start_node: Any, start_router: Any, switch: str
 ) -> None:
     nodes = [await start_node("a", step_s=0.01), await start_node("b", step_s=0.01)]
-    client = await start_router(*nodes, stall_s=0.3)
+    client = await start_router(*nodes, tuning={"suspicion": {"stall_s": 0.3}})
     primary, backup = await primary_first(client, nodes)
     stream = client.inference.StreamChat(request(60))
     reading = Reading()
@@ -120,7 +120,7 @@ async def test_a_node_that_goes_silent_or_stalls_is_hedged_and_loses_the_race(
 
 async def test_a_false_alarm_costs_work_and_nothing_else(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node("a", step_s=0.01), await start_node("b", step_s=0.01)]
-    client = await start_router(*nodes, dead_grace_s=60.0)
+    client = await start_router(*nodes, tuning={"suspicion": {"grace_s": 60.0}})
     primary, backup = await primary_first(client, nodes)
     backup.stalled = True
     stream = client.inference.StreamChat(request(60))

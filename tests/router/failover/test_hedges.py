@@ -42,7 +42,10 @@ async def test_at_most_a_share_of_the_running_generations_has_a_hedge_and_the_ot
     slow = await start_node("slow", step_s=0.01)
     backup = await start_node("backup", state=worker.NODE_STATE_STARTING, stalled=True)
     client = await start_router(
-        slow, backup, ready_nodes=1, hedge_share=share, hedge_min=least, dead_grace_s=60.0, stall_s=60.0
+        slow,
+        backup,
+        ready_nodes=1,
+        tuning={"hedges": {"share": share, "least": least}, "suspicion": {"grace_s": 60.0, "stall_s": 60.0}},
     )
     answers = [asyncio.create_task(answer(client)) for _ in range(12)]
     await until(lambda: slow.num_running == 12)
@@ -64,7 +67,12 @@ async def test_a_generation_that_no_longer_needs_its_hedge_does_not_start_one(
 ) -> None:
     slow = await start_node("slow", step_s=0.01)
     backup = await start_node("backup", state=worker.NODE_STATE_STARTING, stalled=True)
-    client = await start_router(slow, backup, ready_nodes=1, hedge_share=0.0, hedge_min=1, dead_grace_s=60.0, stall_s=60.0)
+    client = await start_router(
+        slow,
+        backup,
+        ready_nodes=1,
+        tuning={"hedges": {"share": 0.0, "least": 1}, "suspicion": {"grace_s": 60.0, "stall_s": 60.0}},
+    )
     answers = [asyncio.create_task(answer(client)) for _ in range(4)]
     await until(lambda: slow.num_running == 4)
     backup.state = worker.NODE_STATE_READY
@@ -80,7 +88,7 @@ async def test_a_generation_that_no_longer_needs_its_hedge_does_not_start_one(
 @pytest.mark.long  # a machine that stalls makes one node silent before the others
 async def test_when_every_node_is_silent_at_once_none_gets_a_hedge(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "abc"]
-    client = await start_router(*nodes, dead_grace_s=60.0)
+    client = await start_router(*nodes, tuning={"suspicion": {"grace_s": 60.0}})
     answers = [asyncio.create_task(answer(client, 100)) for _ in range(6)]
     await until(lambda: sum(node.num_running for node in nodes) == 6)
     for node in nodes:

@@ -149,7 +149,7 @@ async def test_a_begun_answer_ends_with_its_error_when_memory_stays_short(
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     nodes = [await start_node(name, step_s=0.02) for name in "ab"]
-    client = await start_router(*nodes, failover_wait_s=60.0, max_fruitless_attempts=3)
+    client = await start_router(*nodes, failover_wait_s=60.0, tuning={"max_fruitless_attempts": 3})
     reading = Reading(client, 60)
     await until(lambda: len(reading.tokens) >= 5)
     before = sum(len(node.submits) for node in nodes)
@@ -207,7 +207,7 @@ async def test_a_request_that_kills_whoever_runs_it_ends_and_does_not_ask_to_be_
     start_node: Any, start_router: Any
 ) -> None:
     nodes = [await start_node(name) for name in "ab"]
-    client = await start_router(*nodes, max_fruitless_attempts=3)
+    client = await start_router(*nodes, tuning={"max_fruitless_attempts": 3})
     keep_alive = [asyncio.create_task(_restarted_whenever_dead(node)) for node in nodes]
     error = await Reading(client, 8).failure()
     for task in keep_alive:
@@ -228,7 +228,7 @@ async def _restarted_whenever_dead(node: Any) -> None:
 
 async def test_fruitless_attempts_are_counted_anew_after_each_token(start_node: Any, start_router: Any, until: Any) -> None:
     node = await start_node("a")
-    client = await start_router(node, max_fruitless_attempts=2)
+    client = await start_router(node, tuning={"max_fruitless_attempts": 2})
     reading = Reading(client, 8)
     for index in range(1, 8):
         node.die_at = index
@@ -242,7 +242,7 @@ async def test_a_hedge_that_is_refused_leaves_the_answer_to_the_healthy_attempt(
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "ab"]
-    client = await start_router(*nodes, dead_grace_s=60.0)
+    client = await start_router(*nodes, tuning={"suspicion": {"grace_s": 60.0}})
     primary, backup = await primary_first(client, nodes)
     backup.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", {"context_length": "8"})
     reading = Reading(client, 60)
@@ -352,7 +352,7 @@ async def test_a_node_without_a_model_is_not_waited_for(start_node: Any, start_r
 
 async def test_a_model_that_is_unloaded_is_not_held_against_the_request(start_node: Any, start_router: Any, until: Any) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "ab"]
-    client = await start_router(*nodes, max_fruitless_attempts=1)
+    client = await start_router(*nodes, tuning={"max_fruitless_attempts": 1})
     primary, backup = await primary_first(client, nodes)
     primary.freeze_at = 0
     reading = Reading(client, 8)

@@ -184,7 +184,7 @@ async def start_routers(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable
                 "state-dir": str(tmp_path / name),
                 "session-dir": str(tmp_path),
                 "nodes": ",".join(node.address for node in nodes),
-                **{key.replace("_", "-"): str(value) for key, value in flags.items()},
+                **{key.replace("_", "-"): json.dumps(value) if key == "tuning" else str(value) for key, value in flags.items()},
             }
             routers.append(RouterProcess(described, tmp_path / f"{name}.log"))
         await asyncio.gather(*(router.start_on_free_ports() for router in routers[-count:]))

@@ -24,8 +24,8 @@ async def test_a_stopped_router_blames_no_node_and_moves_no_answer(
 ) -> None:
     nodes = [await start_node(name, step_s=0.01) for name in "abc"[:NODES]]
     # Nodes that are late because the machine is busy are no matter of this test: half a stop is much later.
-    patience = {"accept_s": 1.2, "attempt_silence_s": 1.2, "beat_jitter_s": 0.4, "reattach_window_s": 2}
-    (router,) = await start_routers(1, *nodes, session_store="memory", **patience)
+    tuning = {"patience": {"accept_s": 1.2, "silence_s": 1.2}, "suspicion": {"jitter_s": 0.4}}
+    (router,) = await start_routers(1, *nodes, session_store="memory", reattach_window_s=2, tuning=tuning)
     async with asyncio.timeout(20):
         while await total(router, "link_up") < NODES:  # noqa: ASYNC110 - a process tells its metrics when asked
             await asyncio.sleep(0.05)

@@ -86,7 +86,7 @@ async def test_no_other_router_answers_without_the_turns_that_wait(
 ) -> None:
     node = await start_node("a", step_s=0.02)
     connection, url = await wire()
-    flags = {"session_store": "redis", "lease_s": 0.5, "claim_ttl_s": 1, "reattach_window_s": 2}
+    flags = {"session_store": "redis", "lease_s": 0.5, "tuning": {"claim_ttl_s": 1}, "reattach_window_s": 2}
     (first,) = await start_routers(1, node, redis_url=url.replace(str(urlsplit(url).port), str(connection.port)), **flags)
     (second,) = await start_routers(1, node, redis_url=url, **flags)
     await new_client().ask(first, 3, session_id="s")

@@ -78,7 +78,7 @@ async def test_at_random_cuts_over_a_chain_of_routers_nothing_is_lost_or_repeate
 async def test_a_client_that_is_ahead_of_the_journal_gets_no_token_twice(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
-    first, second = await start_routers(2, node, journal_flush_s=1.0)
+    first, second = await start_routers(2, node, tuning={"journal_flush_s": 1.0})
     client = new_client()
     await client.ask(first, TOKENS, until_tokens=25)
     await first.kill()
@@ -217,7 +217,7 @@ async def test_a_dead_routers_sessions_answer_the_next_request_at_once(
     node: Any, start_routers: Any, new_client: Any, start_redis: Any, store: str
 ) -> None:
     flags = {"session_store": "redis", "redis_url": (await start_redis()).url} if store == "redis" else {}
-    first, second = await start_routers(2, node, claim_ttl_s=60, **flags)
+    first, second = await start_routers(2, node, tuning={"claim_ttl_s": 60}, **flags)
     await new_client().ask(first, TOKENS, until_tokens=3, session_id="s")
     refusal = await failure_of(new_client().ask(second, 2, session_id="s"))
     assert (refusal.code, refusal.reason) == (Code.ABORTED, "SESSION_BUSY"), "the first router lives and is answering"
@@ -233,7 +233,7 @@ async def test_a_dead_routers_sessions_answer_the_next_request_at_once(
 async def test_a_router_that_starts_again_answers_in_the_sessions_it_died_with(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
-    (router,) = await start_routers(1, node, claim_ttl_s=60, lease_s=60)
+    (router,) = await start_routers(1, node, tuning={"claim_ttl_s": 60}, lease_s=60)
     await new_client().ask(router, TOKENS, until_tokens=3, session_id="s")
     await router.kill()
     await router.start()
@@ -246,7 +246,7 @@ async def test_a_router_that_starts_again_answers_in_the_sessions_it_died_with(
 async def test_a_stopped_routers_sessions_are_free_when_its_lease_has_expired(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
-    first, second = await start_routers(2, node, claim_ttl_s=60, lease_s=1)
+    first, second = await start_routers(2, node, tuning={"claim_ttl_s": 60}, lease_s=1)
     await new_client().ask(first, TOKENS, until_tokens=3, session_id="s")
     first.send(signal.SIGSTOP)
     client = new_client()
@@ -313,7 +313,7 @@ async def test_what_nobody_comes_back_for_expires_everywhere(
 async def test_a_generation_that_failed_for_good_fails_the_same_way_elsewhere(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
-    first, second = await start_routers(2, node, max_fruitless_attempts=1)
+    first, second = await start_routers(2, node, tuning={"max_fruitless_attempts": 1})
     client = new_client()
     node.freeze_at = 0
     await client.ask(first, TOKENS, until_tokens=0)

@@ -88,7 +88,7 @@ def start(node: Any, start_router: Any, tmp_path: Path) -> Callable[..., Awaitab
     """Starts a router of one SQLite file."""
 
     async def start(name: str, **settings: Any) -> Any:
-        shared = {"session_store": "sqlite", "session_dir": tmp_path, "store_wait_s": 5.0}
+        shared = {"session_store": "sqlite", "session_dir": tmp_path, "tuning": {"store": {"wait_s": 5.0}}}
         return await start_router(node, router_id=name, state_dir=tmp_path / name, **shared, **settings)
 
     return start
@@ -233,7 +233,7 @@ def _timeout_of(handle: Any, task: Any) -> bool:
 async def test_a_session_stays_busy_while_a_router_that_drains_answers_in_it(
     node: Any, start_routers: Any, new_client: Any
 ) -> None:
-    first, second = await start_routers(2, node, store_wait_s=5)
+    first, second = await start_routers(2, node, tuning={"store": {"wait_s": 5}})
     client = new_client()
     stream = await client.ask(first, 300, 5, session_id="s")
     reading = asyncio.create_task(client.seen.read(stream))

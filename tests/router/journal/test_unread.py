@@ -42,12 +42,12 @@ async def messages(router: Any, session_id: str = "s") -> list[str]:
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-async def shared(request: Any, start_redis: Any) -> dict[str, str]:
+async def shared(request: Any, start_redis: Any) -> dict[str, Any]:
     # A machine that stands still for a second is no outage of the store.
     if request.param == "sqlite":
-        return {"store_wait_s": "5"}
+        return {"tuning": {"store": {"wait_s": 5}}}
     server = await start_redis()
-    return {"session_store": "redis", "redis_url": server.url, "store_wait_s": "5"}
+    return {"session_store": "redis", "redis_url": server.url, "tuning": {"store": {"wait_s": 5}}}
 
 
 async def test_a_paused_one_goes_on_at_another_router_when_its_own_is_gone(

@@ -58,7 +58,7 @@ async def refusal(stream: Any) -> RyzansteinError:
 async def pair(start_node: Any, start_router: Any) -> tuple[Any, Any, Any]:
     """A router with little patience and two nodes: the client, the session's primary, its backup."""
     nodes = [await start_node("a"), await start_node("b")]
-    client = await start_router(*nodes, accept_s=0.4, attempt_silence_s=0.6)
+    client = await start_router(*nodes, tuning={"patience": {"accept_s": 0.4, "silence_s": 0.6}})
     _, answered = await read(stream_of(client, tokens=1))
     primary, backup = sorted(nodes, key=lambda node: node.node_id not in answered)
     return client, primary, backup
@@ -148,7 +148,7 @@ async def test_dynamo_13088_a_submit_that_a_healthy_node_never_answers_goes_to_a
 
 async def test_dynamo_13088_on_the_only_node_the_submit_is_sent_again(start_node: Any, start_router: Any) -> None:
     node = await start_node("a")
-    client = await start_router(node, accept_s=0.2, attempt_silence_s=0.3)
+    client = await start_router(node, tuning={"patience": {"accept_s": 0.2, "silence_s": 0.3}})
     swallowed = iter([True])
     node.swallow = lambda submit: next(swallowed, False)
     assert await read(stream_of(client)) == (WHOLE, ["a"])
@@ -173,7 +173,7 @@ async def test_an_attempt_that_its_node_prepares_is_not_forgotten(pair: Any, say
     if not says:
         primary.prepares, primary.swallow = None, lambda submit: True
         primary.connections[0].clear()
-    await asyncio.sleep(1.5)  # more than three times accept_s
+    await asyncio.sleep(1.5)  # more than three times `accept_s`
     held.clear()
     tokens, nodes = await slow
     assert tokens == WHOLE
@@ -201,7 +201,7 @@ async def test_a_preempted_attempt_waits_for_its_node_and_one_that_stands_still_
 async def test_an_attempt_that_is_slow_on_the_only_node_stays_there(start_node: Any, start_router: Any, computes: bool) -> None:
     """Begun again it would be slower still: nine times from zero, and then an error, was what a busy machine gave."""
     node = await start_node("a", freeze_at=0, holds_steps=not computes, computes=computes)
-    client = await start_router(node, accept_s=0.2, attempt_silence_s=0.3, stall_s=60)
+    client = await start_router(node, tuning={"patience": {"accept_s": 0.2, "silence_s": 0.3}, "suspicion": {"stall_s": 60}})
     stream = asyncio.create_task(read(stream_of(client)))
     await asyncio.sleep(3.0)
     node.freeze_at = None
@@ -214,7 +214,7 @@ async def test_an_attempt_that_stands_still_while_its_only_node_works_is_begun_a
     start_node: Any, start_router: Any
 ) -> None:
     node = await start_node("a", freeze_at=0)
-    client = await start_router(node, accept_s=0.2, attempt_silence_s=0.3)
+    client = await start_router(node, tuning={"patience": {"accept_s": 0.2, "silence_s": 0.3}})
     stream = asyncio.create_task(read(stream_of(client)))
     await asyncio.sleep(3.0)
     node.freeze_at = None
@@ -224,7 +224,14 @@ async def test_an_attempt_that_stands_still_while_its_only_node_works_is_begun_a
 
 async def test_an_attempt_that_is_slow_moves_once_and_does_not_come_back(start_node: Any, start_router: Any) -> None:
     nodes = [await start_node(name, freeze_at=0, holds_steps=True) for name in ("a", "b")]
-    client = await start_router(*nodes, accept_s=0.2, attempt_silence_s=0.3, stall_s=60, hedge_share=0, hedge_min=0)
+    client = await start_router(
+        *nodes,
+        tuning={
+            "patience": {"accept_s": 0.2, "silence_s": 0.3},
+            "suspicion": {"stall_s": 60},
+            "hedges": {"share": 0, "least": 0},
+        },
+    )
     stream = asyncio.create_task(read(stream_of(client)))
     await asyncio.sleep(4.0)
     assert [len(node.submits) for node in nodes] == [1, 1]

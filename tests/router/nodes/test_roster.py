@@ -44,7 +44,7 @@ WHOLE = [1000 + index for index in range(TOKENS)]
 async def pair(start_node: Any, start_router: Any) -> tuple[Any, Any, Any]:
     """A router that never gives a silent link up, the session's primary, its backup."""
     nodes = [await start_node("a", step_s=0.01), await start_node("b", step_s=0.01)]
-    client = await start_router(*nodes, dead_grace_s=60.0)
+    client = await start_router(*nodes, tuning={"suspicion": {"grace_s": 60.0}})
     _, answered = await read(stream_of(client, 1))
     primary, backup = sorted(nodes, key=lambda node: node.node_id not in answered)
     return client, primary, backup
@@ -54,7 +54,7 @@ async def test_a_silent_single_node_is_given_up_and_taken_back_when_it_speaks(
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     node = await start_node("a", step_s=0.01, fixed_incarnation="same")
-    client = await start_router(node, dead_grace_s=0.1)
+    client = await start_router(node, tuning={"suspicion": {"grace_s": 0.1}})
 
     async def freeze() -> None:
         node.frozen = True
@@ -221,7 +221,7 @@ async def test_an_idle_node_that_hears_nothing_is_given_up_and_taken_back(
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     node = await start_node("a", fixed_incarnation="same")
-    client = await start_router(node, dead_grace_s=0.1)
+    client = await start_router(node, tuning={"suspicion": {"grace_s": 0.1}})
     await until(lambda: len(node.router_beats) >= 1)
     await asyncio.sleep(0.1)
     node.deaf = True
@@ -232,7 +232,7 @@ async def test_an_idle_node_that_hears_nothing_is_given_up_and_taken_back(
 
 async def test_an_older_node_that_answers_no_beats_is_not_deaf(start_node: Any, start_router: Any) -> None:
     node = await start_node("a", step_s=0.01, answers_beats=False)
-    client = await start_router(node, dead_grace_s=0.1)
+    client = await start_router(node, tuning={"suspicion": {"grace_s": 0.1}})
     tokens, _ = await read(stream_of(client, 300))
     assert len(tokens) == 300
     assert len(node.router_beats) >= 8

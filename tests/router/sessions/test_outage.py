@@ -217,7 +217,7 @@ async def test_a_redis_that_answers_nothing_delays_an_answer_by_the_bound_and_on
     start_node: Any, start_router: Any, start_redis: Any, until: Any
 ) -> None:
     node, redis = await start_node("a"), await start_redis()
-    client = await start_router(node, session_store="redis", redis_url=redis.url, store_wait_s=0.3)
+    client = await start_router(node, session_store="redis", redis_url=redis.url, tuning={"store": {"wait_s": 0.3}})
     await client.inference.Chat(chat("one"))
     redis.process.send_signal(signal.SIGSTOP)
     took = []
@@ -264,7 +264,7 @@ async def test_when_no_more_can_wait_for_the_store_no_further_turn_begins(
     start_node: Any, start_router: Any, start_redis: Any
 ) -> None:
     node, redis = await start_node("a"), await start_redis()
-    client = await start_router(node, session_store="redis", redis_url=redis.url, store_backlog_writes=2)
+    client = await start_router(node, session_store="redis", redis_url=redis.url, tuning={"store": {"backlog_writes": 2}})
     await client.inference.Chat(chat("one"))
     await redis.kill()
     for text in ("two", "three"):

@@ -15,8 +15,8 @@ import pytest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.claims import ClaimRequest
-from ryzanstein.router.sessions.opening import open_sessions, session_bounds
 from ryzanstein.router.sessions.room import MESSAGE_BYTES, StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores import sqlite

@@ -149,7 +149,7 @@ async def test_a_second_request_is_refused_by_every_router_that_shares_the_sessi
     start_node: Any, start_router: Any, until: Any
 ) -> None:
     node = await start_node("a", step_s=0.01)
-    one = await start_router(node, session_store="sqlite", router_id="r1", claim_ttl_s=0.5)
+    one = await start_router(node, session_store="sqlite", router_id="r1", tuning={"claim_ttl_s": 0.5})
     other = await start_router(node, session_store="sqlite", router_id="r2")
     running = one.inference.Chat(chat("one", tokens=100))
     await until(lambda: bool(node.submits))

@@ -6,7 +6,8 @@ from ryzanstein import errors
 from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
-from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
+from ryzanstein.worker.agent.routers import RouterLink
+from ryzanstein.worker.tuning import LinkBounds
 
 
 @pytest.fixture

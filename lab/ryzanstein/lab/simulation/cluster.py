@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,9 +27,11 @@ from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
 from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel
 from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
-from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.config import OrchestratorSettings, OrchestratorTuning
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.ranks.group import GroupBounds
+from ryzanstein.worker.tuning import WorkerTuning
 
 
 def link_name(node: str, model: str) -> str:
@@ -45,6 +48,10 @@ def split(name: str) -> tuple[str, str]:
 ORCHESTRATOR = "orchestrator"
 _GRPC = {"orchestrator": 50050, "router": 50051, "node": 50061}
 _Settings = TypeVar("_Settings")
+# The model loads in two seconds; a rank that hangs while loading is replaced within the calm.
+_RANKS = GroupBounds(start_s=45.0)
+_TUNING = WorkerTuning(ranks=_RANKS)
+_SELDOM_TUNING = WorkerTuning(ranks=replace(_RANKS, watch_interval_s=0.5), beat_idle_s=2.0)
 RESTART_S = 1.0
 """How long a supervisor takes to restart a service."""
 
@@ -144,7 +151,7 @@ class Cluster:
             host=ORCHESTRATOR,
             grpc_port=_GRPC["orchestrator"],
             database=self.directory / "orchestrator.sqlite",
-            **({"heartbeat_interval_s": 2.0, "lease_s": 8.0} if self.plan.seldom else {}),
+            **({"tuning": OrchestratorTuning(heartbeat_interval_s=2.0), "lease_s": 8.0} if self.plan.seldom else {}),
         )
         return serve_orchestrator(settings)
 
@@ -163,10 +170,7 @@ class Cluster:
             device="cpu",
             max_sequences=node.max_sequences,
             drain_grace_s=5.0,
-            # The model loads in two seconds; a rank that hangs while loading is replaced within the
-            # calm.
-            start_timeout_s=45.0,
-            **({"beat_idle_s": 2.0, "watch_interval_s": 0.5} if self.plan.seldom else {}),
+            tuning=_SELDOM_TUNING if self.plan.seldom else _TUNING,
         )
         return serve_node(settings)
 

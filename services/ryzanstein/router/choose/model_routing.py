@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity
@@ -55,9 +57,10 @@ class ChoiceObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BalanceSettings:
-    """Settings of the balance. `window_s`: how far back the load counts."""
+    """When the load of the nodes counts as uneven."""
 
-    window_s: float = 900.0
+    window_s: Annotated[float, Field(ge=1, le=86_400)] = 900.0
+    """How far back the load counts, in seconds."""
     thresholds: ImbalanceThresholds = field(default_factory=ImbalanceThresholds)
 
 

@@ -19,8 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from ryzanstein.bounds import PositiveSize, Size
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, Role, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity, beginning
@@ -137,17 +140,16 @@ PolicyName = Literal["affinity", "bounded", "weighted", "prefix", "least_loaded"
 
 @dataclass(frozen=True, slots=True)
 class PolicyBounds:
-    """The bounds of the policies.
+    """The bounds of the policies."""
 
-    `queue_bound` sequences may wait on a session's node. Within the window, a node may have
-    `load_bound` times its fair share once it has had `bound_floor` requests. `prefix_entries`
-    beginnings are remembered per model.
-    """
-
-    queue_bound: int = 32
-    load_bound: float = 1.04
-    bound_floor: int = 16
-    prefix_entries: int = 65_536
+    queue_bound: Size = 32
+    """Sequences that may wait on a session's node before another is preferred."""
+    load_bound: Annotated[float, Field(ge=1.01, le=2)] = 1.04
+    """Multiple of its fair share within the window at which a node is too full."""
+    bound_floor: PositiveSize = 16
+    """Requests within the window below which a node is never too full."""
+    prefix_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 65_536
+    """Beginnings of prompts that the prefix policy remembers per model."""
 
 
 @dataclass(frozen=True, slots=True)

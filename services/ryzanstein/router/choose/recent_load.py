@@ -21,7 +21,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from ryzanstein.bounds import PositiveSize, Seconds
 from ryzanstein.router.choose.node_view import NodeView
 
 # Above this exponent the growing unit is folded back into the counts, long before a float
@@ -153,20 +157,27 @@ class RecentLoad:
         return Imbalance(fullest / share - 1.0, math.sqrt(2 * math.log(len(nodes)) / mean), mean)
 
 
+_Excess = Annotated[float, Field(gt=0, le=10)]
+
+
 @dataclass(frozen=True, slots=True)
 class ImbalanceThresholds:
-    """The thresholds, as ratios beyond chance.
+    """The thresholds of the imbalance, as ratios beyond chance: calm < alarm <= switch."""
 
-    The alarm starts at `alarm` and ends below `calm`. At `switch`, affinity becomes bounded, until
-    it would have been below `calm` for `calm_s` seconds. `floor`: the requests per node in the
-    window below which nothing is judged.
-    """
+    alarm: _Excess = 0.10
+    """At which the alarm starts."""
+    switch: _Excess = 0.15
+    """At which affinity becomes bounded."""
+    calm: _Excess = 0.05
+    """Below which the alarm ends."""
+    calm_s: Seconds = 900.0
+    """How long affinity would have been below `calm` until bounded becomes affinity again, in seconds."""
+    floor: PositiveSize = 32
+    """Requests per node within the window below which nothing is judged."""
 
-    alarm: float = 0.10
-    switch: float = 0.15
-    calm: float = 0.05
-    calm_s: float = 900.0
-    floor: int = 32
+    def __post_init__(self) -> None:
+        if not self.calm < self.alarm <= self.switch:
+            raise ValueError("must be calm < alarm <= switch")
 
 
 class Balance:

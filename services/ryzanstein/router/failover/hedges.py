@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from ryzanstein.bounds import Size
 from ryzanstein.router.telemetry import RouterTelemetry
 
 # A node that is late now may be on time at its next beat.
@@ -19,10 +23,12 @@ _SOON_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
-    """The bound on hedges: `share` of the running generations, and never less than `least`."""
+    """How many hedges may run at once. Both 0: none."""
 
-    share: float = 0.25
-    least: int = 8
+    share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Of the running generations."""
+    least: Size = 8
+    """Hedges that may always run."""
 
 
 @dataclass(frozen=True, slots=True)

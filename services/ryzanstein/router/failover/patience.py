@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ryzanstein.bounds import PositiveSeconds
 from ryzanstein.cluster import Load
 
 _PREFILL_TOKEN_S = 0.05  # for each token of a prompt that is computed slowly
@@ -35,14 +36,12 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPatience:
-    """How long an attempt may produce nothing.
+    """How long an attempt may produce nothing, in seconds."""
 
-    `accept_s` is the time until the node has accepted it. `silence_s` is the time until a token,
-    and between tokens, on a node without a queue.
-    """
-
-    accept_s: float = 5.0
-    silence_s: float = 20.0
+    accept_s: PositiveSeconds = 5.0
+    """Until the node has accepted it."""
+    silence_s: PositiveSeconds = 20.0
+    """Until a token, and between tokens, on a node without a queue that works for others."""
 
     def bound_s(self, quiet: Quiet) -> float:
         """Returns how long such an attempt may produce nothing.

@@ -167,7 +167,7 @@ class ModelHost:
             raise replace(error, message=f"{where}{error.message}") from None
 
     def _supervise(self, choice: ModelChoice) -> None:
-        self._supervisor = Supervisor(self._new_engines(choice), self._settings.recovery(), self, self._log)
+        self._supervisor = Supervisor(self._new_engines(choice), self._settings.tuning.recovery, self, self._log)
         run, background = self._supervisor.run, self._telemetry.background
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 

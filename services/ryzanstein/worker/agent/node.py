@@ -28,7 +28,7 @@ from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
-from ryzanstein.worker.agent.routers import LinkBounds, RouterLink
+from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.submission import Submissions
 from ryzanstein.worker.agent.versions.model_versions import ModelVersions
 from ryzanstein.worker.agent.versions.version import ModelVersion
@@ -39,6 +39,7 @@ from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, NoJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
+from ryzanstein.worker.tuning import LinkBounds
 
 log = structlog.get_logger(__name__)
 
@@ -127,7 +128,7 @@ class NodeAgent:
         self.drains: set[str] = set()
         self.other_models: tuple[str, ...] = ()
         self.constraints: ConstraintJudge = constraints or NoJudge()
-        self.lending = lending or KvLending(settings.beat_busy_s)
+        self.lending = lending or KvLending(settings.tuning.beat_busy_s)
         self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         self.background = telemetry.background
         self._telemetry, self._templates = telemetry, templates
@@ -147,7 +148,7 @@ class NodeAgent:
             on_change=self.changed,
         )
         self.versions = ModelVersions(new_version, self.changed)
-        self.links = RouterLinks(LinkBounds(settings.link_rows, settings.link_bytes), self.versions, telemetry)
+        self.links = RouterLinks(settings.tuning.links, self.versions, telemetry)
         self.idleness = Idleness(self.versions, telemetry)
         self.submissions = Submissions(
             settings,
@@ -237,7 +238,7 @@ class NodeAgent:
             # one soon, whatever has ended since.
             busy = self.num_running > 0 or beat.load.running + beat.load.waiting > 0
             try:
-                async with asyncio.timeout(self.settings.beat_busy_s if busy else self.settings.beat_idle_s):
+                async with asyncio.timeout(self.settings.tuning.beat_busy_s if busy else self.settings.tuning.beat_idle_s):
                     await self._nudge.wait()
             except TimeoutError:
                 continue

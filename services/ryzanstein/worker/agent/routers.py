@@ -12,7 +12,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from ryzanstein.cluster import Beat
 from ryzanstein.errors import Code, RyzansteinError
@@ -21,6 +20,7 @@ from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire
 from ryzanstein.wire.membership import beat_to_wire
+from ryzanstein.worker.tuning import LinkBounds
 
 _OVERFLOW = "LINK_OVERFLOW"
 _ROW_BYTES = 16  # approximate size of a row without its text
@@ -28,14 +28,6 @@ _TOP_BYTES = 24
 _MESSAGE_BYTES = 64
 _TELL_PREPARING_S = 0.5
 _MOST_PREPARING_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBounds:
-    """Bounds of one router's link: rows (tokens, ends, failures) and their approximate bytes."""
-
-    rows: int = 65536
-    bytes: int = 8 * 2**20
 
 
 class RouterLink:

@@ -14,10 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
+from pydantic import Field
 
+from ryzanstein.bounds import PositiveSeconds, Seconds
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.health.board import Board
@@ -47,17 +49,18 @@ _NAMED_WITHIN_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """Time limits of a group, in seconds.
+    """Time limits of a group, in seconds."""
 
-    A start is given up when no rank has moved for `start_s`. Idle ranks are checked every `idle_check_s`; 0: never.
-    """
-
-    start_s: float = 120.0
-    watch_interval_s: float = 0.1
-    stop_grace_s: float = 2.0
+    start_s: PositiveSeconds = 300.0
+    """A start is given up when no rank has moved for so long."""
+    watch_interval_s: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Interval of the watchdog's checks."""
+    stop_grace_s: Seconds = 2.0
+    """From SIGTERM to SIGKILL."""
     stall: StallBounds = field(default_factory=StallBounds)
     slow: SlowBounds = field(default_factory=SlowBounds)
-    idle_check_s: float = 1.0
+    idle_check_s: Annotated[float, Field(ge=0, le=60)] = 1.0
+    """Interval of checks of idle ranks; 0: never."""
 
 
 class RankGroup:

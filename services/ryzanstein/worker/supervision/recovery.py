@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from ryzanstein.bounds import PositiveSeconds, PositiveSize, Size
 from ryzanstein.worker.supervision.group import RankLoss
 
 
@@ -29,24 +30,26 @@ class Rung(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """The policy of recovery. Durations are in seconds.
+    """The policy of recovery: restarts, then quarantines, then a drain. Times are in seconds."""
 
-    Restarts: the first at once, then after `first_s`, doubled up to `longest_s`; ranks that lived
-    `stable_s` clear the count. Quarantine: after `crash_limit` crashes in a row or `loss_limit`
-    losses within `window_s`. It lasts `quarantine_s`, doubled up to `longest_quarantine_s` while it
-    does not help; a crash soon after it leads back at once. Drain: after `quarantine_limit`
-    quarantines. `window_s` of service without a loss clears everything.
-    """
-
-    first_s: float = 0.25
-    longest_s: float = 30.0
-    stable_s: float = 10.0
-    crash_limit: int = 5
-    loss_limit: int = 20
-    window_s: float = 600.0
-    quarantine_s: float = 30.0
-    longest_quarantine_s: float = 600.0
-    quarantine_limit: int = 5
+    first_s: PositiveSeconds = 0.25
+    """Pause before the second restart in a row, doubled for each further one; the first is at once."""
+    longest_s: PositiveSeconds = 30.0
+    """The longest pause between restarts."""
+    stable_s: PositiveSeconds = 10.0
+    """Ranks that lived so long clear the count of restarts and crashes."""
+    crash_limit: PositiveSize = 5
+    """Crashes in a row that lead to quarantine."""
+    loss_limit: PositiveSize = 20
+    """Losses within `window_s` that lead to quarantine."""
+    window_s: PositiveSeconds = 600.0
+    """Of `loss_limit`; so much service without a loss clears everything."""
+    quarantine_s: PositiveSeconds = 30.0
+    """Length of the first quarantine, doubled for each further one; a crash soon after it leads back at once."""
+    longest_quarantine_s: PositiveSeconds = 600.0
+    """Length of the longest quarantine."""
+    quarantine_limit: Size = 5
+    """Quarantines after which the node drains until an operator undrains it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ async def test_a_healthy_link_is_up_closed_and_unsuspected(start_node: Any, star
 
 async def test_a_silent_node_is_shown_as_suspected_and_counted_once(start_node: Any, start_router: Any, until: Any) -> None:
     node = await start_node("a", step_s=0.01)
-    client = await start_router(node, dead_grace_s=60.0)
+    client = await start_router(node, tuning={"suspicion": {"grace_s": 60.0}})
     stream = ask(client)
     async for response in stream:
         if response.event.HasField("delta"):

@@ -5,6 +5,7 @@ That is hosts, programs besides the services, and the cluster's specification.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +26,8 @@ from ryzanstein.lab.chaos.stage.random_model import random_model
 
 REDIS = "redis"
 # Thirty strikes in a row are the laboratory's doing: they must not look like a crash loop.
-_MANY = "100000"
-_WORKER_FLAGS = ("--crash-limit", _MANY, "--loss-limit", _MANY, "--restart-first-s", "0.05", "--restart-longest-s", "0.05")
+_RECOVERY = {"crash_limit": 100_000, "loss_limit": 100_000, "first_s": 0.05, "longest_s": 0.05}
+_WORKER_FLAGS = ("--tuning", json.dumps({"recovery": _RECOVERY}))
 _DISK_FLAGS = ("--kv-disk-bytes", str(2**23))  # of each node; together less than the small disk has
 
 

@@ -13,6 +13,11 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated
+
+from pydantic import Field
+
+from ryzanstein.bounds import LARGEST, PositiveSeconds, Seconds
 
 WORKING_INTERVAL_S = 0.05
 IDLE_INTERVAL_S = 0.5
@@ -31,20 +36,22 @@ _STANDARD = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class PhiThresholds:
-    """When silence becomes suspicion (the hedge starts) and death (the link is given up).
+    """When silence becomes suspicion (the hedge starts) and death (the link is given up)."""
 
-    `jitter_s` is the least standard deviation that is assumed: no node is punctual on a busy
-    machine. `grace_s` is added to `dead_phi`, because giving up a link costs a recomputation of
-    every generation on it. `stall_s` is the least time for which pending work must not move,
-    `stall_steps` the multiple of a usual step.
-    """
-
-    suspect_phi: float = 4.0
-    dead_phi: float = 8.0
-    jitter_s: float = 0.05
-    grace_s: float = 0.5
-    stall_s: float = 2.0
-    stall_steps: float = 10.0
+    suspect_phi: Annotated[float, Field(gt=0, le=12)] = 4.0
+    """Phi at which a hedge starts."""
+    dead_phi: Annotated[float, Field(gt=0, le=12)] = 8.0
+    """Phi at which a link is given up, after `grace_s` more."""
+    jitter_s: PositiveSeconds = 0.05
+    """The least standard deviation of beats that is assumed, in seconds: no node is punctual on a busy
+    machine. That of answers is twice this."""
+    grace_s: Seconds = 0.5
+    """Seconds beyond `dead_phi`, because giving up a link costs a recomputation of every generation on it.
+    Twice this for a node that beats but does not answer."""
+    stall_s: PositiveSeconds = 2.0
+    """The least time without a step, with work pending, that is a stall, in seconds."""
+    stall_steps: Annotated[float, Field(gt=0, le=LARGEST)] = 10.0
+    """The least multiple of a usual step that is a stall."""
 
 
 @dataclass(frozen=True, slots=True)

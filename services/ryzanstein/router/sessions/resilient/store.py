@@ -13,11 +13,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import structlog
+from pydantic import Field
 
 from ryzanstein import errors
+from ryzanstein.bounds import PositiveSize, Size
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import ClaimRequest
@@ -49,11 +51,16 @@ _UNKNOWN_WAIT_S = 1.0
 class OutagePolicy:
     """How long requests wait for the store, and what is kept in memory while it fails."""
 
-    wait_s: float = 0.25
-    recent_sessions: int = 10_000
-    recent_chars: int = 64_000_000
-    backlog_writes: int = 10_000
-    backlog_chars: int = 64_000_000
+    wait_s: Annotated[float, Field(ge=0.01, le=10)] = 0.25
+    """How long a request waits for the store before it continues without it, in seconds."""
+    recent_sessions: Size = 10_000
+    """Sessions kept in memory."""
+    recent_chars: Size = 64_000_000
+    """Characters of these sessions."""
+    backlog_writes: PositiveSize = 10_000
+    """Writes that are queued."""
+    backlog_chars: PositiveSize = 64_000_000
+    """Characters of these writes."""
 
 
 class ResilientSessions:

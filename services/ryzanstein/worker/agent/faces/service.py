@@ -48,8 +48,8 @@ class WorkerServicer(WorkerServiceServicer):
                 incarnation=node.incarnation,
                 beat=beat,
                 model=hello.model,
-                beat_busy=duration(settings.beat_busy_s),
-                beat_idle=duration(settings.beat_idle_s),
+                beat_busy=duration(settings.tuning.beat_busy_s),
+                beat_idle=duration(settings.tuning.beat_idle_s),
                 features=[EXTENDED, TOOLS, PROMPT_CUTS, *([CONSTRAINTS] if node.constraints.able else [])],
             )
             yield pb.ConnectResponse(hello=answer)

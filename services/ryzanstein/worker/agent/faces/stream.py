@@ -173,7 +173,7 @@ class RouterStream:
         """Returns how long the router may be silent; None: for ever."""
         if beat_interval_s is None:
             return None
-        return max(self._node.settings.router_silence_s, _BEATS_MISSED * beat_interval_s)
+        return max(self._node.settings.tuning.router_silence_s, _BEATS_MISSED * beat_interval_s)
 
 
 @contextmanager

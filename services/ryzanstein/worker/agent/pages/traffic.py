@@ -31,5 +31,5 @@ def _tiers(settings: WorkerSettings, metrics: PageMetrics) -> Mapping[str, PageS
     if settings.kv_disk_bytes:
         folder = settings.kv_disk_dir / settings.node_id.replace("/", "_")
         on_size = metrics.tier_bytes.labels("disk").set
-        tiers["disk"] = DiskTier(folder, settings.kv_disk_bytes, on_size, corrupt, settings.kv_disk_keep_s)
+        tiers["disk"] = DiskTier(folder, settings.kv_disk_bytes, on_size, corrupt, settings.tuning.kv_disk_keep_s)
     return tiers

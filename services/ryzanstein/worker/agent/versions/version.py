@@ -177,7 +177,7 @@ class ModelVersion:
 
     def _engines(self, choice: ModelChoice) -> NativeEngines:
         spec = self._settings.rank_spec(choice.path, self._ranks_before)
-        spec, bounds = msgspec.structs.replace(spec, tokens=self._early_tokens), self._settings.group_bounds()
+        spec, bounds = msgspec.structs.replace(spec, tokens=self._early_tokens), self._settings.tuning.ranks
         return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
 
     def _send(self, message: SubmitGroup | CancelGroup | FinishChoice) -> None:

@@ -13,7 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
+from pydantic import Field
+
+from ryzanstein.bounds import LARGEST, PositiveSeconds, Seconds
 from ryzanstein.worker.supervision.group import RankProgress
 
 _WINDOW_S = 1.0
@@ -25,17 +29,16 @@ _FORGOTTEN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SlowBounds:
-    """The limits of slowness.
+    """When a rank is slow, and what follows. Times are in seconds."""
 
-    A rank is slow if it computes `factor` times as long as the median of the others, and `gap_s`
-    longer per step. After `warn_s` in such steps it is named; after `restart_s` its group is
-    restarted, 0: never.
-    """
-
-    factor: float = 4.0
-    gap_s: float = 0.0005
-    warn_s: float = 5.0
-    restart_s: float = 60.0
+    factor: Annotated[float, Field(gt=1, le=LARGEST)] = 4.0
+    """A slow rank computes so many times as long as the median of the others."""
+    gap_s: Seconds = 0.0005
+    """It also computes so much longer per step."""
+    warn_s: PositiveSeconds = 5.0
+    """Time of slow steps after which the rank is logged."""
+    restart_s: Seconds = 60.0
+    """Time of slow steps after which its group is restarted; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)

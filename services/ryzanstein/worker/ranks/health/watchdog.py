@@ -15,7 +15,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from ryzanstein.bounds import LARGEST, PositiveSeconds
 from ryzanstein.worker.supervision.group import STANDSTILLS, RankProgress
 
 
@@ -53,14 +57,14 @@ _WINDOW_STEPS = 512
 
 @dataclass(frozen=True, slots=True)
 class StallBounds:
-    """How long nothing may move: at least `min_s`, or `factor` times the p99 step.
+    """How long nothing may move."""
 
-    `profile_s` applies while a rank's profiler starts or writes, and in the other `STANDSTILLS`.
-    """
-
-    min_s: float = 2.0
-    factor: float = 10.0
-    profile_s: float = 60.0
+    min_s: PositiveSeconds = 2.0
+    """The least time without progress that is a stall, in seconds."""
+    factor: Annotated[float, Field(ge=1, le=LARGEST)] = 10.0
+    """The least multiple of the p99 step that is a stall."""
+    profile_s: PositiveSeconds = 60.0
+    """The time in seconds while a rank's profiler starts or writes, and in the other `STANDSTILLS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class StepTimes:
         """
         size, largest = num_tokens.bit_length(), max(self._fastest)
         if size > largest:
-            return self._fastest[largest] * num_tokens / (1 << (largest - 1))
+            return self._fastest[largest] * num_tokens / 2.0 ** (largest - 1)
         return self._fastest[min(seen for seen in self._fastest if seen >= size)]
 
 

@@ -8,19 +8,29 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from ryzanstein import errors
+from ryzanstein.bounds import LARGEST, PositiveSize
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.ranks.starting.process import WatchedProcess, end, exit_text, watched
+
+ProgramSeconds = Annotated[float, Field(gt=0, le=60)]
+ProgramMemory = Annotated[int, Field(ge=64 * 2**20, le=LARGEST)]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramBounds:
-    """The bounds of one job (processor seconds, bytes of memory) and of all (how many wait)."""
+    """The bounds of one job, and of how many may wait."""
 
-    cpu_s: float
-    memory_bytes: int
-    max_waiting: int
+    cpu_s: ProgramSeconds
+    """Processor seconds of one job."""
+    memory_bytes: ProgramMemory
+    """Memory of one job, beyond what its process has at start."""
+    max_waiting: PositiveSize
+    """Jobs that wait; more are refused."""
 
     def admit(self, num_waiting: int) -> None:
         """Raises RESOURCE_EXHAUSTED if so many wait that one more may not."""
