@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
-GUIDES = ("docs/architecture.md", "docs/adding.md", "docs/request-path.md", "CONTRIBUTING.md")
+GUIDES = ("docs/internals/architecture.md", "docs/internals/adding.md", "docs/concepts/request.md", "CONTRIBUTING.md")
 # A path with a folder in it, as `router/nodes` or `tests/test_awake.py`.
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 _BASES = ("", "services/ryzanstein", "services/ryzanstein/router", "shared/ryzanstein")
@@ -36,7 +36,7 @@ def test_the_architectures_page_has_the_rooms_of_the_contracts_floor_by_floor(se
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (each["layers"] for each in contracts if each.get("containers") == [f"ryzanstein.{service}"])
     contracted = {len(layers) - i: set(floor.split(" | ")) for i, floor in enumerate(layers)}
-    page = (ROOT / "docs/architecture.md").read_text()
+    page = (ROOT / "docs/internals/architecture.md").read_text()
     (section,) = re.findall(rf"`services/ryzanstein/{service}`\n(.*?)\n#", page, flags=re.DOTALL)
     described: dict[int, set[str]] = {}
     for floor, rooms in re.findall(r"^\| (\d+) \| ([^|]+) \|", section, flags=re.MULTILINE):

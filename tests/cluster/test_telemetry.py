@@ -21,7 +21,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_SPAN = "b7ad6b7169203331"
 SERVICES = {"ryzanstein-router", "ryzanstein-worker"}
-OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+OPERATIONS = (Path(__file__).parents[2] / "docs" / "operate" / "configure.md").read_text()
 
 
 def samples(url: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The failure budget as a page for people: only this module writes docs/failure-budget.md."""
+"""The failure budget as a page for people: only this module writes docs/internals/log/failure-budget.md."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_chat_model_answers(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_template_completes(tmp_path: Path) -> None:
-    with served("docs/gguf.md", tmp_path) as ask:
+    with served("docs/operate/gguf.md", tmp_path) as ask:
         answer = ask()
     assert answer["choices"][0]["text"].startswith(" Thursday, Friday")
     assert 0 < answer["usage"]["completion_tokens"] <= 8
