@@ -49,8 +49,8 @@ test-long: dev parts ## The tests that `make test` leaves out because they take 
 
 test-all: test test-long ## Everything that must pass before a change lands, but the machines
 
-test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/start/machines.md (root)
-	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/start/machines.md
+test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/start/local.md (root)
+	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/start/local.md
 
 coverage: dev ## Run the tests with line coverage, of the services' processes too
 	$(PYTEST) --cov --cov-report=term:skip-covered
