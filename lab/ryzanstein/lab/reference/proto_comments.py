@@ -14,8 +14,8 @@ _INTRODUCTION = f"""# gRPC
 
 {GENERATED}
 
-The package is `ryzanstein.v1`. The messages, with a comment for each field, are in `protos/ryzanstein/v1/`. Every service has
-reflection and `grpc.health.v1`. Errors are in [errors](errors.md).
+The package is `ryzanstein.v1`. The messages, and all that the comments say of methods and fields, are in
+`protos/ryzanstein/v1/`. Every service has reflection and `grpc.health.v1`. Errors are in [errors](errors.md).
 """
 
 
@@ -40,7 +40,8 @@ def _methods(body: str) -> Iterator[tuple[str, str, str, str]]:
         method = _METHOD.search(" ".join(match[2].split()))
         assert method is not None, match[2]
         name, asks, request, answers, answer = method.groups()
-        yield f"`{name}`", f"{asks or ''}`{request}`", f"{answers or ''}`{answer}`", _joined(match[1])
+        meaning = re.split(r"(?<=\.) (?=[A-Z\"])", _joined(match[1]))[0]
+        yield f"`{name}`", f"{asks or ''}`{request}`", f"{answers or ''}`{answer}`", meaning
 
 
 def _joined(comment: str) -> str:
