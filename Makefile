@@ -49,8 +49,8 @@ test-long: dev parts ## The tests that `make test` leaves out because they take 
 
 test-all: test test-long ## Everything that must pass before a change lands, but the machines
 
-test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/machines.md (root)
-	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/machines.md
+test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/start/local.md (root)
+	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/start/local.md
 
 coverage: dev ## Run the tests with line coverage, of the services' processes too
 	$(PYTEST) --cov --cov-report=term:skip-covered
@@ -74,9 +74,9 @@ parts: ## Install the programs that tests and benchmarks use: Redis, nginx, hapr
 up: setup ## Run a local cluster until Ctrl-C: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051
 	$(BIN)/ryzanstein up
 
-chaos: parts dev ## Inject faults for an hour, each up to 30 times, and write docs/failure-budget.md; continues after a stop
+chaos: parts dev ## Inject faults for an hour, each up to 30 times, and write docs/internals/log/failure-budget.md; continues after a stop
 	mkdir -p build
-	$(BIN)/ryzanstein bench failover --runs 30 --minutes 60 --progress build/failover.jsonl --json build/failover.json --report docs/failure-budget.md
+	$(BIN)/ryzanstein bench failover --runs 30 --minutes 60 --progress build/failover.jsonl --json build/failover.json --report docs/internals/log/failure-budget.md
 
 bench: dev ## Run the benchmark suite; writes lab/benchmarks/results/<host>.json, or RESULT=FILE
 	$(BIN)/ryzanstein bench suite --json $(RESULT)

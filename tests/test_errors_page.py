@@ -1,4 +1,4 @@
-"""`docs/errors.md` and the reasons that the code can give are the same set."""
+"""`docs/reference/errors.md` and the reasons that the code can give are the same set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ryzanstein import errors
 from ryzanstein.worker.supervision.group import LossCause
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "reference" / "errors.md"
 SERVICES = ("router", "worker", "orchestrator")
 RESERVED = {"UNAUTHENTICATED", "PERMISSION_DENIED", "RATE_LIMITED"}
 # Where the reason is among the arguments of whatever makes an error, by the name of the callable.

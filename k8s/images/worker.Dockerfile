@@ -3,7 +3,7 @@
 #   docker build -f k8s/images/worker.Dockerfile -t ryzanstein/worker:0.1.0-cu130 --build-arg TORCH_BUILD=cu130 .
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_BUILD=cpu
-# The kernels are compiled here, one library per level of CPU: ranks need no compiler (docs/kernels.md).
+# The kernels are compiled here, one library per level of CPU: ranks need no compiler (docs/internals/kernels.md).
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*

@@ -1,4 +1,4 @@
-"""Measures vectors of texts beside transformers, for docs/embeddings.md.
+"""Measures vectors of texts beside transformers, for docs/build/clients.md.
 
     .venv/bin/python lab/benchmarks/embeddings.py [--json FILE] [--rounds 5] [--texts 96] [--threads 2] [--model DIR]
 

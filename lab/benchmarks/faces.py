@@ -1,4 +1,4 @@
-"""Measures what each face costs, for docs/measurements.md.
+"""Measures what each face costs, for docs/internals/log/measurements.md.
 
     .venv/bin/python lab/benchmarks/faces.py [--json FILE] [--streams 64] [--seconds 2] [--rounds 5]
 

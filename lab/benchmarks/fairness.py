@@ -1,4 +1,4 @@
-"""Measures what tenants of one node get when one of them sends ten times as much, for docs/fairness.md.
+"""Measures what tenants of one node get when one of them sends ten times as much, for docs/concepts/overload-and-fairness.md.
 
     .venv/bin/python lab/benchmarks/fairness.py [--json FILE] [--seconds 20]
 

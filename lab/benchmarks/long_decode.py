@@ -1,4 +1,4 @@
-"""Measures a decode step after short and after long contexts, for docs/long-context.md.
+"""Measures a decode step after short and after long contexts, for docs/concepts/kv-cache.md.
 
     .venv/bin/python lab/benchmarks/long_decode.py --model DIR_OR_GGUF [--contexts 1000,30000] [--batch 1] [--steps 20]
         [--threads 2] [--quantization none] [--kv-compression none] [--sparse-attention RULE] [--json FILE]

@@ -1,4 +1,4 @@
-"""Measures what a long prompt does to the tokens of others, for docs/long-context.md.
+"""Measures what a long prompt does to the tokens of others, for docs/concepts/kv-cache.md.
 
     .venv/bin/python lab/benchmarks/long_prompt.py [--model DIR_OR_GGUF] [--prompt 30000] [--objectives 0.1,0] [--streams 8]
         [--seconds 15] [--threads 2] [--flags "..."] [--json FILE]

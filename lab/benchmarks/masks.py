@@ -1,4 +1,4 @@
-"""Measures what constraints on answers add to a step, for docs/structured-output.md.
+"""Measures what constraints on answers add to a step, for docs/build/structured-output.md.
 
     .venv/bin/python lab/benchmarks/masks.py --model DIR_OR_GGUF [--batch 32] [--steps 30] [--threads 2] [--json FILE]
 

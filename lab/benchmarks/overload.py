@@ -1,4 +1,4 @@
-"""Measures a node under overload, for docs/overload.md.
+"""Measures a node under overload, for docs/concepts/overload-and-fairness.md.
 
     .venv/bin/python lab/benchmarks/overload.py [--json FILE] [--seconds 15]
 

@@ -29,7 +29,7 @@ from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 
 pytestmark = pytest.mark.long
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "operate" / "models.md").read_text()
 COMMAND_S = 60.0
 RYZANSTEIN = str(Path(sys.executable).with_name("ryzanstein"))
 FREE_PORTS = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]

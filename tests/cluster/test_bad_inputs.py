@@ -1,4 +1,4 @@
-"""Bad inputs: each gets the status and details of docs/errors.md, and the cluster goes on serving with nothing leaked."""
+"""Each bad input gets the status and details of docs/reference/errors.md; the cluster serves on with nothing leaked."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from ryzanstein.errors import Code
 from ryzanstein.v1 import inference_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "websocket.md").read_text()
+PAGE = (ROOT / "docs" / "build" / "websocket.md").read_text()
 EXAMPLES = re.findall(r"^```(python|js)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FACES = ("grpc", "http", "sse", "websocket")
 STREAMS = ("grpc", "sse", "websocket")
@@ -262,12 +262,12 @@ def test_an_example_of_the_page_runs(cluster: LocalCluster, number: int) -> None
 
 @contextlib.contextmanager
 def envoy(cluster: LocalCluster, folder: Path) -> Iterator[str]:
-    """The URL of Envoy, as docs/envoy-grpc-web.yaml has it."""
+    """The URL of Envoy, as docs/build/envoy-grpc-web.yaml has it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     host, router_port = cluster.router_address.rsplit(":", 1)
-    page = (ROOT / "docs" / "envoy-grpc-web.yaml").read_text()
+    page = (ROOT / "docs" / "build" / "envoy-grpc-web.yaml").read_text()
     config = folder / "envoy.yaml"
     config.write_text(
         page.replace("127.0.0.1, port_value: 50051", f"{host}, port_value: {router_port}").replace("8080", str(port))

@@ -1,4 +1,4 @@
-"""Every example of docs/http-api.md is run against a cluster."""
+"""Every example of docs/reference/http.md is run against a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs/http-api.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/http.md").read_text()
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
 PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]

@@ -1,4 +1,4 @@
-"""Every example of the README is run against a cluster, with its addresses in place of the README's."""
+"""Every example of the README and of docs/build/clients.md is run against a cluster, with its addresses in place of theirs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = "".join((ROOT / page).read_text() for page in ("README.md", "docs/build/clients.md"))
+BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
 PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
 BUF = ["npx", "--yes", "--package", "@bufbuild/buf@1.75.0", "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge"]

@@ -1,4 +1,4 @@
-"""Every example of docs/structured-output.md is run against a cluster."""
+"""Every example of docs/build/structured-output.md is run against a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.cluster.test_readme import as_command, here
 
-PAGE = (Path(__file__).parents[2] / "docs/structured-output.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/build/structured-output.md").read_text()
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
 

@@ -22,7 +22,7 @@ from ryzanstein.v1 import inference_pb2 as inference
 
 pytestmark = pytest.mark.long
 
-PAGE = Path(__file__).parents[2] / "docs/tools.md"
+PAGE = Path(__file__).parents[2] / "docs/build/tools.md"
 PLACE = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},

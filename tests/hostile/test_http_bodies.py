@@ -1,7 +1,7 @@
 """Bodies that once stopped a router: each gets a typed answer, and nobody else notices.
 
 On a busy machine a loop is late by itself, so what is bounded is the processor time that it takes at a stretch. Processor time,
-too, is longer where cores are shared: the bound is twice the one that docs/hostile-input.md names.
+too, is longer where cores are shared: the bound is twice the one that docs/operate/secure.md names.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.hostile.socket_corpus import HANDSHAKE, SOCKETS, HostileSocket, attac
 from tests.hostile.victim import Victim
 from websockets.sync.client import connect
 
-# As for HTTP bodies: twice the bound that docs/hostile-input.md names.
+# As for HTTP bodies: twice the bound that docs/operate/secure.md names.
 _BUSY_S = 0.1
 
 

@@ -105,7 +105,7 @@ def test_every_mount_has_a_volume_and_every_claim_exists_or_is_the_operators(
 
 
 def test_a_router_stays_within_its_memory(workloads: dict[str, Document]) -> None:
-    """The sum in docs/operations.md, with the settings as they are."""
+    """The sum in docs/operate/configure.md, with the settings as they are."""
     bounds = {name: field.default for name, field in RouterSettings.model_fields.items()}
     sums = 2 * bounds["http_max_arriving_bytes"] + 2 * bounds["max_held_prompt_bytes"] + bounds["http_max_leaving_bytes"]
     sums += 130 * 2**20 + 180 * bounds["max_retained_tokens"]

@@ -1,4 +1,4 @@
-"""Every domain error becomes the status of the table in docs/errors.md, with exactly one ErrorInfo."""
+"""Every domain error becomes the status of the table in docs/reference/errors.md, with exactly one ErrorInfo."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RouterSettings(ServiceSettings):
     state_dir: Path = Field(
         default_factory=default_state("router"),
         description="directory for sessions and the last view of the cluster; by default in the state home, see "
-        "docs/operations.md",
+        "docs/operate/configure.md",
     )
 
     session_store: Literal["sqlite", "redis", "memory"] = Field(
@@ -89,7 +89,7 @@ class RouterSettings(ServiceSettings):
         ge=0,
         le=1_000_000,
         description="of prompts that do not fit the context the middle is left out, after so many first tokens; unset: they "
-        "are refused; see docs/sparse-attention.md",
+        "are refused; see docs/concepts/kv-cache.md",
     )
     default_deadline_s: float = Field(600.0, gt=0, description="deadline of requests without one")
 

@@ -1,7 +1,4 @@
-"""Prints docs/models.md, the list of served models, from the tables that decoders are built from.
-
-python -P -m ryzanstein.tools.catalog > docs/models.md
-"""
+"""Prints docs/reference/architectures.md, the list of served models, from the tables that decoders are built from."""
 
 from __future__ import annotations
 
@@ -32,14 +29,14 @@ _QK_NORMS = {
     "head_list": "query and key norms, one for each head",
     "width": "query and key norms over all heads",
 }
-_INTRODUCTION = """# Models
+_INTRODUCTION = """# Architectures
 
-Generated from `services/ryzanstein/worker/architectures`; do not edit: `python -m
-ryzanstein.tools.catalog > docs/models.md`.
+This page is generated from `services/ryzanstein/worker/architectures`: `python -P -m ryzanstein.lab.reference` writes it, and a
+test compares it with the code.
 
 A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
 a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
-All but GPT-J and OPT are also read from [GGUF files](gguf.md#architectures).
+All but GPT-J and OPT are also read from [GGUF files](../operate/quantize-and-convert.md#ggufs-architectures).
 """
 
 
@@ -86,7 +83,7 @@ def _notes() -> list[str]:
         f"- Of multimodal models of the types {_list(MULTIMODAL)} the text half is served, as far as",
         "  its own type is in the table; images are refused as parts of messages, and the tensors for them are not read.",
         "- `is_causal` false, `per_layer_config` and other multimodal models (a `text_config`) are refused, and so is a",
-        f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](quantization.md)).",
+        f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](../operate/quantize-and-convert.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
 

@@ -78,19 +78,21 @@ class WorkerSettings(ServiceSettings):
     num_blocks: int = Field(0, ge=0, description="pages of the KV cache, for all layers; 0: as many as fit in kv_bytes")
     kv_bytes: int = Field(0, ge=0, description="size of each rank's KV cache; 0: enough for max_sequences, at most 1 GiB")
     kv_compression: KvCompression = Field(
-        "none", description="how keys and values are kept that are not the newest, see docs/kv-cache.md; CPU only"
+        "none", description="how keys and values are kept that are not the newest, see docs/concepts/kv-cache.md; CPU only"
     )
     sparse_attention: str = Field(
         "",
         description="what layers without a window read, such as window=1024,sinks=64; empty: everything; see "
-        "docs/sparse-attention.md; CPU only",
+        "docs/concepts/kv-cache.md; CPU only",
     )
     kv_lending: bool = Field(
-        True, description="models of a node lend each other KV memory that they do not need; CPU only, see docs/kv-lending.md"
+        True,
+        description="models of a node lend each other KV memory that they do not need; CPU only, see docs/concepts/kv-cache.md",
     )
     kv_replication: Literal["none", "sessions", "all"] = Field(
         "sessions",
-        description="whose pages of the KV cache go to the backup node: nobody's, conversations', all; see docs/kv-movement.md",
+        description="whose pages of the KV cache go to the backup node: nobody's, conversations', all; see "
+        "docs/concepts/kv-replication.md",
     )
     kv_replication_rate: int = Field(
         256 * 2**20, ge=0, description="bytes of pages that the node sends in a second at most; 0: no limit"
@@ -100,7 +102,7 @@ class WorkerSettings(ServiceSettings):
     kv_disk_dir: Path = Field(
         default_factory=default_state("worker", "kv-pages"),
         description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted; by default in the "
-        "state home, see docs/operations.md",
+        "state home, see docs/operate/configure.md",
     )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
@@ -116,10 +118,10 @@ class WorkerSettings(ServiceSettings):
     chat_template: str = Field(
         "",
         description="file with a chat template that replaces that of `model`, or NAME=FILE for the model of this name; "
-        "several are comma-separated, or in a JSON object, see docs/chat-templates.md",
+        "several are comma-separated, or in a JSON object, see docs/build/tools.md",
     )
     call_format: Literal["auto", "llama3", "hermes", "mistral", "deepseek", "gemma", "generic"] = Field(
-        "auto", description="how the models call functions; auto: as their chat templates show, see docs/tools.md"
+        "auto", description="how the models call functions; auto: as their chat templates show, see docs/build/tools.md"
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",

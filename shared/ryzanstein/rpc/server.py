@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
 STARTUP = "startup"
 
-# How often a client may ping, with or without calls: see docs/operations.md. The server permits
+# How often a client may ping, with or without calls: see docs/operate/configure.md. The server permits
 # twice as many pings, so that a late ping does not make the next one too early.
 CLIENTS_PING_S = 10.0
 

@@ -41,7 +41,7 @@ from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
-FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
+FOLDER = Path(__file__).parents[3] / "docs" / "operate" / "runbooks"
 SECTIONS = ("Symptom", "What fires", "Look", "Do", "Over")
 SHOWS_S = 30.0
 SCRAPED_S = 3  # of a window: at least two samples are before the strike
@@ -285,7 +285,7 @@ class World:
     to_orchestrator: Line
 
     def variables(self, node_id: str, **more: str) -> dict[str, str]:
-        """As docs/runbooks/README.md explains them."""
+        """As docs/operate/runbooks/README.md explains them."""
         services = self.cluster.services
         router = services[self.cluster.router_names[0]]
         return {

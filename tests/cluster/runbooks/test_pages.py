@@ -1,4 +1,4 @@
-"""Every page of docs/runbooks is lived through: the fault is real, and so is each command and each expression of the page."""
+"""Every page of docs/operate/runbooks is tried: the fault is real, and so is each command and expression of the page."""
 
 from __future__ import annotations
 

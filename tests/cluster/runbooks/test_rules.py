@@ -11,7 +11,7 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
-FOLDER = Path(__file__).parents[3] / "docs" / "runbooks"
+FOLDER = Path(__file__).parents[3] / "docs" / "operate" / "runbooks"
 INDEX = dict(
     re.findall(r"^\| `([a-z0-9_]+)` \| \[[\w-]+\]\(([\w-]+)\.md\) \|$", (FOLDER / "README.md").read_text(), re.MULTILINE)
 )

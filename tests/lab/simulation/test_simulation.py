@@ -16,7 +16,7 @@ from ryzanstein.lab.simulation.plan import LOAD_FROM, MODELS_FROM, Kind, plan
 SEVERAL_MODELS = (1000000108, 1000000116, 1000000119)
 # Nodes that become slow, and requests that are sent to two routers.
 LOADED = (2000000001, 2000000004)
-# Each broke a promise before it was mended: see docs/simulation.md.
+# Each broke a promise before it was mended: see docs/internals/testing.md.
 PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203, 767199570, 68676410, 374133889)
 PAST_FAILURES_OF_MODELS = (1000000101, 1500000016, 1092415984)
 

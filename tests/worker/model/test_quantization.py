@@ -232,7 +232,7 @@ def test_an_unknown_format_is_named(cases: dict[str, Case], runner: Callable[...
 
 
 def test_perplexity_of_the_demo_model_stays_within_half_a_percent() -> None:
-    """The command of docs/quantization.md on fewer dialogues."""
+    """The command of docs/operate/quantize-and-convert.md on fewer dialogues."""
     command = [sys.executable, PERPLEXITY, "--dialogues", "16", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=100)

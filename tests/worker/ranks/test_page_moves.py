@@ -114,7 +114,7 @@ async def test_threads_and_steps_do_not_change_pages_and_other_ranks_and_kernels
         assert same == one
         for other in others:
             numbers, expected = (torch.frombuffer(bytearray(b"".join(pages)), dtype=torch.float32) for pages in (other, one))
-            assert other != one, "docs/kv-movement.md says that they differ"
+            assert other != one, "docs/concepts/kv-replication.md says that they differ"
             assert torch.allclose(numbers, expected, rtol=0, atol=1e-4)
     finally:
         await asyncio.gather(*(ranks.close() for ranks in kinds))

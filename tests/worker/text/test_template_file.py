@@ -15,7 +15,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOpt
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.text.tokenizer import TextModel
 
-GEMMA = Path(__file__).parents[3] / "docs" / "gemma.jinja"
+GEMMA = Path(__file__).parents[3] / "docs" / "operate" / "gemma.jinja"
 # As its model card writes a conversation; system messages have no turn of their own.
 TURNS = (
     "<s><start_of_turn>user\nBe brief.\n\nWhat is 2 + 2?<end_of_turn>\n<start_of_turn>model\nFour.<end_of_turn>\n"

@@ -1,4 +1,4 @@
-"""`python -P -m ryzanstein.lab.simulation --seed N | --minutes M`: see docs/simulation.md.
+"""`python -P -m ryzanstein.lab.simulation --seed N | --minutes M`: see docs/internals/testing.md.
 
 Exit codes: 0 no violation, 1 a violation, 2 wrong usage.
 """

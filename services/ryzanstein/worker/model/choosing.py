@@ -38,7 +38,7 @@ MOST_DIVERGENCE = 0.04
 """Nats for each token.
 
 The first tokens of a text are the hardest to predict and the most easily changed: on long texts the
-divergence is a third to a sixth of this (docs/quantization.md), less than one or two percent of
+divergence is a third to a sixth of this (docs/operate/quantize-and-convert.md), less than one or two percent of
 perplexity.
 """
 _TEXTS, _TOKENS = 4, 32

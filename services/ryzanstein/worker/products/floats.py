@@ -16,7 +16,7 @@ _COPIED_BYTES = 8 * 2**20
 
 
 def float_product(weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels | None, *, kept: bool) -> Product:
-    """Returns a product in the best layout (docs/performance.md has the times).
+    """Returns a product in the best layout (docs/internals/log/measurements.md has the times).
 
     `kept`: the weight stays in memory for another reader. If we have our own kernels, the weight is
     packed for them. Otherwise small weights are stored by inputs, and oneDNN blocks large ones. A

@@ -1,4 +1,4 @@
-"""docs/asyncapi.yaml as validators: one for each kind of message."""
+"""docs/build/asyncapi.yaml as validators: one for each kind of message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-PAGE = Path(__file__).parents[4] / "docs" / "asyncapi.yaml"
+PAGE = Path(__file__).parents[4] / "docs" / "build" / "asyncapi.yaml"
 
 
 @functools.cache

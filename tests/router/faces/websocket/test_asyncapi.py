@@ -1,4 +1,4 @@
-"""docs/asyncapi.yaml is AsyncAPI 3, and what it says of messages is what the code has.
+"""docs/build/asyncapi.yaml is AsyncAPI 3, and what it says of messages is what the code has.
 
 Every message that a test of this folder receives is validated against it as well (`SocketClient.receive`).
 """

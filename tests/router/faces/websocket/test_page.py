@@ -1,4 +1,4 @@
-"""docs/websocket.md and the code agree: close codes, bounds and messages."""
+"""docs/build/websocket.md and the code agree: close codes, bounds and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.router.faces.websocket.test_asyncapi import CLIENT, SERVER
 
 from ryzanstein.router.faces.websocket.limits import CloseCode, SocketLimits
 
-PAGE = (Path(__file__).parents[4] / "docs" / "websocket.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "build" / "websocket.md").read_text()
 
 
 def test_each_close_code_is_in_the_table_and_no_other():

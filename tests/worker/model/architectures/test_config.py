@@ -220,4 +220,4 @@ def test_what_is_not_known_is_refused_by_name(
 
 
 def test_the_page_of_models_is_fresh() -> None:
-    assert (REPOSITORY / "docs" / "models.md").read_text() == page()
+    assert (REPOSITORY / "docs" / "reference" / "architectures.md").read_text() == page()

@@ -26,7 +26,7 @@ CODES = {
 _ID_PREFIX = "chatcmpl-"
 _DONE = "[DONE]"
 # An event has no RetryInfo: these errors are retryable, and the client chooses when
-# (docs/errors.md).
+# (docs/reference/errors.md).
 _AGAIN = {"GENERATION_MOVED": 0.02, "NO_NODES": 1.0, "SESSION_BUSY": 1.0, "QUEUE_FULL": 1.0}
 
 

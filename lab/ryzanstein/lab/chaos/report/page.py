@@ -1,4 +1,4 @@
-"""The failure budget as a page for people: only this module writes docs/failure-budget.md."""
+"""The failure budget as a page for people: only this module writes docs/internals/log/failure-budget.md."""
 
 from __future__ import annotations
 
@@ -193,22 +193,11 @@ A false alarm is a healthy node that is suspected, or whose link is given up, be
 
 
 def _signs(rows: Sequence[BudgetRow]) -> str:
-    table = _table(
-        ("fault", "detected by", "changed metrics", "log lines"),
-        (
-            (
-                f"`{row.fault.name}`",
-                _most(row.detected_by) or _NEVER,
-                _most(row.metrics, code=True) or _NEVER,
-                _most(row.log_lines) or _NEVER,
-            )
-            for row in rows
-        ),
-    )
-    return f"""## Metrics and logs
+    table = _table(("fault", "detected by"), ((f"`{row.fault.name}`", _most(row.detected_by) or _NEVER) for row in rows))
+    return f"""## Detected by
 
-Only metrics that do not change and lines that are not logged under the same load without a fault: the most frequent ones, with
-the number of runs.
+The first sign of each fault in a log, with the number of runs. The metrics and log lines that a fault changes are in the JSON
+document.
 
 {table}"""
 
@@ -239,6 +228,5 @@ def _target(bound_s: float | None) -> str:
     return f" [< {bound_s:g}]" if bound_s is not None else ""
 
 
-def _most(counter: Counter[str], *, code: bool = False) -> str:
-    quote = "`" if code else ""
-    return "; ".join(f"{quote}{text}{quote} x{count}" for text, count in counter.most_common(_MOST_LISTED))
+def _most(counter: Counter[str]) -> str:
+    return "; ".join(f"{text} x{count}" for text, count in counter.most_common(_MOST_LISTED))

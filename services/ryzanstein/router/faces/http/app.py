@@ -227,7 +227,7 @@ def _add_upgrade(app: FastAPI, path: str) -> None:
     @app.get(path, include_in_schema=False)
     async def upgrade() -> Response:
         headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
-        message = f"{path} is a WebSocket: connect with Upgrade: websocket, see docs/websocket.md"
+        message = f"{path} is a WebSocket: connect with Upgrade: websocket, see docs/build/websocket.md"
         return HttpFailure(426, message, "Upgrade", "upgrade_required", headers).response()
 
 

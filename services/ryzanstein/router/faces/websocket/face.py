@@ -1,4 +1,4 @@
-"""The WebSocket face of a router: `GET /v1/ws`, subprotocol `ryzanstein.v1`. See docs/websocket.md."""
+"""The WebSocket face of a router: `GET /v1/ws`, subprotocol `ryzanstein.v1`. See docs/build/websocket.md."""
 
 from __future__ import annotations
 

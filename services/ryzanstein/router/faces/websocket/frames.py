@@ -1,6 +1,6 @@
 """The messages of the subprotocol `ryzanstein.v1`: JSON objects with a `type`.
 
-docs/asyncapi.yaml describes them; a test holds both against each other.
+docs/build/asyncapi.yaml describes them; a test holds both against each other.
 """
 
 from __future__ import annotations

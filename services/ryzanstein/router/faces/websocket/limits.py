@@ -1,6 +1,7 @@
 """The bounds of the WebSocket face, the credit of a stream, and why a socket is closed.
 
-The codes are those of RFC 6455 (7.4.1), and private ones from 4000 on. docs/websocket.md has the table; a test compares both.
+The codes are those of RFC 6455 (7.4.1), and private ones from 4000 on. docs/build/websocket.md has the table; a test
+compares both.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 NUM_TOKENS = 700
 GREEDY = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
 PLACES = (1, 100, 511, 512, 513, 600, NUM_TOKENS)
-TEXT = (Path(__file__).parents[5] / "docs" / "routing.md").read_text()
+TEXT = (Path(__file__).parents[5] / "docs" / "concepts" / "routing.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[5]
 URL = "http://127.0.0.1:8000"
 WITHIN_S = 300
+PROGRAM, OURS = ".venv/bin/ryzanstein", str(Path(sys.executable).with_name("ryzanstein"))
 
 
 def lines_of(page: str) -> list[str]:
@@ -27,13 +28,13 @@ def lines_of(page: str) -> list[str]:
 def served(page: str, folder: Path) -> Iterator[Callable[[], dict[str, Any]]]:
     """Runs the first two lines of a page. What it yields runs the third, and returns the answer."""
     install, serve, ask = lines_of(page)
-    install = install.replace(".venv/bin/", f"{ROOT}/build/judges/bin/")
+    install = install.replace(PROGRAM, OURS).replace(".venv/bin/", f"{ROOT}/build/judges/bin/")
     subprocess.run(["bash", "-c", install], cwd=folder, check=True, capture_output=True, timeout=WITHIN_S)
     program, *words = shlex.split(serve)
-    assert program == ".venv/bin/ryzanstein"
+    assert program == PROGRAM
     ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
     command = [
-        str(Path(sys.executable).with_name("ryzanstein")),
+        OURS,
         *words,
         "--json",
         *ports,
@@ -74,7 +75,7 @@ def test_a_chat_model_answers(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_template_completes(tmp_path: Path) -> None:
-    with served("docs/gguf.md", tmp_path) as ask:
+    with served("docs/operate/quantize-and-convert.md", tmp_path) as ask:
         answer = ask()
     assert answer["choices"][0]["text"].startswith(" Thursday, Friday")
     assert 0 < answer["usage"]["completion_tokens"] <= 8

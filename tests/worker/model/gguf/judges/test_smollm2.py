@@ -17,7 +17,7 @@ from ryzanstein.worker.kernels.functions import block_types
 
 pytestmark = pytest.mark.timeout(600)
 GREEDY = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
-TEXT = (Path(__file__).parents[5] / "docs" / "routing.md").read_text()
+TEXT = (Path(__file__).parents[5] / "docs" / "concepts" / "routing.md").read_text()
 ASKED = "<|im_start|>user\nName three rivers of Europe.<|im_end|>\n<|im_start|>assistant\n"
 
 

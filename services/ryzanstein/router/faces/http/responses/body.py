@@ -134,7 +134,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     max_tool_calls: Raw = _ABSENT
     moderation: Raw = _ABSENT
     prompt: Raw = _ABSENT
-    # Labels and hints: these never change an answer. docs/http-api.md lists them.
+    # Labels and hints: these never change an answer. docs/reference/http.md lists them.
     prompt_cache_key: Raw = _ABSENT
     prompt_cache_options: Raw = _ABSENT
     prompt_cache_retention: Raw = _ABSENT

@@ -88,7 +88,7 @@ class HttpRefused(Exception):
 
 
 def failure_from_error(error: RyzansteinError) -> HttpFailure:
-    """Maps an error as in docs/errors.md, with Retry-After where it says when to retry."""
+    """Maps an error as in docs/reference/errors.md, with Retry-After where it says when to retry."""
     error = error.with_fields(_client_field)
     headers = {}
     if error.retry_after_s is not None:

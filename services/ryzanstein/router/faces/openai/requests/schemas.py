@@ -124,7 +124,7 @@ class GenerationOptions(Body, frozen=True, kw_only=True):
     return_tokens_as_token_ids: Raw = _ABSENT
     spaces_between_special_tokens: Raw = _ABSENT
     use_beam_search: Raw = _ABSENT
-    # Labels and hints: these never change an answer. docs/http-api.md lists them.
+    # Labels and hints: these never change an answer. docs/reference/http.md lists them.
     store: bool | None = None
     metadata: Raw = _ABSENT
     prediction: Raw = _ABSENT

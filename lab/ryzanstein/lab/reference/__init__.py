@@ -1,0 +1,1 @@
+"""Writes the pages of docs/reference/ that are made from the code."""

@@ -1,0 +1,56 @@
+"""The metrics of the services, from collectors that are built as the services build them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+
+from ryzanstein.lab.reference.markdown import GENERATED, table
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.router.faces.http.responses.kept import KeptResponses
+from ryzanstein.router.faces.websocket.telemetry import SocketTelemetry
+from ryzanstein.router.journal.metrics import JournalMetrics
+from ryzanstein.router.sessions.store import SessionBounds
+from ryzanstein.router.sessions.stores.memory import MemorySessions
+from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.reading import malformed_requests
+from ryzanstein.worker.telemetry import WorkerTelemetry
+
+_INTRODUCTION = f"""# Metrics
+
+{GENERATED}
+
+Every service answers `GET /metrics` on `metrics_port`, in Prometheus' text format. Besides these it has the metrics of its
+process that prometheus_client provides (`process_*`, `python_*`). Histograms have `_bucket`, `_sum` and `_count`. The id of a
+request, session or generation is never a label. [Observe](../operate/observe.md) says which metric answers which question.
+"""
+
+
+def metrics_page() -> str:
+    """Returns the page with a table for each service."""
+    lines = [_INTRODUCTION]
+    registries = {"router": _router(), "worker": WorkerTelemetry().registry, "orchestrator": OrchestratorTelemetry().registry}
+    for service, registry in registries.items():
+        malformed_requests(service, registry)
+        rows = sorted(_rows(registry))
+        lines += [f"## {service.capitalize()}", "", *table(("metric", "type", "labels", "meaning"), rows)]
+    return "\n".join(lines)
+
+
+def _router() -> CollectorRegistry:
+    telemetry = RouterTelemetry()
+    JournalMetrics(telemetry.registry)
+    SocketTelemetry(telemetry)
+    KeptResponses(MemorySessions(SessionBounds(), lambda _: None), telemetry)
+    return telemetry.registry
+
+
+def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each metric of ours. prometheus_client tells labels only of its own collectors."""
+    for collector in set(registry._names_to_collectors.values()):
+        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
+        for metric in collector.collect():
+            if metric.name.startswith("ryzanstein_"):
+                name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+                yield f"`{name}`", metric.type, labels, metric.documentation.rstrip(".")
