@@ -11,7 +11,7 @@ import annotated_types
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from ryzanstein.config import ServiceSettings
+from ryzanstein.config import ServiceSettings, place_of
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
@@ -31,13 +31,27 @@ the setting and its bound. A setting that stands in the table of a service and i
 """
 
 
+_FORMER = """Settings of the release before. They are taken for one release, and a service that is given one logs a warning. What
+begins with `tuning.` is a constant of the setting `tuning`: a JSON object such as `{"suspicion": {"stall_s": 3}}` for tests and
+experiments, which is not part of the compatible interface."""
+
+
 def settings_page() -> str:
     """Returns the page with a table for each service."""
     lines = [_INTRODUCTION]
     for title, settings in _SERVICES.items():
         rows = [_row(name, field) for name, field in settings.model_fields.items() if name in settings.__annotations__]
         lines += [f"## {title}", "", *table(("setting", "environment", "default", "values", "meaning"), rows)]
+    lines += ["## Former names", "", _FORMER, "", *table(("former", "now", "service"), _former_names()), ""]
     return "\n".join(lines)
+
+
+def _former_names() -> list[tuple[str, ...]]:
+    return [
+        (f"`{name}`", f"`{place_of(settings, name)}`", title.lower())
+        for title, settings in _SERVICES.items()
+        for name in settings.moved
+    ]
 
 
 def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
