@@ -52,6 +52,14 @@ def test_every_page_is_reached_from_the_list_of_pages() -> None:
     assert sorted(str(page) for page in pages - linked) == []
 
 
+def test_the_pages_stay_few_and_short() -> None:
+    """Besides the runbooks. What draws a table is no word."""
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
+    assert len(pages) <= 36
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 60_000
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("service", ["router", "worker"])
 def test_the_architectures_page_has_the_rooms_of_the_contracts_floor_by_floor(service: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

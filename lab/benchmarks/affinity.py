@@ -1,4 +1,4 @@
-"""Measures the gain of session affinity, for ADR-003.
+"""Measures the gain of session affinity, for docs/internals/decisions.md.
 
     .venv/bin/python lab/benchmarks/affinity.py [--json]
 

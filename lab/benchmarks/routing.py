@@ -1,4 +1,4 @@
-"""Simulates the routing policies with the router's own choosers, for ADR-003.
+"""Simulates the routing policies with the router's own choosers, for docs/internals/decisions.md.
 
     .venv/bin/python lab/benchmarks/routing.py [--sessions 10000] [--nodes 4 100] [--policy bounded] [--seed 1] [--json]
 

@@ -1,4 +1,4 @@
-"""What is compressed in a KV cache: the settings of ADR-002 by name.
+"""What is compressed in a KV cache: the settings of docs/internals/decisions.md by name.
 
 Lazy: a page is read compressed by tokens that are at least so many away from its end, see `Extents`.
 Eager: as soon as it is full.
