@@ -92,7 +92,7 @@ async def test_models_are_deployed_beside_what_the_node_serves_and_removed_again
             assert (done.failed, done.indices()) == (None, list(range(300)))
             await link.until_ended()
         await orchestrator.until(lambda models: list(models) == ["demo"])
-        assert list(demo.beats[-1][1].other_models) == []
+        await demo.until(lambda: list(demo.beats[-1][1].other_models) == [])
         counted = await demo.wait(running, lambda stream: bool(stream.finished) or stream.failed is not None, 60)
         assert (counted.failed, counted.indices()) == (None, list(range(1500)))
 

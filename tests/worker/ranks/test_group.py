@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -222,7 +223,8 @@ async def test_a_rank_that_never_becomes_ready_is_named(harness):
     with pytest.raises(RanksLost) as caught:
         await harness.group("never ready", bounds=GroupBounds(start_s=1.0)).start()
     assert caught.value.loss.cause is LossCause.START
-    assert "no rank moved for 1 s during the start; rank 0 is in start" in caught.value.loss.message
+    # None becomes ready: which one moved last is chance.
+    assert re.search("no rank moved for 1 s during the start; rank [01] is in start", caught.value.loss.message)
 
 
 async def test_a_start_that_moves_may_take_longer_than_the_limit(harness):

