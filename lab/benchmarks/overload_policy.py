@@ -20,6 +20,7 @@ from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import StepEvents, SubmitGroup
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, SampledToken, SampleRow, StepPlan
+from ryzanstein.worker.settings.rank_settings import QueueSettings
 
 STEP_S, TOKEN_S = 0.010, 0.0002
 PLACES, OBJECTIVE_S, SECONDS, SETTLE_S = 8, 0.5, 60.0, 5.0
@@ -58,7 +59,7 @@ class Seen:
 class Simulation:
     def __init__(self, objective_s: float, regular: bool) -> None:
         self._ranks = SimulatedRanks(0.0 if regular else 1 / 64)
-        settings = EngineSettings(8192, 16, PLACES, 512, 256, ttft_objective_s=objective_s)
+        settings = EngineSettings(8192, 16, PLACES, 512, QueueSettings(ttft_objective_s=objective_s))
         self._engine = Engine(settings, self._ranks, lambda: self._ranks.now, lambda: self._ranks.now)
         self._most = (16, 112) if regular else (400, 400)
         self._random = random.Random(1)

@@ -20,6 +20,7 @@ from ryzanstein.process import allotment
 from ryzanstein.process.gpus import Device
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings
 from ryzanstein.worker.settings.sparse import parse_sparse_attention
 from ryzanstein.worker.tuning import MOVED, WorkerTuning
 
@@ -236,11 +237,14 @@ class WorkerSettings(ServiceSettings):
         return RankSpec(
             model=model,
             tp=self.tp,
+            settings=self._model_settings(),
+            queue=QueueSettings(
+                max_waiting=self.max_waiting,
+                fair=self.fair,
+                ttft_objective_s=self.ttft_objective_s,
+                tpot_objective_s=self.tpot_objective_s,
+            ),
             device=self.device,
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            quantization=self.quantization,
-            kernels=self.kernels,
             collectives=self.collectives,
             threads=threads,
             spins=allotment.granted_cores() >= threads * num_ranks,
@@ -248,21 +252,25 @@ class WorkerSettings(ServiceSettings):
             nice=self.tuning.rank_nice,
             pin=self.pin,
             ranks_before=ranks_before,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            kv_bytes=self.kv_bytes,
-            kv_compression=self.kv_compression,
-            kv_hot_tokens=self.tuning.kv_hot_tokens,
-            sparse_attention=self.sparse_attention,
-            max_sequences=self.max_sequences,
-            max_tokens_per_step=self.max_tokens_per_step,
-            max_waiting=self.max_waiting,
-            fair=self.fair,
-            ttft_objective_s=self.ttft_objective_s,
-            tpot_objective_s=self.tpot_objective_s,
-            lends_blocks=self._lends,
-            borrow_bytes=(self.tuning.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
             log_level=self.log_level,
             node_id=self.node_id,
             grammar_cache_bytes=self.tuning.grammar_cache_bytes,
+        )
+
+    def _model_settings(self) -> ModelSettings:
+        return ModelSettings(
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            quantization=self.quantization,
+            kernels=self.kernels,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks or None,
+            kv_bytes=self.kv_bytes or None,
+            max_sequences=self.max_sequences,
+            max_tokens_per_step=self.max_tokens_per_step,
+            lends_blocks=self._lends,
+            borrow_bytes=(self.tuning.kv_borrow_bytes or self.kv_bytes or _BORROW_BYTES) if self._lends else 0,
+            kv_compression=self.kv_compression,
+            kv_hot_tokens=self.tuning.kv_hot_tokens,
+            sparse_attention=self.sparse_attention,
         )

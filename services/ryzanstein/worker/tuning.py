@@ -13,6 +13,7 @@ from ryzanstein.bounds import LARGEST, PositiveSeconds, PositiveSize, Seconds, S
 from ryzanstein.rpc.reading import MAX_RECORDS, RecordBound
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.settings.rank_settings import ModelSettings
 from ryzanstein.worker.supervision.recovery import RecoveryPolicy
 from ryzanstein.worker.text.programs.starting import ProgramBounds, ProgramMemory, ProgramSeconds
 
@@ -62,7 +63,7 @@ class WorkerTuning:
     """Niceness of ranks, so that the agent has priority; 0: none."""
     openmp_spins: Size = _SPEC.openmp_spins
     """Spins of an idle OpenMP thread before it sleeps; 0: OpenMP's default; where cores are shared: 1500."""
-    kv_hot_tokens: Annotated[int, Field(ge=16, le=4096)] = _SPEC.kv_hot_tokens
+    kv_hot_tokens: Annotated[int, Field(ge=16, le=4096)] = ModelSettings().kv_hot_tokens
     """Newest tokens of a sequence that are never compressed."""
     kv_borrow_bytes: Size = 0
     """KV memory that a rank may borrow; 0: as much as `kv_bytes`, or 1 GiB without that."""

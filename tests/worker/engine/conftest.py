@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from ryzanstein.worker.engine.plan import (
     StepPlan,
     needs_full_logits,
 )
+from ryzanstein.worker.settings.rank_settings import QueueSettings
 
 VOCABULARY = 97
 
@@ -181,11 +183,15 @@ class FakeRanks:
         return SampledToken(token, -0.5, tuple((token, -0.5) for _ in range(row.sampling.logprobs)))
 
 
+_QUEUE = [each.name for each in fields(QueueSettings)]
+
+
 class Run:
     """An engine on fake ranks, and all that it said, by choice. Time passes by `now` and by what steps cost."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = EngineSettings(**settings)
+        queue = {name: settings.pop(name) for name in _QUEUE if name in settings}
+        self.settings = EngineSettings(**settings, queue=QueueSettings(**{"max_waiting": 1024, **queue}))
         self.ranks = FakeRanks(self.settings)
         self.now = 1000.0
         self.engine = Engine(self.settings, self.ranks, lambda: self.time, lambda: self.time)
@@ -221,7 +227,7 @@ class Run:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Run]:
-    """Makes a Run; keyword arguments are EngineSettings."""
+    """Makes a Run; keyword arguments are those of EngineSettings and of QueueSettings."""
     return Run
 
 

@@ -247,9 +247,9 @@ def test_perplexity_of_the_demo_model_stays_within_half_a_percent() -> None:
 
 @pytest.mark.parametrize("quantization", ["fp16", "int8", "auto"])
 def test_flags_and_the_environment_choose_the_format(monkeypatch: pytest.MonkeyPatch, quantization: str) -> None:
-    assert CliApp.run(WorkerSettings, ["--quantization", quantization]).rank_spec("/m").quantization == quantization
+    assert CliApp.run(WorkerSettings, ["--quantization", quantization]).rank_spec("/m").settings.quantization == quantization
     monkeypatch.setenv("RYZANSTEIN_QUANTIZATION", quantization)
-    assert CliApp.run(WorkerSettings, []).rank_spec("/m").quantization == quantization
+    assert CliApp.run(WorkerSettings, []).rank_spec("/m").settings.quantization == quantization
 
 
 def test_a_setting_that_is_no_format_is_refused_by_name() -> None:

@@ -15,6 +15,7 @@ from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.settings.rank_settings import ModelSettings
 from ryzanstein.worker.supervision.group import GroupEvents
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
@@ -40,10 +41,7 @@ class Lending:
             str(DEMO),
             tp,
             device="cpu",
-            num_blocks=OWN,
-            max_sequences=16,
-            lends_blocks=borrow_bytes > 0,
-            borrow_bytes=borrow_bytes,
+            settings=ModelSettings(num_blocks=OWN, max_sequences=16, lends_blocks=borrow_bytes > 0, borrow_bytes=borrow_bytes),
         )
         events = GroupEvents(self._on_step, lambda trace: None, lambda: len(self.ended) < self.submitted)
         self.group = RankGroup(spec, GroupBounds(start_s=90, stall=StallBounds(min_s=2.0)), events, self.server)

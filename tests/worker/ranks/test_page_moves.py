@@ -18,6 +18,7 @@ from ryzanstein.worker.engine.messages import EngineStats, StepEvents, SubmitGro
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.starting.forking import ForkServer
+from ryzanstein.worker.settings.rank_settings import ModelSettings
 from ryzanstein.worker.supervision.group import GroupEvents
 from ryzanstein.worker.supervision.messages import PagesAnswer
 
@@ -31,7 +32,7 @@ PROMPT = [(7 + i * i) % 200 for i in range(150)]
 class Ranks:
     """One group of a model, its pages, and all tokens that it generated."""
 
-    def __init__(self, tp: int, model: Path = DEMO, **spec: Any) -> None:
+    def __init__(self, tp: int, model: Path = DEMO, threads: int = 1, **settings: Any) -> None:
         self.tokens: list[int] = []
         self.sealed: list[bytes] = []
         self.stats: EngineStats | None = None
@@ -39,9 +40,9 @@ class Ranks:
         self.tp = tp
         self.server = ForkServer(RANK, {"OMP_NUM_THREADS": "1"})
         events = GroupEvents(self._on_step, lambda trace: None, lambda: False, self._on_pages)
-        self.group = RankGroup(
-            RankSpec(str(model), tp, device="cpu", **{"num_blocks": 64, **spec}), GroupBounds(start_s=90), events, self.server
-        )
+        model_settings = ModelSettings(**{"num_blocks": 64, **settings})
+        spec = RankSpec(str(model), tp, model_settings, device="cpu", threads=threads)
+        self.group = RankGroup(spec, GroupBounds(start_s=90), events, self.server)
 
     def _on_step(self, events: StepEvents) -> None:
         self.tokens += events.token_ids

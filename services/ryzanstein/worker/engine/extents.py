@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
 from ryzanstein.generation.request import MAX_CHOICES
+from ryzanstein.worker.settings.rank_settings import QueueSettings
 
 Windows = tuple[int | None, ...]
 """The extent of each group: the tokens that a token sees, itself included; None for all."""
@@ -144,30 +145,25 @@ class Extents:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings of one engine.
-
-    A sequence may be as long as `num_blocks` hold. The engine may use `borrowable_blocks` more while
-    its limit allows it. `token_budget` bounds the tokens of one step, `max_sequences` the sequences in it, `max_waiting`
-    the sequences that wait. `fair`: tenants of one priority get equal shares; otherwise first come,
-    first served. `ttft_objective_s`: a group that would wait longer for its first token is refused.
-    `tpot_objective_s`: prompts are cut so that steps which decode take no longer. 0: no objective.
-    `max_idle_tenants` counters of idle tenants are kept. `windows` and `lasting`: see `Extents`.
-    Blocks are compressed if there are `hot_pages`; a token sees `hot_tokens` in full precision.
-    """
+    """The settings of one engine. `windows` and `lasting`: see `Extents`."""
 
     num_blocks: int
+    """A sequence may be as long as they hold."""
     block_size: int = 16
     max_sequences: int = 64
+    """Sequences in a step."""
     token_budget: int = 512
-    max_waiting: int = 1024
-    fair: bool = True
-    ttft_objective_s: float = 0.0
-    tpot_objective_s: float = 0.0
+    """Tokens of a step."""
+    queue: QueueSettings = field(default_factory=QueueSettings)
     max_idle_tenants: int = 4096
+    """Counters of idle tenants that are kept."""
     borrowable_blocks: int = 0
+    """Blocks that the engine may use beside its own while its limit allows it."""
     windows: Windows = (None,)
     hot_tokens: int = 0
+    """Tokens that a token sees in full precision, if blocks are compressed."""
     hot_pages: int = 0
+    """Blocks are compressed if there are any."""
     lasting: AllLasting = ()
 
     def __post_init__(self) -> None:
@@ -185,8 +181,8 @@ class EngineSettings:
                 f"token_budget {self.token_budget} must be at least max_sequences {self.max_sequences}: "
                 "every running sequence decodes in every step"
             )
-        if self.max_waiting < MAX_CHOICES:
-            raise ValueError(f"max_waiting {self.max_waiting} must be at least {MAX_CHOICES}, the choices of one request")
+        if self.queue.max_waiting < MAX_CHOICES:
+            raise ValueError(f"max_waiting {self.queue.max_waiting} must be at least {MAX_CHOICES}, the choices of one request")
 
     @property
     def extents(self) -> Extents:

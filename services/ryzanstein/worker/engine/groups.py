@@ -161,7 +161,7 @@ class Groups:
         In a full queue other groups may have to give up their places. Raises QUEUE_FULL if none has
         to.
         """
-        account = self._scheduler.waiting.open(message.priority, message.tenant if self._settings.fair else "")
+        account = self._scheduler.waiting.open(message.priority, message.tenant if self._settings.queue.fair else "")
         group = SequenceGroup(message, self._num_arrived, now, account)
         self._num_arrived += 1
         try:
@@ -172,7 +172,7 @@ class Groups:
         return group
 
     def _make_place(self, group: SequenceGroup) -> None:
-        bound = self._settings.max_waiting
+        bound = self._settings.queue.max_waiting
         while self.num_waiting + len(group.message.generated) > bound:
             other = self._scheduler.waiting.displaceable(group)
             error = errors.queue_full(self.num_waiting, bound, self.shedding.retry_after_s)

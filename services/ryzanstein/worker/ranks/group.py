@@ -115,7 +115,7 @@ class RankGroup:
             rank = len(self._processes)
             raise RanksLost(RankLoss(rank, LossCause.DIED, f"rank {rank} could not be forked: {failure}")) from None
         warm_up_s = max(answer.startup_phases.get("warm_up", 0.0) for answer in answers)
-        self._watchdog.record(warm_up_s, self._spec.max_tokens_per_step)
+        self._watchdog.record(warm_up_s, self._spec.settings.max_tokens_per_step)
         self._watch = asyncio.create_task(self._watch_progress())
         self._watch.add_done_callback(self._on_unwatched)
         return answers

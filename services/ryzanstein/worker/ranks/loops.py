@@ -290,14 +290,11 @@ class Follower:
 def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
     """Returns the settings of the engine of a rank that is ready."""
     return EngineSettings(
-        ready.num_blocks,
-        spec.block_size,
-        spec.max_sequences,
-        spec.max_tokens_per_step,
-        spec.max_waiting,
-        spec.fair,
-        spec.ttft_objective_s,
-        spec.tpot_objective_s,
+        num_blocks=ready.num_blocks,
+        block_size=spec.settings.block_size,
+        max_sequences=spec.settings.max_sequences,
+        token_budget=spec.settings.max_tokens_per_step,
+        queue=spec.queue,
         borrowable_blocks=max(0, ready.max_blocks - ready.num_blocks),
         windows=ready.windows,
         hot_tokens=ready.hot_tokens,

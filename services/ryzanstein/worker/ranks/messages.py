@@ -11,59 +11,39 @@ import msgspec
 from ryzanstein.process.gpus import Device
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
-from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings
 from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
 
 PEER_LOST = 75  # exit code of a rank that ended through no fault of its own (EX_TEMPFAIL of sysexits.h)
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What all ranks of a node are started with.
+    """What all ranks of a node are started with."""
 
-    `num_blocks` 0: as many as `kv_bytes` of each rank's memory hold; `kv_bytes` 0: a share that the
-    rank chooses. `lends_blocks`: the memory of blocks is shared with other models of the node, and
-    the engine may be allowed up to `borrow_bytes` on each rank beyond its own. `device`, `dtype`
-    and `collectives` may be "auto". `openmp_spins` is how often a thread polls before it sleeps at
-    the end of a parallel region; 0: libgomp's own, about a millisecond. `spins` False: a quota leaves
-    these threads less than a core each, so that who waits sleeps at once. `nice` is added to the
-    agent's own niceness. `kv_compression`: keys and values that are not among the newest
-    `kv_hot_tokens` of a sequence are compressed, where our own kernels run. `sparse_attention`: see
-    `worker.sparse`. `ranks_before` are the node's ranks of other models that come first on its cores
-    and devices. `tokens` is the packed table of a large vocabulary, for constraints.
-    """
-
-    model: str  # directory
+    model: str
+    """Its directory or file."""
     tp: int = 1
+    settings: ModelSettings = ModelSettings()
+    queue: QueueSettings = QueueSettings()
     device: Device = "auto"
-    dtype: str = "auto"
-    kv_dtype: KvDtype = "auto"
-    quantization: Quantization = "none"
-    kernels: Kernels = "auto"
     collectives: str = "auto"
     threads: int = 1
+    """Of each rank."""
     openmp_spins: int = 0
+    """How often a thread polls before it sleeps at the end of a parallel region; 0: libgomp's own, about a millisecond."""
     spins: bool = True
+    """False: a quota leaves these threads less than a core each, so that who waits sleeps at once."""
     nice: int = 0
+    """Is added to the agent's own niceness."""
     pin: bool = False
     ranks_before: int = 0
-    block_size: int = 16
-    num_blocks: int = 0
-    kv_bytes: int = 0
-    max_sequences: int = 64
-    max_tokens_per_step: int = 512
-    max_waiting: int = 256
-    fair: bool = True
-    ttft_objective_s: float = 0.0
-    tpot_objective_s: float = 0.0
+    """The node's ranks of other models that come first on its cores and devices."""
     log_level: str = "info"
     node_id: str = ""
-    lends_blocks: bool = False
-    borrow_bytes: int = 0
     grammar_cache_bytes: int = 64 * 2**20
-    kv_compression: KvCompression = "none"
-    kv_hot_tokens: int = 16
-    sparse_attention: str = ""
+    """Of the compiled constraints, on rank 0."""
     tokens: bytes = b""
+    """The packed table of a large vocabulary, for constraints."""
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):

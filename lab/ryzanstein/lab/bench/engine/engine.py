@@ -20,6 +20,7 @@ from ryzanstein.generation.request import MAX_CHOICES
 from ryzanstein.lab.bench.engine.flight import Engines, Round, losses_as_errors
 from ryzanstein.process.allotment import whole_cores
 from ryzanstein.worker.ranks.messages import RankSpec
+from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings
 
 _BLOCK_SIZE = 16
 
@@ -112,7 +113,7 @@ async def measure(workload: Workload, spec: RankSpec, vocab_size: int, console: 
 def _result(workload: Workload, spec: RankSpec, batch: int, rounds: Sequence[Round]) -> EngineResult:
     return EngineResult(
         engine="ryzanstein",
-        quantization=spec.quantization,
+        quantization=spec.settings.quantization,
         tp=spec.tp,
         batch=batch,
         prompt_tokens=workload.prompt_tokens,
@@ -131,11 +132,13 @@ def rank_spec(model: Path, workload: Workload, tp: int, threads: int, max_tokens
         model=str(model),
         tp=tp,
         threads=threads or max(1, whole_cores() // tp),
-        block_size=_BLOCK_SIZE,
-        num_blocks=max(load.batch * (-(-load.num_tokens // _BLOCK_SIZE) + 1) for load in workload.loads),
-        max_sequences=largest,
-        max_tokens_per_step=max(max_tokens_per_step, largest),
-        max_waiting=max(MAX_CHOICES, largest),
+        settings=ModelSettings(
+            block_size=_BLOCK_SIZE,
+            num_blocks=max(load.batch * (-(-load.num_tokens // _BLOCK_SIZE) + 1) for load in workload.loads),
+            max_sequences=largest,
+            max_tokens_per_step=max(max_tokens_per_step, largest),
+        ),
+        queue=QueueSettings(max_waiting=max(MAX_CHOICES, largest)),
         log_level="warning",
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -89,10 +90,14 @@ def engine(
             for ranks in rank_counts(tp):
                 each = max(1, threads // ranks) if peers and threads else threads
                 spec = rank_spec(served, workload, ranks, each, max_tokens_per_step)
-                yield replace(spec, quantization=kind, openmp_spins=openmp_spins, **chosen)
+                settings = dataclasses.replace(spec.settings, quantization=kind, **chosen)
+                yield replace(spec, settings=settings, openmp_spins=openmp_spins)
 
     with refusals_as_exit() as people:
-        chosen = {"kv_dtype": one_of("kv-dtype", kv_dtype, KV_DTYPES), "kernels": one_of("kernels", kernels, KERNELS)}
+        chosen: dict[str, Any] = {
+            "kv_dtype": one_of("kv-dtype", kv_dtype, KV_DTYPES),
+            "kernels": one_of("kernels", kernels, KERNELS),
+        }
         where = peers_dir or cache_home / "ryzanstein" / "peers"
         named = checkpoint(model, cache_home / "ryzanstein")
         served = as_gguf(named, gguf, where) if gguf else named

@@ -27,6 +27,7 @@ from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.starting.forking import RANK_COMMAND, ForkServer
 from ryzanstein.worker.ranks.starting.process import thread_environment
 from ryzanstein.worker.settings.quantization import Quantization
+from ryzanstein.worker.settings.rank_settings import ModelSettings
 from ryzanstein.worker.supervision.group import GroupEvents
 from ryzanstein.worker.supervision.messages import RankReady
 
@@ -189,7 +190,7 @@ def load(
                 tp=count,
                 threads=threads or max(1, cores // count),
                 device="cpu",
-                quantization=quantization,
+                settings=ModelSettings(quantization=quantization),
                 log_level="warning",
             )
             for count in rank_counts(tp)

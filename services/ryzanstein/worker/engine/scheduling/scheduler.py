@@ -177,7 +177,7 @@ class Scheduler:
         It is lowered when memory is short, and, while sequences decode, to meet the objective for
         the time per token.
         """
-        budget, objective_s = self._settings.token_budget, self._settings.tpot_objective_s
+        budget, objective_s = self._settings.token_budget, self._settings.queue.tpot_objective_s
         self._allowance = None
         if not objective_s and max_prefill >= budget:
             return budget

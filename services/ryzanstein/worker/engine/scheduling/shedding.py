@@ -122,7 +122,7 @@ class Shedding:
         self._settings = settings
         self._scheduler = scheduler
         self._pace = pace
-        self._objective_s = settings.ttft_objective_s or math.inf
+        self._objective_s = settings.queue.ttft_objective_s or math.inf
         self._next_look = 0.0
         self._newcomer_s = 0.0
 

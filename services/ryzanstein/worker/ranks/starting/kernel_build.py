@@ -23,7 +23,7 @@ async def have_kernels(spec: RankSpec) -> None:
 
     Waits while another process compiles them. Cancelled: nothing compiles on.
     """
-    if spec.kernels == "torch" or spec.device == "cuda" or spec.dtype not in ("auto", "float32"):
+    if spec.settings.kernels == "torch" or spec.device == "cuda" or spec.settings.dtype not in ("auto", "float32"):
         return
     if await asyncio.to_thread(_are_there):
         return

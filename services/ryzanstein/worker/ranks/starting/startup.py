@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     # A sequence may fill the rank's own blocks but no more, whatever the model's context: with
     # borrowed ones it could wait forever when they are taken back.
     context_length = min(runner.context_length, runner.extents.tokens_in(runner.num_blocks))
-    numbers = (context_length, runner.num_blocks, spec.block_size, spec.max_sequences)
+    numbers = (context_length, runner.num_blocks, spec.settings.block_size, spec.settings.max_sequences)
     measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
@@ -167,22 +167,4 @@ def runner_options(spec: RankSpec, device: str) -> RunnerOptions:
     """Returns how a rank of this specification runs its model on `device`."""
     from ryzanstein.worker.settings.options import RunnerOptions
 
-    return RunnerOptions(
-        device=device,
-        dtype=spec.dtype,
-        kv_dtype=spec.kv_dtype,
-        quantization=spec.quantization,
-        kernels=spec.kernels,
-        compiles_kernels=False,
-        block_size=spec.block_size,
-        num_blocks=spec.num_blocks or None,
-        kv_bytes=spec.kv_bytes or None,
-        max_sequences=spec.max_sequences,
-        max_tokens_per_step=spec.max_tokens_per_step,
-        num_threads=spec.threads,
-        lends_blocks=spec.lends_blocks,
-        borrow_bytes=spec.borrow_bytes,
-        kv_compression=spec.kv_compression,
-        kv_hot_tokens=spec.kv_hot_tokens,
-        sparse_attention=spec.sparse_attention,
-    )
+    return RunnerOptions(**asdict(spec.settings), device=device, num_threads=spec.threads, compiles_kernels=False)

@@ -135,8 +135,8 @@ def label_of(peer: Peer) -> Label:
 
 
 def own_label(spec: RankSpec) -> Label:
-    as_stored = spec.quantization == "none" and is_gguf(Path(spec.model))
-    return Label(OWN, GGUF if as_stored else spec.quantization, spec.tp)
+    as_stored = spec.settings.quantization == "none" and is_gguf(Path(spec.model))
+    return Label(OWN, GGUF if as_stored else spec.settings.quantization, spec.tp)
 
 
 def choose_peers(names: str, model: Path) -> tuple[Peer, ...]:

@@ -71,7 +71,7 @@ def file_step_bytes(path: Path) -> int:
 def _own(spec: RankSpec) -> Footprint:
     model = Path(spec.model)
     if own_label(spec).quantization != GGUF:
-        return Footprint(_step_bytes(spec_of_model(model), spec.quantization))
+        return Footprint(_step_bytes(spec_of_model(model), spec.settings.quantization))
     kv_bytes = _cache_bytes(spec_of_model(model), spec)
     return Footprint(file_step_bytes(model), model.stat().st_size + kv_bytes + PROCESS_BYTES)
 
@@ -89,6 +89,6 @@ def _step_bytes(spec: DecoderSpec, quantization: str) -> float | None:
 def _cache_bytes(decoder: DecoderSpec, spec: RankSpec) -> int:
     """Returns the size of the KV caches of all ranks."""
     tp = TensorParallel(0, spec.tp, LocalCollectives())
-    item_bytes = 2 if spec.kv_dtype == "float16" else 4
-    num_blocks = spec.num_blocks * len(layer_groups(decoder).windows)
-    return spec.tp * num_blocks * bytes_of_block(decoder, tp, spec.block_size, item_bytes)
+    item_bytes = 2 if spec.settings.kv_dtype == "float16" else 4
+    num_blocks = (spec.settings.num_blocks or 0) * len(layer_groups(decoder).windows)
+    return spec.tp * num_blocks * bytes_of_block(decoder, tp, spec.settings.block_size, item_bytes)

@@ -6,6 +6,7 @@ round, and their median counts. The module does not know what the figures should
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -90,11 +91,12 @@ class Bench:
         """Returns a specification for CPUs, with a cache that holds the largest load."""
         workloads = [Workload((load.batch,), load.prompt_tokens, load.new_tokens, 1) for load in loads]
         specs = [rank_spec(self.model, workload, layout.ranks, layout.threads, _TOKENS_PER_STEP) for workload in workloads]
+        largest = max(specs, key=lambda spec: spec.settings.max_sequences)
+        num_blocks = max(spec.settings.num_blocks or 0 for spec in specs)
         return replace(
-            max(specs, key=lambda spec: spec.max_sequences),
-            num_blocks=max(spec.num_blocks for spec in specs),
+            largest,
+            settings=dataclasses.replace(largest.settings, num_blocks=num_blocks, quantization=self.quantization),
             device="cpu",
-            quantization=self.quantization,
             collectives=self.collectives,
             pin=layout.pinned,
         )

@@ -5,6 +5,7 @@ The ranks are started in every round.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -43,7 +44,7 @@ class EnginePart:
         self._vocab_size = files.vocab_size
         self._workload = workload
         spec = rank_spec(model, workload, tp, 0, _TOKENS_PER_STEP)
-        self._spec = replace(spec, device="cpu", quantization=quantization)
+        self._spec = replace(spec, device="cpu", settings=dataclasses.replace(spec.settings, quantization=quantization))
         self._name = f"engine/{name}/tp{tp}"
         self._decode_reference = decode_reference(model)
 

@@ -57,9 +57,9 @@ class SimulatedLead:
 
     def make_engine(self, num_blocks: int) -> None:
         """Makes the engine, when rank 0 becomes ready."""
-        cache = DigestCache(num_blocks, self._spec.block_size, self._model.broken_id)
+        cache = DigestCache(num_blocks, self._spec.settings.block_size, self._model.broken_id)
         executor = self._executor = ScriptedExecutor(self._model, cache, self._faults.steps, self._duration_s)
-        ready = RankReady(0, 0, num_blocks, self._spec.block_size, self._spec.max_sequences, {})
+        ready = RankReady(0, 0, num_blocks, self._spec.settings.block_size, self._spec.settings.max_sequences, {})
         settings = engine_settings(self._spec, ready)
         self._engine = Engine(settings, executor, time.monotonic, lambda: time.monotonic() + executor.elapsed_s)
 

@@ -171,18 +171,18 @@ class RankTeam:
     def _become_ready(self, rank: SimulatedRank) -> None:
         spec, profile = self._spec, self._profile
         rank.due, rank.ready = False, True
-        num_blocks = spec.num_blocks or profile.num_blocks
+        num_blocks = spec.settings.num_blocks or profile.num_blocks
         if rank.rank == 0:
             self._lead.make_engine(num_blocks)
         rank.board.enter(IDLE)
-        context = min(profile.context_length, num_blocks * spec.block_size)
-        warm_up_s = profile.step_s + profile.prefill_token_s * spec.max_tokens_per_step
+        context = min(profile.context_length, num_blocks * spec.settings.block_size)
+        warm_up_s = profile.step_s + profile.prefill_token_s * spec.settings.max_tokens_per_step
         phases = {
             "import": _IMPORT_SHARE * profile.start_s,
             "load": (1 - _IMPORT_SHARE) * profile.start_s,
             "warm_up": warm_up_s,
         }
-        rank.pipe.send(RankReady(rank.rank, context, num_blocks, spec.block_size, spec.max_sequences, phases))
+        rank.pipe.send(RankReady(rank.rank, context, num_blocks, spec.settings.block_size, spec.settings.max_sequences, phases))
         self._advance()
 
     def _advance(self) -> None:
