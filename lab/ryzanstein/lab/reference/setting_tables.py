@@ -32,8 +32,8 @@ the setting and its bound. A setting that stands in the table of a service and i
 
 
 _FORMER = """Settings of the release before. They are taken for one release, and a service that is given one logs a warning.
-What begins with `tuning.` is a constant of the setting `tuning`: a JSON object such as `{"suspicion": {"stall_s": 3}}` for tests
-and experiments, which is not part of the compatible interface."""
+What begins with `tuning.` is a constant of the setting `tuning`: a JSON object such as `{"suspicion": {"stall_s": 3}}` for
+tests and experiments, which is not part of the compatible interface."""
 
 
 def settings_page() -> str:
