@@ -17,8 +17,9 @@ from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import Attempt, GenerationRequest, SamplingParams
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
-from ryzanstein.worker.agent import enforcing, intake
+from ryzanstein.worker.agent import intake
 from ryzanstein.worker.text.calling import instructions
+from ryzanstein.worker.text.grammars import enforcing
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.tokenizer import TextModel

@@ -28,7 +28,7 @@ from ryzanstein.worker.text.templates.rendering import ChatRenderer, Rendered
 from ryzanstein.worker.text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from ryzanstein.worker.agent.enforcing import Judged
+    from ryzanstein.worker.text.grammars.enforcing import Judged
     from ryzanstein.worker.text.grammars.judge import ConstraintJudge
 
 
@@ -73,7 +73,7 @@ async def arrive(attempt: Attempt, text: TextModel, templates: ChatRenderer, jud
     read = await tokenize(attempt.request.prompt, text, templates, keep, any_length=cuts)
     judged = None
     if has_grammar(attempt):
-        from ryzanstein.worker.agent.enforcing import enforced
+        from ryzanstein.worker.text.grammars.enforcing import enforced
 
         attempt, judged = await enforced(attempt, read.reply, text, judge)
     return Arrived(attempt, text, read, await texts_of(attempt, text, read.calling), judged)

@@ -15,12 +15,12 @@ from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationReq
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.observe.tracing import Tracing
-from ryzanstein.worker.agent.enforcing import constrained
 from ryzanstein.worker.agent.intake import group_of, texts_of
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.generations import RunningGenerations
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
 from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.text.grammars.enforcing import constrained
 from ryzanstein.worker.tuning import LinkBounds
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
