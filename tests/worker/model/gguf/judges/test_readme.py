@@ -1,6 +1,7 @@
 """The three lines of a page, with addresses and an environment of our own: a real model, served from its file."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -28,8 +29,9 @@ def lines_of(page: str) -> list[str]:
 def served(page: str, folder: Path) -> Iterator[Callable[[], dict[str, Any]]]:
     """Runs the first two lines of a page. What it yields runs the third, and returns the answer."""
     install, serve, ask = lines_of(page)
-    install = install.replace(PROGRAM, OURS).replace(".venv/bin/", f"{ROOT}/build/judges/bin/")
-    subprocess.run(["bash", "-c", install], cwd=folder, check=True, capture_output=True, timeout=WITHIN_S)
+    environment = {**os.environ, "RYZANSTEIN_MODELS": str(folder / "models")}
+    install = install.replace(".venv/bin/p", f"{ROOT}/build/judges/bin/p").replace(PROGRAM, OURS)
+    subprocess.run(["bash", "-c", install], cwd=folder, env=environment, check=True, capture_output=True, timeout=WITHIN_S)
     program, *words = shlex.split(serve)
     assert program == PROGRAM
     ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]
@@ -43,7 +45,7 @@ def served(page: str, folder: Path) -> Iterator[Callable[[], dict[str, Any]]]:
     ]
     with (
         (folder / "log").open("w") as log,
-        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log) as process,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log) as process,
     ):
         try:
             ask = ask.replace(URL, _addresses(process, folder / "log")["http"][0])
