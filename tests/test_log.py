@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ryzanstein.observe.native_lines import LineWriter
+from ryzanstein.observe.log_files import LineWriter
 
 PROGRAM = """
 import structlog

@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from ryzanstein.observe import native_lines
-from ryzanstein.observe.log_files import Rotation
+from ryzanstein.observe.log_files import LineWriter, Rotation
 
 MAX_FIELD_CHARS = 4096
 
@@ -60,12 +60,10 @@ def setup_service(service: str, level: str = "info", rotation: Rotation | None =
 
 def setup(service: str, level: str = "info", **bound: str | int) -> None:
     """Sets up logging to standard error. `bound` (node_id, rank) is on all lines of the process."""
-    _configure(
-        {"service": service, **bound}, level, native_lines.LineWriter(partial(os.write, 2), {"service": service, **bound})
-    )
+    _configure({"service": service, **bound}, level, LineWriter(partial(os.write, 2), {"service": service, **bound}))
 
 
-def _configure(fixed: Mapping[str, str | int], level: str, log_file: native_lines.LineWriter) -> None:
+def _configure(fixed: Mapping[str, str | int], level: str, log_file: LineWriter) -> None:
 
     def add_fixed(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**fixed, **event}

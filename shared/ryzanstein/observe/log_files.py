@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -105,3 +107,46 @@ def _alone(directory: str) -> Iterator[bool]:
         yield False
     finally:
         os.close(descriptor)
+
+
+class LineWriter:
+    """A log's whole lines, written with `write`, which may raise OSError: this never raises.
+
+    A full disk, or a reader that is gone, must not end a service: lines that cannot be written are
+    lost. The first one that can be written again follows a record of how many were.
+    """
+
+    def __init__(self, write: Callable[[memoryview], int | None], fields: Mapping[str, str | int]) -> None:
+        self._write = write
+        self._fields = fields
+        self._begun: list[str] = []
+        self._lost = 0
+        self._torn = False
+
+    def write(self, text: str) -> int:
+        self._begun.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        begun, self._begun = self._begun, []
+        self.put("".join(begun).encode(errors="backslashreplace"))
+
+    def put(self, line: bytes) -> None:
+        """Writes a line in one piece, so that lines of several writers do not mix."""
+        if self._lost:
+            event = {"event": f"log lines lost: {self._lost}", "level": "warning", "timestamp": timestamp()}
+            line = b"\n" * self._torn + json.dumps({**self._fields, **event}).encode() + b"\n" + line
+        rest = memoryview(line)
+        with suppress(OSError):
+            while rest and (written := self._write(rest)):
+                rest = rest[written:]
+        if rest:
+            self._torn = self._torn or len(rest) < len(line)
+            self._lost += 1
+        else:
+            self._lost, self._torn = 0, False
+
+
+def timestamp() -> str:
+    """Returns the time of a record, as the log writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

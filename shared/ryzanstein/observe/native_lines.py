@@ -17,11 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
-from ryzanstein.observe.log_files import LogFile, Rotation
+from ryzanstein.observe.log_files import LineWriter, LogFile, Rotation, timestamp
 
 LINES_PER_S = 100
 MAX_CHARS = 4096
@@ -30,48 +28,6 @@ _MAX_LINE_BYTES = 2**18
 _NO_ROTATION = Rotation()
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from ryzanstein.observe.native_lines import main; main(*sys.argv[2:])"
 _LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of absl and glog: "E0000 00:00:...", "I1122 21:56:..."
-
-
-class LineWriter:
-    """A log's whole lines, written with `write`, which may raise OSError: this never raises.
-
-    A full disk, or a reader that is gone, must not end a service: lines that cannot be written are
-    lost. The first one that can be written again follows a record of how many were.
-    """
-
-    def __init__(self, write: Callable[[memoryview], int | None], fields: Mapping[str, str | int]) -> None:
-        self._write = write
-        self._fields = fields
-        self._begun: list[str] = []
-        self._lost = 0
-        self._torn = False
-
-    def write(self, text: str) -> int:
-        self._begun.append(text)
-        return len(text)
-
-    def flush(self) -> None:
-        begun, self._begun = self._begun, []
-        self.put("".join(begun).encode(errors="backslashreplace"))
-
-    def put(self, line: bytes) -> None:
-        """Writes a line in one piece, so that lines of several writers do not mix."""
-        if self._lost:
-            event = {"event": f"log lines lost: {self._lost}", "level": "warning", "timestamp": _timestamp()}
-            line = b"\n" * self._torn + json.dumps({**self._fields, **event}).encode() + b"\n" + line
-        rest = memoryview(line)
-        with suppress(OSError):
-            while rest and (written := self._write(rest)):
-                rest = rest[written:]
-        if rest:
-            self._torn = self._torn or len(rest) < len(line)
-            self._lost += 1
-        else:
-            self._lost, self._torn = 0, False
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -> LineWriter:
@@ -160,7 +116,7 @@ class Records:
             "event": text.rstrip()[:MAX_CHARS],
             "level": level,
             "logger": "native",
-            "timestamp": _timestamp(),
+            "timestamp": timestamp(),
         }
         self._write(json.dumps(record).encode() + b"\n")
 

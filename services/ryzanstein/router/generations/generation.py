@@ -16,7 +16,7 @@ from typing import Protocol
 from ryzanstein import errors
 from ryzanstein.cluster import Numerics
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.prompts import Message, TextPrompt
+from ryzanstein.generation.prompts import Message, Role, TextPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Finished, FinishReason, PromptScores, PromptToken, Started, Usage
@@ -161,7 +161,9 @@ class Generation:
     async def message(self, num_tokens: int) -> Message:
         """Returns what so many tokens of the first choice say."""
         text = "".join(token.text for token in self.log.choices[0].tokens[:num_tokens])
-        return await read_aside(None if self.started is None else self.started.reply, self.generation_id, 0, text)
+        if self.started is None or self.started.reply is None:
+            return Message(Role.ASSISTANT, text)
+        return await read_aside(self.started.reply, self.generation_id, 0, text)
 
     @property
     def to_run(self) -> GenerationRequest:
