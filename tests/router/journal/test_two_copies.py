@@ -204,7 +204,7 @@ async def test_an_answer_that_is_complete_as_its_deadline_passes_is_an_answer(no
         log.finish(attempt, 0, FinishReason.STOP)
         generation.end_choice(0)
 
-    task = core._lifecycle._running[generation]
+    task = core._lifecycle._running[generation].task
     cancel = task.cancel
 
     class Watched:
