@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.lab.simulation.plan import LOAD_FROM, MODELS_FROM, Kind, plan
+from ryzanstein.lab.simulation.planning.drawing import plan
+from ryzanstein.lab.simulation.planning.plan import LOAD_FROM, MODELS_FROM, Kind
 
 # Nodes with two or three models; many of their faults strike one model.
 SEVERAL_MODELS = (1000000108, 1000000116, 1000000119)
@@ -25,7 +26,7 @@ from ryzanstein.lab.simulation.machine import clock
 clock.install()
 from ryzanstein.router.core.admission import Admission
 from ryzanstein.lab.simulation.checks import BrokenPromise
-from ryzanstein.lab.simulation.plan import plan
+from ryzanstein.lab.simulation.planning.drawing import plan
 from ryzanstein.lab.simulation.simulation import simulate
 Admission.enter = Admission._taken
 outcome = simulate(plan(8))
@@ -40,7 +41,7 @@ clock.install()
 from collections import defaultdict
 from ryzanstein.lab.simulation.checks import BrokenPromise
 from ryzanstein.lab.simulation.machine.loop import OWNER
-from ryzanstein.lab.simulation.plan import plan
+from ryzanstein.lab.simulation.planning.drawing import plan
 from ryzanstein.lab.simulation.simulation import simulate
 from ryzanstein.worker.agent.versions.generations import RunningGenerations
 made, init, fail_all = defaultdict(list), RunningGenerations.__init__, RunningGenerations.fail_all
@@ -63,7 +64,7 @@ _PLANTED_KEYS = """
 from ryzanstein.lab.simulation.machine import clock
 clock.install()
 from ryzanstein.lab.simulation.checks import BrokenPromise
-from ryzanstein.lab.simulation.plan import plan
+from ryzanstein.lab.simulation.planning.drawing import plan
 from ryzanstein.lab.simulation.simulation import simulate
 from ryzanstein.router.journal.keys import JournalKeys
 async def free(*_, **__):

@@ -18,7 +18,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.cluster import Cluster, Service, link_name, split
 from ryzanstein.lab.simulation.machine.process import Process
-from ryzanstein.lab.simulation.plan import FIRST_MODEL
+from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.record import Line
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.worker.agent.node import NodeAgent

@@ -21,7 +21,7 @@ from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.machine.loop import SimulatedLoop
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine
-from ryzanstein.lab.simulation.plan import FIRST_MODEL, ModelPlan, NodePlan, SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL, ModelPlan, NodePlan, SimulationPlan
 from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
 from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
 from ryzanstein.lab.simulation.record import SimulationRecord

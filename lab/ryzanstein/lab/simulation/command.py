@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ryzanstein.lab.simulation.machine.clock import real_monotonic
-from ryzanstein.lab.simulation.plan import MODELS_FROM, SimulationPlan, plan
+from ryzanstein.lab.simulation.planning.drawing import plan
+from ryzanstein.lab.simulation.planning.plan import MODELS_FROM, SimulationPlan
 from ryzanstein.lab.simulation.record import dump
 from ryzanstein.lab.simulation.simulation import SimulationOutcome, simulate
 from ryzanstein.process.allotment import whole_cores

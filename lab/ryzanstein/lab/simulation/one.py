@@ -13,7 +13,7 @@ from ryzanstein.lab.simulation.machine import clock
 clock.install()
 
 from ryzanstein.lab.simulation.command import document  # noqa: E402
-from ryzanstein.lab.simulation.plan import plan  # noqa: E402
+from ryzanstein.lab.simulation.planning.drawing import plan  # noqa: E402
 from ryzanstein.lab.simulation.simulation import simulate  # noqa: E402
 
 if __name__ == "__main__":

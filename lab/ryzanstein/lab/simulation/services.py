@@ -19,7 +19,7 @@ from structlog.contextvars import bind_contextvars
 
 from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.machine.process import Process
-from ryzanstein.lab.simulation.plan import FIRST_MODEL
+from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
 from ryzanstein.orchestrator import __main__ as orchestrator
 from ryzanstein.orchestrator.config import OrchestratorSettings

@@ -24,7 +24,7 @@ from ryzanstein.lab.simulation.machine import clock
 from ryzanstein.lab.simulation.machine.loop import DeadlockError, LivelockError, SimulatedLoop, run
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork, Weather
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine, State
-from ryzanstein.lab.simulation.plan import SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import SimulationPlan
 from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.strikes import FaultInjector
 from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts

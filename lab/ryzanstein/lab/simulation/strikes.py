@@ -13,7 +13,7 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.cluster import ORCHESTRATOR, Cluster, Service
 from ryzanstein.lab.simulation.machine.process import DISK_S
-from ryzanstein.lab.simulation.plan import PlannedFault
+from ryzanstein.lab.simulation.planning.plan import PlannedFault
 from ryzanstein.lab.simulation.ranks.ranks import SimulatedRanks
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator

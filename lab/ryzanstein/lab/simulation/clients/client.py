@@ -10,7 +10,7 @@ from ryzanstein.lab.simulation.clients.conversations import ConversationChecks
 from ryzanstein.lab.simulation.clients.questions import Questions
 from ryzanstein.lab.simulation.clients.twice import Twice
 from ryzanstein.lab.simulation.cluster import Cluster
-from ryzanstein.lab.simulation.plan import ClientPlan
+from ryzanstein.lab.simulation.planning.plan import ClientPlan
 
 
 class SimulatedClient:

@@ -15,7 +15,7 @@ from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.asking import Asking
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion, Conversation
 from ryzanstein.lab.simulation.cluster import Cluster
-from ryzanstein.lab.simulation.plan import FIRST_MODEL
+from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.scripted.answers import ChoiceExpected
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel, demo_text
 from ryzanstein.lab.simulation.strikes import STORE

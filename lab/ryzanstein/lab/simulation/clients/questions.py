@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.request import SamplingParams
-from ryzanstein.lab.simulation.plan import FIRST_MODEL, ClientPlan, SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL, ClientPlan, SimulationPlan
 from ryzanstein.lab.simulation.scripted.answers import SeenAnswer
 from ryzanstein.lab.simulation.scripted.model import demo_text
 from ryzanstein.v1 import inference_pb2 as pb

@@ -1,0 +1,1 @@
+"""What one seed means, and how it is drawn."""
