@@ -27,6 +27,7 @@ from ryzanstein.cli.up.models_to_serve import models_to_serve, template_setting
 from ryzanstein.cli.up.state_lock import held
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.files.models_home import EMBEDDED
 from ryzanstein.files.state_home import VARIABLES, state_home
 from ryzanstein.process.allotment import usable_cores
 from ryzanstein.process.gpus import Device, find_gpus
@@ -40,6 +41,7 @@ ModelDirs = Annotated[
     typer.Option(
         "--model",
         metavar="[NAME=]DIR",
+        show_default=EMBEDDED,  # its path is this machine's, and of any length
         help="Model directory in the Hugging Face layout, GGUF file, or name of a fetched model. Repeat it for several models "
         "on each node.",
     ),
