@@ -1,0 +1,1 @@
+"""Who may use this router: keys, tokens, and the limits of tenants."""

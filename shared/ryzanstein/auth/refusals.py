@@ -1,0 +1,51 @@
+"""The errors of access, see docs/reference/errors.md. None of them quotes a credential."""
+
+from __future__ import annotations
+
+from ryzanstein.errors import Code, RyzansteinError
+
+
+def key_missing() -> RyzansteinError:
+    return RyzansteinError(
+        "no API key: send it as `Authorization: Bearer KEY` or in x-api-key", Code.UNAUTHENTICATED, "KEY_MISSING"
+    )
+
+
+def key_ambiguous() -> RyzansteinError:
+    return RyzansteinError("two different credentials: send one", Code.UNAUTHENTICATED, "KEY_AMBIGUOUS")
+
+
+def key_invalid() -> RyzansteinError:
+    """One answer for a key that is malformed, unknown, or has the wrong secret: it tells a guesser nothing."""
+    return RyzansteinError("the API key is not valid", Code.UNAUTHENTICATED, "KEY_INVALID")
+
+
+def key_expired() -> RyzansteinError:
+    return RyzansteinError("the API key has expired", Code.UNAUTHENTICATED, "KEY_EXPIRED")
+
+
+def key_revoked() -> RyzansteinError:
+    return RyzansteinError("the API key was revoked", Code.UNAUTHENTICATED, "KEY_REVOKED")
+
+
+def keys_unavailable() -> RyzansteinError:
+    """The keys are too old to be trusted. Never UNAUTHENTICATED: clients would drop a key that is valid."""
+    return RyzansteinError("the keys cannot be read at the moment", Code.UNAVAILABLE, "KEYS_UNAVAILABLE", retry_after_s=1.0)
+
+
+def scope_missing(scope: str) -> RyzansteinError:
+    return RyzansteinError(f"the API key lacks the scope {scope!r}", Code.PERMISSION_DENIED, "SCOPE_MISSING", {"scope": scope})
+
+
+def tenant_not_yours() -> RyzansteinError:
+    return RyzansteinError("x-tenant-id: names another tenant than the API key's", Code.PERMISSION_DENIED, "TENANT_NOT_YOURS")
+
+
+def priority_not_allowed(priority: int, most: int) -> RyzansteinError:
+    what = f"priority: must be at most {most} for this API key, got {priority}"
+    return RyzansteinError(what, Code.PERMISSION_DENIED, "PRIORITY_NOT_ALLOWED", {"max_priority": str(most)})
+
+
+def not_allowed() -> RyzansteinError:
+    """A method or route that the table of access does not have."""
+    return RyzansteinError("nobody may call this", Code.PERMISSION_DENIED, "NOT_ALLOWED")
