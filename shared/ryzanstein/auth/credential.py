@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ryzanstein import errors
 from ryzanstein.auth import refusals
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID, valid_tenant
 
 AUTHORIZATION = "authorization"
@@ -21,18 +23,22 @@ _SCHEME = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a request presents: a key or token, and a tenant that it names. Either is empty if there is none."""
+    """What a request presents: a key or token, and a tenant that it names. Either is empty if there is none.
+
+    `fault` is what is wrong with it. Who needs no key ignores it: many clients send one that means nothing.
+    """
 
     secret: str = field(default="", repr=False)
     tenant: str = ""
+    fault: RyzansteinError | None = None
 
     @classmethod
     def read(cls, headers: Iterable[tuple[str, str | bytes]], also: str = "") -> Credential:
         """Reads headers or metadata, of which names are in lower case.
 
-        `also` is a key that came by another way, such as a WebSocket's subprotocol; a header wins.
-        Raises KEY_AMBIGUOUS for different keys or a repeated `authorization`, KEY_INVALID for one that
-        is no text of a key's, and INVALID_ARGUMENT for a tenant that is not valid or is named twice.
+        `also` is a key that came by another way, such as a WebSocket's subprotocol; a header wins. The
+        fault is KEY_AMBIGUOUS for different keys or a repeated `authorization`, KEY_INVALID for what is
+        no text of a key's. Raises INVALID_ARGUMENT for a tenant that is not valid or is named twice.
         """
         bearers: list[str] = []
         keys: set[str] = set()
@@ -44,20 +50,20 @@ class Credential:
                 keys.add(_text(value).strip())
             elif name == TENANT_ID:
                 tenants.add(valid_tenant(_text(value), ""))
+        if len(tenants) > 1:
+            raise errors.invalid(TENANT_ID, "must be given once")
         keys |= set(bearers)
-        if len(bearers) > 1 or len(keys) > 1 or len(tenants) > 1:
-            raise refusals.key_ambiguous() if len(tenants) < 2 else refusals.tenant_not_yours()
-        secret = next(iter(keys), also)
-        if len(secret) > MAX_CREDENTIAL_CHARS or not (secret.isascii() and (secret.isprintable() or not secret)):
-            raise refusals.key_invalid()
-        return cls(secret, next(iter(tenants), ""))
+        secret, tenant = next(iter(keys), also), next(iter(tenants), "")
+        if len(bearers) > 1 or len(keys) > 1:
+            return cls("", tenant, refusals.key_ambiguous())
+        if keys and not (0 < len(secret) <= MAX_CREDENTIAL_CHARS and secret.isascii() and secret.isprintable()):
+            return cls("", tenant, refusals.key_invalid())
+        return cls(secret, tenant)
 
 
 def _bearer(value: str) -> str:
-    """Returns the token of an `authorization`. Raises KEY_INVALID for another scheme."""
-    if value[: len(_SCHEME)].lower() != _SCHEME:
-        raise refusals.key_invalid()
-    return value[len(_SCHEME) :].strip()
+    """Returns the token of an `authorization`, empty for another scheme."""
+    return value[len(_SCHEME) :].strip() if value[: len(_SCHEME)].lower() == _SCHEME else ""
 
 
 def _text(value: str | bytes) -> str:
