@@ -21,7 +21,11 @@ class Authenticator(Protocol):
         ...
 
     def authenticate(self, credential: Credential) -> Caller:
-        """Returns the caller. Raises the credential's fault, UNAUTHENTICATED, PERMISSION_DENIED TENANT_NOT_YOURS, or UNAVAILABLE KEYS_UNAVAILABLE."""
+        """Returns the caller.
+
+        Raises the credential's fault, UNAUTHENTICATED, PERMISSION_DENIED TENANT_NOT_YOURS, or UNAVAILABLE
+        KEYS_UNAVAILABLE.
+        """
         ...
 
     def ended(self, caller: Caller) -> RyzansteinError | None:
