@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ryzanstein.cli.access.authority_command import app as ca
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo.command import demo
 from ryzanstein.cli.models.command import app as models
@@ -37,6 +38,7 @@ def build() -> typer.Typer:
     for command in (demo, up, chat, status, deploy, drain, undrain):
         app.command()(command)
     app.add_typer(models, name="models")
+    app.add_typer(ca, name="ca")
     add_programs(app)
     return app
 

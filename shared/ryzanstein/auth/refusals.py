@@ -49,3 +49,17 @@ def priority_not_allowed(priority: int, most: int) -> RyzansteinError:
 def not_allowed() -> RyzansteinError:
     """A method or route that the table of access does not have."""
     return RyzansteinError("nobody may call this", Code.PERMISSION_DENIED, "NOT_ALLOWED")
+
+
+def role_not_allowed(peer: str, method: str) -> RyzansteinError:
+    what = f"{peer or 'a peer without an identity'} may not call {method}"
+    return RyzansteinError(what, Code.PERMISSION_DENIED, "ROLE_NOT_ALLOWED", {"peer": peer, "method": method})
+
+
+def not_your_name(name: str, peer: str) -> RyzansteinError:
+    what = f"{name[:128]!r} is not the name in the certificate of {peer}"
+    return RyzansteinError(what, Code.PERMISSION_DENIED, "NOT_YOUR_NAME", {"peer": peer})
+
+
+def peer_denied(peer: str) -> RyzansteinError:
+    return RyzansteinError(f"the certificate of {peer} is denied", Code.PERMISSION_DENIED, "PEER_DENIED", {"peer": peer})
