@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ryzanstein.addresses import bare_host, checked_target
+from ryzanstein.auth.peers.peer import DEFAULT_TRUST, checked_trust
 from ryzanstein.bounds import LARGEST, LARGEST_S
 from ryzanstein.files.state_home import VARIABLES
 
@@ -52,6 +54,17 @@ class ServiceSettings(BaseSettings):
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 
+    tls: Literal["off", "accept", "require"] = Field(
+        "off",
+        description="TLS between services; accept: listen also without it, dial others with it; require: only with it; see "
+        "docs/operate/secure.md",
+    )
+    tls_dir: Path | None = Field(
+        None, description="directory with tls.crt, tls.key, ca.crt and perhaps denied, which are read again when they change"
+    )
+    tls_port: int = Field(0, ge=0, le=65535, description="gRPC API for services, with TLS; 0: a free port, which is logged")
+    trust_domain: str = Field(DEFAULT_TRUST, description="domain in the names of all services' certificates")
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -72,6 +85,17 @@ class ServiceSettings(BaseSettings):
         """
         if name not in self.model_fields_set and not getattr(self, name).is_absolute():
             raise ValueError(f"{name} must be set, because the environment sets none of {VARIABLES}")
+
+    @field_validator("trust_domain")
+    @classmethod
+    def _is_a_domain(cls, domain: str) -> str:
+        return checked_trust(domain)
+
+    @model_validator(mode="after")
+    def _has_certificates(self) -> Self:
+        if self.tls != "off" and self.tls_dir is None:
+            raise ValueError(f"tls {self.tls} needs tls_dir; `ryzanstein ca` makes certificates")
+        return self
 
     @field_validator("host")
     @classmethod

@@ -23,7 +23,7 @@ NAMES = [name for kind in ("http", "https", "grpc", "all") for name in (f"{kind}
 # What opens connections with the environment's proxies unless told otherwise, and the modules that tell it.
 OPENS = {"insecure_channel", "secure_channel", "urlopen", "build_opener", "OTLPSpanExporter", "Client", "AsyncClient"}
 DIRECT = {
-    "shared/ryzanstein/rpc/client.py": {"insecure_channel"},
+    "shared/ryzanstein/rpc/client.py": {"insecure_channel", "secure_channel"},
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False

@@ -15,6 +15,7 @@ import sys
 
 import structlog
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
@@ -25,6 +26,7 @@ from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls_settings import service_tls
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 
@@ -56,6 +58,7 @@ async def _serve_rpc(
         names,
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
+        tls=service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.tuning.max_nodes), rpc.server)
     await rpc.start()
@@ -63,7 +66,9 @@ async def _serve_rpc(
     # Ready at once, even while watchers wait for the previous members: those must be able to
     # register.
     await rpc.set_ready(True)
-    log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
+    log.info(
+        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+    )
     background = telemetry.background
     background.watch_loop()
     clockwork = background.supervise("clock", control.run, STOP)

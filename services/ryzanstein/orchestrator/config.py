@@ -54,6 +54,7 @@ class OrchestratorSettings(ServiceSettings):
     """The orchestrator: members with leases, desired deployments, and the view that routers follow."""
 
     grpc_port: int = Field(50050, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
+    tls_port: int = Field(50055, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")
     database: Path = Field(
         default_factory=default_state("orchestrator", "orchestrator.sqlite"),
         description="SQLite file, created if missing; by default in the state home, see docs/operate/configure.md",

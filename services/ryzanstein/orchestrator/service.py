@@ -7,6 +7,7 @@ from typing import Any
 
 from grpc.aio import ServicerContext
 
+from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
@@ -37,6 +38,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
         node = node_from_wire(request.node)
         check_node(node)
+        check_name(node.node_id)
         grant = self._control.register(node)
         return pb.RegisterNodeResponse(
             lease_id=grant.lease_id,
@@ -50,6 +52,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         async for request in request_iterator:
             report = node_report_from_wire(request)
             check_report(report)
+            check_name(request.node_id)
             yield instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
 
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
@@ -81,6 +84,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def LeaveNode(self, request: pb.LeaveNodeRequest, context: Context) -> pb.LeaveNodeResponse:
         check_node_id(request.node_id)
+        check_name(request.node_id)
         self._control.leave(request.node_id, request.lease_id)
         return pb.LeaveNodeResponse()
 

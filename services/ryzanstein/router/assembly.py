@@ -18,6 +18,7 @@ from typing import TypeVar
 import structlog
 
 from ryzanstein.addresses import EVERY_HOST, join_address, with_port
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import Chooser, PolicyChoice
@@ -45,8 +46,10 @@ from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
@@ -80,7 +83,9 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     Raises OSError when its state directory cannot be used.
     """
     telemetry = RouterTelemetry()
-    router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
+    tls = service_tls(settings, Peer(PeerRole.ROUTER, settings.router_id), "router", telemetry.registry, telemetry.background)
+    router_id = settings.router_id or (tls.peer.name if tls else f"{socket.gethostname()}-{os.getpid()}")
+    dialer = dialer_of(tls)
     async with contextlib.AsyncExitStack() as stack:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends the remaining spans and blocks until that is done.
@@ -90,9 +95,11 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         stack.callback(awake.close)
         table = NodeTable()
         links = Roster(router_id, table, _chooser(settings, router_id, telemetry), awake)
-        linker = Linker(router_id, table, settings.tuning.suspicion, telemetry, awake)
+        linker = Linker(router_id, table, settings.tuning.suspicion, telemetry, awake, dialer=dialer)
         stack.push_async_callback(linker.close)
-        await stack.enter_async_context(_following(settings, router_id, linker, telemetry))
+        if tls is not None:
+            tls.material.observe(lambda _: linker.distrust())
+        await stack.enter_async_context(_following(settings, router_id, linker, telemetry, dialer))
         journal = await _stored(stack, open_journal(settings), settings)
         # A new id at each start: a restarted process does not have the old generations.
         owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
@@ -154,10 +161,10 @@ def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _following(
-    settings: RouterSettings, router_id: str, linker: Linker, telemetry: RouterTelemetry
+    settings: RouterSettings, router_id: str, linker: Linker, telemetry: RouterTelemetry, dialer: Dialer
 ) -> AsyncIterator[None]:
     fixed = [address.strip() for address in settings.nodes.split(",") if address.strip()]
-    view = ClusterView(router_id, fixed, linker, ViewCache(settings.state_dir / "view.json"), telemetry)
+    view = ClusterView(router_id, fixed, linker, ViewCache(settings.state_dir / "view.json"), telemetry, dialer=dialer)
     if not settings.orchestrator:
         linker.follow(fixed)
         yield

@@ -15,18 +15,21 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
+from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls_settings import dialer_of, service_tls
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
@@ -59,6 +62,9 @@ from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
+
+if TYPE_CHECKING:
+    from ryzanstein.rpc.service_tls import ServiceTls
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +120,9 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         templates = machine.new_templates(settings.tuning.templates, telemetry.first.on_template_limit)
         grammars = GrammarProcess(settings.tuning.grammars, telemetry.first.constraints.observer)
         lending = KvLending(settings.tuning.beat_busy_s)
-        traffic = PageTraffic(settings, telemetry.first.pages)
+        first = telemetry.first
+        tls = service_tls(settings, Peer(PeerRole.NODE, settings.node_id), "worker", first.registry, first.background)
+        traffic = PageTraffic(settings, telemetry.first.pages, dialer_of(tls))
         telemetry.first.background.supervise("kv_lending", lending.run)
         ranks = machine.new_ranks()
         stack.push_async_callback(ranks.close)
@@ -138,7 +146,7 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, templates, telemetry.first, metrics.port)
+        await _serve_rpc(settings, models, templates, telemetry.first, metrics.port, tls=tls)
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -149,7 +157,13 @@ def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
 
 
 async def _serve_rpc(
-    settings: WorkerSettings, models: NodeModels, templates: ChatRenderer, telemetry: WorkerTelemetry, metrics_port: int
+    settings: WorkerSettings,
+    models: NodeModels,
+    templates: ChatRenderer,
+    telemetry: WorkerTelemetry,
+    metrics_port: int,
+    *,
+    tls: ServiceTls | None,
 ) -> None:
     services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
@@ -159,15 +173,18 @@ async def _serve_rpc(
         names,
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
+        tls=tls,
     )
     add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
-    log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
+    log.info(
+        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+    )
     try:
-        await _live(settings, models, telemetry, rpc)
+        await _live(settings, models, telemetry, rpc, dialer_of(tls))
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
@@ -175,7 +192,9 @@ async def _serve_rpc(
     log.info("stopped")
 
 
-async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
+async def _live(
+    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, dialer: Dialer
+) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
     background = telemetry.background
     background.watch_loop()
@@ -187,8 +206,9 @@ async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerT
     membership: NodeMembership | None = None
     tasks = []
     if settings.orchestrator:
-        member = NodeMember(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
-        membership = NodeMembership(settings.orchestrator, member, telemetry)
+        address = ReachableAddress(settings.advertise_address, settings.host, rpc.port, rpc.tls_port)
+        member = NodeMember(models, deployed, memory, address)
+        membership = NodeMembership(settings.orchestrator, member, telemetry, dialer)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
     models.stop()

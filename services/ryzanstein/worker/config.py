@@ -39,6 +39,7 @@ class WorkerSettings(ServiceSettings):
         description="name of the node; by default the host name",
     )
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
+    tls_port: int = Field(50065, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")
     max_request_bytes: int = Field(
         16 * 2**20, ge=2**16, le=2**26, description="maximum size of a router's message, with session and generated tokens"
     )

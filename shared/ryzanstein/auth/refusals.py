@@ -56,9 +56,12 @@ def role_not_allowed(peer: str, method: str) -> RyzansteinError:
     return RyzansteinError(what, Code.PERMISSION_DENIED, "ROLE_NOT_ALLOWED", {"peer": peer, "method": method})
 
 
+NOT_YOUR_NAME = "NOT_YOUR_NAME"
+
+
 def not_your_name(name: str, peer: str) -> RyzansteinError:
     what = f"{name[:128]!r} is not the name in the certificate of {peer}"
-    return RyzansteinError(what, Code.PERMISSION_DENIED, "NOT_YOUR_NAME", {"peer": peer})
+    return RyzansteinError(what, Code.PERMISSION_DENIED, NOT_YOUR_NAME, {"peer": peer})
 
 
 def peer_denied(peer: str) -> RyzansteinError:

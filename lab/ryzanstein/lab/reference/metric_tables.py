@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
+from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
@@ -33,6 +34,7 @@ def metrics_page() -> str:
     registries = {"router": _router(), "worker": WorkerTelemetry().registry, "orchestrator": OrchestratorTelemetry().registry}
     for service, registry in registries.items():
         malformed_requests(service, registry)
+        TlsMetrics(service, registry)
         rows = sorted(_rows(registry))
         lines += [f"## {service.capitalize()}", "", *table(("metric", "type", "labels", "meaning"), rows)]
     return "\n".join(lines)

@@ -20,12 +20,13 @@ import structlog
 from grpc_status import rpc_status
 
 from ryzanstein import errors
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID
 from ryzanstein.generation.tokens import Delta, Finished, GenerationEvent, PromptScores, Started
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
 from ryzanstein.router.sessions.claims import Holding
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import peer_pb2 as peer
@@ -94,12 +95,14 @@ class OwnerLostError(Exception):
 class Peers:
     """Calls to other routers, over one channel for each router that is being called."""
 
-    def __init__(self, journal: Journal, lease_s: float) -> None:
+    def __init__(self, journal: Journal, lease_s: float, dialer: Dialer = PLAIN) -> None:
         self._journal = journal
+        self._dialer = dialer
         # Longer than it takes to see a just renewed lease expire: that is the better reason.
         self._answer_s = lease_s + 3 * _LOOK_S
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._users: Counter[str] = Counter()
+        # By the address and the version of the certificates.
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        self._users: Counter[tuple[str, int]] = Counter()
 
     async def attach(
         self, head: Head, generation_id: str, from_index: Mapping[int, int], *, whole: bool = False, tenant: str = ""
@@ -235,16 +238,17 @@ class Peers:
 
     @asynccontextmanager
     async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, retries=False)
-        channel = self._channels[address]
-        self._users[address] += 1
+        key = (address, self._dialer.version)
+        if key not in self._channels:
+            self._channels[key] = self._dialer.open(address, Peer(PeerRole.ROUTER), retries=False)
+        channel = self._channels[key]
+        self._users[key] += 1
         try:
             yield channel
         finally:
-            self._users[address] -= 1
-            if not self._users[address]:
-                del self._users[address], self._channels[address]
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._channels[key]
                 await channel.close()
 
 

@@ -65,6 +65,10 @@ class Material:
     expires: dict[str, float]
     denied: Denied
 
+    def denies(self, peer: Peer) -> bool:
+        """Whether this peer is not trusted any more, whatever its certificate."""
+        return self.denied.denies(peer)
+
 
 def read_material(directory: Path, trust: str, now: float) -> Material:
     """Returns the set in a directory. Raises MaterialError."""

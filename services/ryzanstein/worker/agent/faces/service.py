@@ -8,6 +8,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from ryzanstein import errors
+from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
@@ -35,6 +36,7 @@ class WorkerServicer(WorkerServiceServicer):
     ) -> AsyncIterator[pb.ConnectResponse]:
         requests = aiter(request_iterator)
         hello = await _hello(requests)
+        check_name(hello.router_id)
         node = self._models.linked(hello.model).node
         link = node.links.open(name_from_wire(hello.router_id, "router_id"))
         stream = RouterStream(node, link)

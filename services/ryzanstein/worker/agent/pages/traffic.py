@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.worker.agent.pages.outbox import RateLimit
 from ryzanstein.worker.agent.pages.store import PageStore
 from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
@@ -13,9 +14,13 @@ from ryzanstein.worker.page_metrics import PageMetrics
 
 
 class PageTraffic:
-    """The traffic of pages of one node. `tiers` are by name, the fastest first; `metrics` counts theirs."""
+    """The traffic of pages of one node. `tiers` are by name, the fastest first; `metrics` counts theirs.
 
-    def __init__(self, settings: WorkerSettings, metrics: PageMetrics) -> None:
+    `dialer` reaches other nodes.
+    """
+
+    def __init__(self, settings: WorkerSettings, metrics: PageMetrics, dialer: Dialer = PLAIN) -> None:
+        self.dialer = dialer
         self.rate, self.no_limit = RateLimit(settings.kv_replication_rate), RateLimit(0)
         self.tiers: Mapping[str, PageStore] = _tiers(settings, metrics)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
@@ -25,11 +27,19 @@ _SHORT_REST_S, _LONG_REST_S = 2.0, 60.0
 class NodeStore:
     """A `PageStore` on another node. `on_corrupt` is called for each page that arrives damaged."""
 
-    def __init__(self, address: str, on_corrupt: Callable[[], None]) -> None:
-        self._channel = open_channel(address, retries=False)
-        self._stub = PageServiceStub(self._channel)
+    def __init__(self, address: str, on_corrupt: Callable[[], None], *, node_id: str = "", dialer: Dialer = PLAIN) -> None:
+        self._address, self._expect, self._dialer = address, Peer(PeerRole.NODE, node_id), dialer
+        self._channels: dict[int, grpc.aio.Channel] = {}  # by the version of the certificates; the last one is in use
         self._on_corrupt = on_corrupt
         self._whole_bytes = 0  # that the node takes in one message, as it last said
+
+    @property
+    def _stub(self) -> Any:
+        """The stub on a channel with the present certificates. Calls on an earlier channel go on."""
+        version = self._dialer.version
+        if version not in self._channels:
+            self._channels[version] = self._dialer.open(self._address, self._expect, retries=False)
+        return PageServiceStub(self._channels[version])
 
     async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`."""
@@ -84,7 +94,8 @@ class NodeStore:
                 call.cancel()
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in self._channels.values():
+            await channel.close()
 
 
 def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: Scope) -> Iterator[Page]:
