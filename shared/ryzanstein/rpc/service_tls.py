@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry
 
-from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError
+from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError, trust_of
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import Peer
 from ryzanstein.rpc.client import Dialer
@@ -77,3 +78,8 @@ class PortCertificates:
 
 def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.roots)
+
+
+def operator_dialer(directory: Path) -> Dialer:
+    """Returns how a command dials services. Raises MaterialError."""
+    return Dialer(LiveMaterial(directory, trust_of(directory), TlsMetrics("cli", CollectorRegistry())))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
+from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
 from ryzanstein.cli.status.cluster_view import (
     ClusterStatus,
     LinkLossView,
@@ -26,7 +27,7 @@ from ryzanstein.cli.status.cluster_view import (
 )
 from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer, open_channel
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import (
     inference_pb2,
@@ -48,14 +49,14 @@ MAX_SESSIONS = 20
 T = TypeVar("T")
 
 
-async def look(orchestrator: str, router: str) -> ClusterStatus:
-    """Queries all services at once.
+async def look(orchestrator: str, router: str, dialer: Dialer = PLAIN) -> ClusterStatus:
+    """Queries all services at once. `dialer` reaches the orchestrator and nodes; a router's port is a public one.
 
     A service that does not answer within TIMEOUT_S is in `errors`.
     """
     errors: dict[str, str] = {}
     members, links, models, sessions = await asyncio.gather(
-        _or(_members(orchestrator), (), "orchestrator", errors),
+        _or(_members(orchestrator, dialer), (), "orchestrator", errors),
         _or(_router(router), RouterView(), "router", errors),
         _or(_models(router), (), "router", errors),
         _or(_sessions(router), (), "session store", errors),
@@ -63,7 +64,8 @@ async def look(orchestrator: str, router: str) -> ClusterStatus:
     if "router" in errors:
         errors.pop("session store", None)  # the router, which answers for the store, was unreachable
     linked = _only_linked(links, members)
-    nodes = await asyncio.gather(*(_models_of(node, True) for node in members), *(_models_of(node, False) for node in linked))
+    asked = [*(_models_of(node, True, dialer) for node in members), *(_models_of(node, False, dialer) for node in linked)]
+    nodes = await asyncio.gather(*asked)
     return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors)
 
 
@@ -75,11 +77,13 @@ async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, s
         return nothing
 
 
-async def _members(orchestrator: str) -> tuple[Node, ...]:
-    async with open_channel(orchestrator) as channel:
+async def _members(orchestrator: str, dialer: Dialer) -> tuple[Node, ...]:
+    async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
-    return tuple(sorted((node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
+    members = [node_from_wire(node) for node in answer.nodes]
+    dialled = [replace(node, address=node.address_with(tls=dialer.secure) or node.address) for node in members]
+    return tuple(sorted(dialled, key=lambda node: node.node_id))
 
 
 def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
@@ -91,7 +95,7 @@ def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
     ]
 
 
-async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
+async def _models_of(node: Node, member: bool, dialer: Dialer) -> list[NodeStatus]:
     """Returns the node's status with its first model, and one for each further model that it has.
 
     The orchestrator may know of models that the node has no ranks for, and the node of some that the
@@ -99,7 +103,7 @@ async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
     """
     reports = {report.model: report for report in node.models}
     try:
-        answers = await _answers(node.address)
+        answers = await _answers(node.address, dialer)
     except RyzansteinError as error:
         why = f"{error.code.name}: {error.message}"
         first = NodeStatus(node, error=why, member=member, report=reports.pop(node.model, None))
@@ -110,9 +114,9 @@ async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
     return [first, *further, *(_reported(node, report) for report in reports.values())]
 
 
-async def _answers(address: str) -> list[worker_pb2.GetStatusResponse]:
+async def _answers(address: str, dialer: Dialer) -> list[worker_pb2.GetStatusResponse]:
     """Returns the node's own status of each model, the first one first."""
-    async with open_channel(address) as channel:
+    async with dialer.open(address, ANY_NODE) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         first = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
         requests = [worker_pb2.GetStatusRequest(model=model) for model in first.beat.other_models]

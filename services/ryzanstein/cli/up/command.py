@@ -84,10 +84,13 @@ def up(
     grpc_port: Port = options.GRPC_PORT,
     orchestrator_port: Port = options.ORCHESTRATOR_PORT,
     state_dir: StateDir = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="TLS between the services, with a CA and certificates in the state directory.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
-    require("up", "router", "worker")
+    require("up", "router", "worker", *(["tls"] if secure else []))
     served = models_to_serve(models)
     templates = template_setting(chat_templates, served)
     tp = tp or default_tp([model.path for model in served])
@@ -104,6 +107,7 @@ def up(
         http_port=http_port,
         orchestrator_port=orchestrator_port,
         state_dir=(directory := _state_dir(state_dir)),
+        secure=secure,
         devices=_devices(device, nodes, tp * len(models)),
     )
     ports = _fixed_ports(spec)
@@ -205,6 +209,7 @@ def addresses(cluster: LocalCluster) -> dict[str, object]:
         "metrics": {name: service.metrics_url for name, service in cluster.services.items()},
         "pids": {name: service.pid for name, service in cluster.services.items()},
         "state_dir": str(cluster.state_dir),
+        "tls_dir": None if cluster.tls_dir is None else str(cluster.tls_dir),
     }
 
 
@@ -216,6 +221,7 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
         f"  ryzanstein chat --router {router}",
         f"  grpcurl -plaintext -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
         f"  curl {http}/v1/chat/completions -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
+        *([] if cluster.tls_dir is None else [f"  export RYZANSTEIN_TLS_DIR={cluster.tls_dir}   # for status, deploy, drain"]),
         "",
         "Ctrl-C stops everything.",
     )
@@ -231,6 +237,7 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
     kept = [KeptService(service) for service in cluster.services.values()]
     with Live(console=people, auto_refresh=False) as live:
         while True:
+            cluster.keep_certificates(time.monotonic())
             for service in kept:
                 for line in service.look(time.monotonic()):
                     people.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -242,6 +249,6 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
 def _nodes(cluster: LocalCluster) -> RenderableType:
     """Returns the table of nodes, or a message if it cannot be shown."""
     try:
-        return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address)))
+        return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address, cluster.dialer)))
     except Exception as error:
         return f"cannot show the nodes: {error!r}"

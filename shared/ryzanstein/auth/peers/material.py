@@ -24,7 +24,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ryzanstein.auth.peers.metrics import TlsMetrics
-from ryzanstein.auth.peers.peer import Peer, PeerRole, checked_peer, read_uri
+from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole, checked_peer, read_uri
 
 log = structlog.get_logger(__name__)
 
@@ -114,6 +114,16 @@ def checked_material(files: dict[str, bytes], trust: str, now: float) -> Materia
     expires = {CERTIFICATE: _end(leaf), CAS: _soonest(roots, now)}
     denied = _denied(files.get(DENIED, b""))
     return Material(files[CERTIFICATE], files[KEY], files[CAS], peer, leaf.serial_number, expires, denied)
+
+
+def trust_of(directory: Path) -> str:
+    """Returns the trust domain of the certificate in a directory. Raises MaterialError."""
+    leaf = _certificates(read_files(directory)[CERTIFICATE], CERTIFICATE)[0]
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        raise MaterialError(f"{CERTIFICATE}: has no subject alternative names") from None
+    return next((uri.split("/")[2] for uri in names.get_values_for_type(x509.UniformResourceIdentifier)), DEFAULT_TRUST)
 
 
 def _certificates(content: bytes, name: str) -> list[x509.Certificate]:
