@@ -22,7 +22,8 @@ class EmbeddingRequest:
     """Inputs of which vectors are wanted.
 
     `dimensions` None: whole vectors. `prompt_name` is one of the model's; empty: its default.
-    `deadline` is Unix seconds.
+    `deadline` is Unix seconds. `cache_scope` is that of `GenerationRequest`: a vector of the last token
+    alone is made from cached prefixes.
     """
 
     model: str
@@ -31,6 +32,7 @@ class EmbeddingRequest:
     prompt_name: str = ""
     priority: int = 0
     tenant: str = ""
+    cache_scope: str = ""
     deadline: float | None = None
     request_id: str = ""
 

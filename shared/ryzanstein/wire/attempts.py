@@ -23,6 +23,7 @@ from ryzanstein.wire.timestamps import timestamp
 
 _MAX_ADDRESS_CHARS = 300
 _MAX_CONVERSATION_BYTES = 64
+_MAX_SCOPE_CHARS = 256
 
 
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
@@ -47,6 +48,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         backup=_place_to_wire(attempt.backup),
         previous=_place_to_wire(attempt.previous),
         conversation_key=attempt.conversation,
+        cache_scope=request.cache_scope,
     )
     match request.prompt:
         case ChatPrompt() as chat if not chat.is_plain:
@@ -82,7 +84,7 @@ def _deadline(submit: worker.Submit) -> float | None:
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
     """Returns the attempt that a node is to run.
 
-    Only the bounds of sampling, tenant and priority are checked; the router is trusted for the
+    Only the bounds of sampling, tenant, cache scope and priority are checked; the router is trusted for the
     others.
     """
     sampling = sampling_from_wire(submit.sampling)
@@ -98,6 +100,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         deadline=_deadline(submit),
         priority=valid_priority(submit.priority),
         tenant=name_from_wire(submit.tenant, "tenant"),
+        cache_scope=_cache_scope(submit),
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
@@ -129,6 +132,12 @@ def _conversation(submit: worker.Submit) -> bytes:
             "conversation_key", f"must have at most {_MAX_CONVERSATION_BYTES} bytes", len(submit.conversation_key)
         )
     return submit.conversation_key
+
+
+def _cache_scope(submit: worker.Submit) -> str:
+    if len(submit.cache_scope) > _MAX_SCOPE_CHARS:
+        raise errors.invalid("cache_scope", f"must have at most {_MAX_SCOPE_CHARS} characters", len(submit.cache_scope))
+    return submit.cache_scope
 
 
 def _with_options(prompt: ChatPrompt, submit: worker.Submit) -> ChatPrompt:
