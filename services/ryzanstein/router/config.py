@@ -98,10 +98,14 @@ class RouterSettings(ServiceSettings):
         {}, description="MODEL=POLICY, repeated or comma-separated: routing policies of single models"
     )
 
+    peer_port: int = Field(0, ge=0, le=65535, description="gRPC for other routers; 0: a free port, which is logged")
     router_address: str = Field(
         "",
         max_length=256,
-        description="host:port, or an IP address, at which other routers reach this one; empty: host and grpc_port",
+        description="host:port, or an IP address, at which other routers reach this one; empty: host and peer_port",
+    )
+    unowned_tenant: str = Field(
+        "", max_length=128, description="tenant that has the sessions of nobody, which were made before there were keys"
     )
     lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that is silent keeps its generations")
 

@@ -46,6 +46,7 @@ TIMEOUT = "timeout"
 CONNECTIONS = "connections"
 MEMORY = "memory"
 ORIGIN = "origin"
+ACCESS = "access"
 
 
 @dataclass(frozen=True, slots=True)
