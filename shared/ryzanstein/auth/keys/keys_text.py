@@ -24,18 +24,34 @@ _TEXT = r'"(?:[^"\\\x00-\x1f\x7f]|\\["\\])*"'
 # Nothing but empty lines and comments follow until the next table: what else follows is a field of this one.
 _END = r"(?=(?:[ \t]*(?:#[^\n]*)?\n)*[ \t]*(?:#[^\n]*)?(?:\[|\Z))"
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-_KEY = re.compile(
-    rf'^\[\[key\]\]\nid = "(\w{{12}})"\ntenant = ({_TEXT})\nscopes = (\[[a-z_", ]*\])\n'
-    rf"(?:models = (\[(?:{_TEXT}(?:, )?)*\])\n)?(?:max_priority = (-?[1-9]\d?|0)\n)?(?:created = ({_TIME})\n)?"
-    rf'(?:expires = ({_TIME})\n)?(?:note = ({_TEXT})\n)?digest = "([0-9a-f]{{64}})"\n{_END}',
-    re.MULTILINE | re.ASCII,
-)
-_REVOKED = re.compile(rf'^\[\[revoked\]\]\nat = ({_TIME})\nid = "(\w{{12}})"\n{_END}', re.MULTILINE | re.ASCII)
+_NAMES = rf"(\[(?:{_TEXT}(?:, )?)*\])"
+# What commands write, line by line, in this order.
+_KEY_LINES = {
+    "id": r'"(\w{12})"',
+    "tenant": f"({_TEXT})",
+    "scopes": r'(\[[a-z_", ]*\])',
+    "models": _NAMES,
+    "max_priority": r"(-?[1-9]\d?|0)",
+    "created": f"({_TIME})",
+    "expires": f"({_TIME})",
+    "note": f"({_TEXT})",
+    "digest": r'"([0-9a-f]{64})"',
+}
+_REVOKED_LINES = {"at": f"({_TIME})", "id": r'"(\w{12})"'}
+_MAY_BE_MISSING = frozenset({"models", "max_priority", "created", "expires", "note"})
+
+
+def _pattern(header: str, lines: Mapping[str, str]) -> re.Pattern[str]:
+    body = (f"(?:{name} = {value}\n)?" if name in _MAY_BE_MISSING else f"{name} = {value}\n" for name, value in lines.items())
+    return re.compile(f"^{re.escape(header)}\n{''.join(body)}{_END}", re.MULTILINE | re.ASCII)
+
+
+_KEY, _REVOKED = _pattern("[[key]]", _KEY_LINES), _pattern("[[revoked]]", _REVOKED_LINES)
+_WRITTEN = {
+    header: {name: re.compile(f"{name} = {value}", re.ASCII) for name, value in lines.items()}
+    for header, lines in (("[[key]]", _KEY_LINES), ("[[revoked]]", _REVOKED_LINES))
+}
 _HEADER = re.compile(r"^[ \t]*\[\[[ \t]*(key|revoked)[ \t]*\]\]", re.MULTILINE)
-_LAST_HEADER = re.compile(rb"^\[\[(?:key|revoked)\]\]$", re.MULTILINE)
-_COMPLETE = re.compile(rb'\n(?:digest = "[0-9a-f]{64}"|id = "\w{12}")\n\s*\Z')
-_LONGEST_TABLE = 2**20
-_HEADERS = (b"[[key]]", b"[[revoked]]")
 
 
 class KeysTextError(ValueError):
@@ -226,15 +242,27 @@ def _line(text: str | bytes, place: int) -> int:
 
 
 def _torn_at(data: bytes) -> int | None:
-    """Returns where a last table begins that was written in part; None if the last table is whole."""
+    """Returns where a last table begins that a command wrote in part; None if it did not."""
     written = data.rstrip(b"\0")  # a file may be longer than what reached the disk
-    line = written[written.rfind(b"\n") + 1 :]
-    if line and any(header.startswith(line) for header in _HEADERS):
-        return len(written) - len(line)
-    headers = list(_LAST_HEADER.finditer(written, max(0, len(written) - _LONGEST_TABLE)))
-    if headers and not _COMPLETE.search(written, headers[-1].end()):
-        return headers[-1].start()
+    for start in (written.rfind(b"\n") + 1, written.rfind(b"\n[[") + 1):
+        if start < len(written) and _is_part(written[start:].decode(errors="replace")):
+            return start
     return len(written) if len(written) < len(data) else None
+
+
+def _is_part(table: str) -> bool:
+    """Whether a table has the first lines that a command writes, the last one perhaps in part, and not all of them."""
+    header, *lines = table.split("\n")
+    if not lines:
+        return any(each.startswith(header) for each in _WRITTEN)
+    forms = _WRITTEN.get(header, {})
+    left = list(forms)
+    for line in lines[:-1]:
+        name = line.partition(" = ")[0]
+        if name not in left or not forms[name].fullmatch(line):
+            return False
+        left = left[left.index(name) + 1 :]
+    return any(f"{name} = ".startswith(lines[-1]) or lines[-1].startswith(f"{name} = ") for name in left)
 
 
 def _table(header: str, fields: Mapping[str, Any]) -> str:
