@@ -76,6 +76,15 @@ class RouterSettings(ServiceSettings):
     max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
     max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
 
+    auth: Literal["off", "optional", "required"] | None = Field(
+        None,
+        description="off: everybody may call; optional: who sends a key must send a valid one; required: everybody must; "
+        "unset: required where keys_file is given, else off",
+    )
+    keys_file: Path | None = Field(
+        None, description="file of keys and tenants, made by `ryzanstein keys add`; see docs/operate/access.md"
+    )
+
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
     max_waiting: int = Field(1024, ge=1, description="maximum generations per model not yet accepted by a node")
     max_messages: int = Field(2048, ge=1, description="maximum messages of a request, including its session's")
@@ -127,6 +136,15 @@ class RouterSettings(ServiceSettings):
     moved: ClassVar[Mapping[str, str]] = MOVED
 
     @property
+    def auth_mode(self) -> Literal["off", "optional", "required"]:
+        """`auth`, or what it is unless set: keys that are given are required."""
+        return self.auth or ("required" if self._has_keys else "off")
+
+    @property
+    def _has_keys(self) -> bool:
+        return self.keys_file is not None
+
+    @property
     def store_bytes(self) -> int:
         """`max_store_bytes`, or its default for this store."""
         return self.max_store_bytes or STORE_BYTES[self.session_store]
@@ -151,6 +169,12 @@ class RouterSettings(ServiceSettings):
     def _redis_has_a_url(self) -> Self:
         if self.session_store == "redis" and not self.redis_url.get_secret_value():
             raise ValueError("session_store redis requires redis_url")
+        return self
+
+    @model_validator(mode="after")
+    def _auth_has_a_source(self) -> Self:
+        if self.auth in ("optional", "required") and not self._has_keys:
+            raise ValueError(f"auth {self.auth} requires keys_file")
         return self
 
     @field_validator("model_policy", mode="before")

@@ -24,6 +24,10 @@ STOPPED, FAILED, BAD_SETTINGS = 0, 1, 2
 _Settings = TypeVar("_Settings", bound=ServiceSettings)
 
 
+class BadSettingsError(Exception):
+    """What a setting names cannot be used: the process ends as with a setting that is invalid."""
+
+
 def read_settings(kind: type[_Settings]) -> _Settings:
     """Reads settings from flags and the environment. Prints what is invalid, and exits with BAD_SETTINGS then."""
     arguments, moved = moved_flags(kind, sys.argv[1:])
@@ -56,6 +60,9 @@ def run_service(
     try:
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(serve(settings))
+    except BadSettingsError as error:
+        log.error("bad settings", error=str(error))
+        return BAD_SETTINGS
     except refusals as error:
         log.error("cannot serve", error=str(error))
         return FAILED
