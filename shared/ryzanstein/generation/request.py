@@ -21,7 +21,9 @@ CONSTRAINTS = "constraints"
 """The feature of nodes that enforce `SamplingParams.constraint`."""
 PROMPT_CUTS = "prompt-cuts"
 """The feature of nodes that know `SamplingParams.keep_prompt_head`."""
-KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS})
+CACHE_SCOPES = "cache-scopes"
+"""The feature of nodes that keep what requests of one `cache_scope` leave in their caches from all others."""
+KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS, CACHE_SCOPES})
 """All features that this version knows."""
 
 
@@ -291,6 +293,7 @@ class GenerationRequest:
         needed = {EXTENDED} if self.sampling.is_extended else set()
         needed |= {CONSTRAINTS} if self.is_constrained else set()
         needed |= {PROMPT_CUTS} if self.sampling.keep_prompt_head is not None else set()
+        needed |= {CACHE_SCOPES} if self.cache_scope else set()
         if isinstance(self.prompt, ChatPrompt):
             needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {EXTENDED}
             needed |= set() if self.prompt.is_plain else {TOOLS}

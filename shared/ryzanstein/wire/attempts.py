@@ -9,6 +9,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenP
 from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, valid_priority
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import (
+    cache_scope_from_wire,
     conversation_from_wire,
     conversation_to_wire,
     message_to_wire,
@@ -23,7 +24,6 @@ from ryzanstein.wire.timestamps import timestamp
 
 _MAX_ADDRESS_CHARS = 300
 _MAX_CONVERSATION_BYTES = 64
-_MAX_SCOPE_CHARS = 256
 
 
 def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
@@ -100,7 +100,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         deadline=_deadline(submit),
         priority=valid_priority(submit.priority),
         tenant=name_from_wire(submit.tenant, "tenant"),
-        cache_scope=_cache_scope(submit),
+        cache_scope=cache_scope_from_wire(submit.cache_scope),
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )
@@ -132,12 +132,6 @@ def _conversation(submit: worker.Submit) -> bytes:
             "conversation_key", f"must have at most {_MAX_CONVERSATION_BYTES} bytes", len(submit.conversation_key)
         )
     return submit.conversation_key
-
-
-def _cache_scope(submit: worker.Submit) -> str:
-    if len(submit.cache_scope) > _MAX_SCOPE_CHARS:
-        raise errors.invalid("cache_scope", f"must have at most {_MAX_SCOPE_CHARS} characters", len(submit.cache_scope))
-    return submit.cache_scope
 
 
 def _with_options(prompt: ChatPrompt, submit: worker.Submit) -> ChatPrompt:
