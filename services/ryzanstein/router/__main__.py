@@ -23,6 +23,7 @@ from typing import Protocol
 
 import structlog
 
+from ryzanstein.addresses import is_loopback
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.process.background import STOP
@@ -33,6 +34,7 @@ from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
+from ryzanstein.router.faces.http.hosts import HostNames
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
@@ -81,6 +83,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         limits,
         _origins(settings),
         sessions=router.sessions,
+        hosts=_host_names(router, settings),
         metrics=settings.http_metrics,
         socket_path=WebSocketFace.path if settings.websocket else "",
     )
@@ -153,6 +156,11 @@ def _origins(settings: RouterSettings) -> list[str]:
     return [origin.strip() for origin in settings.http_cors_origins.split(",") if origin.strip()]
 
 
+def _host_names(router: Router, settings: RouterSettings) -> HostNames:
+    any_name = not router.entrance.is_open or not is_loopback(settings.host)
+    return HostNames(filter(None, map(str.strip, settings.http_hosts.split(","))), any_name=any_name)
+
+
 def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
     limits = SocketLimits(
         max_sockets=settings.websocket_max_connections,
@@ -163,7 +171,7 @@ def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
         max_messages=settings.max_messages,
         origins=frozenset(_origins(settings)),
     )
-    return WebSocketFace(router.core, router.telemetry, router.entrance, limits)
+    return WebSocketFace(router.core, router.telemetry, router.entrance, limits, _host_names(router, settings))
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:

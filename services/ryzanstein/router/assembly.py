@@ -24,9 +24,9 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
-from ryzanstein.router.access.authenticator import Anonymous
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.access.live import LOOK_S
+from ryzanstein.router.authentication import open_authenticator
 from ryzanstein.router.choose import Chooser, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
@@ -97,6 +97,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
+        access = await stack.enter_async_context(open_authenticator(settings, telemetry))
+        entrance = Entrance(access.authenticator, telemetry.registry)
         sessions = await _stored(stack, open_sessions(settings, telemetry), settings)
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
@@ -121,7 +123,6 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         parts = CoreParts(links, turns, _policy(settings), telemetry, tracing)
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
-        entrance = Entrance(Anonymous(), telemetry.registry)
         telemetry.background.supervise("access", partial(_show_out, entrance, core))
         malformed = malformed_requests("router", telemetry.registry)
         yield Router(core, sessions, owned, entrance, malformed, links, linker, telemetry, tracing)

@@ -41,6 +41,12 @@ class RouterSettings(ServiceSettings):
         max_length=4096,
         description="origins whose pages may use the HTTP API and WebSockets, comma-separated; *: all; empty: none",
     )
+    http_hosts: str = Field(
+        "",
+        max_length=4096,
+        description="names of this router in `Host`, comma-separated, where it listens on a loopback address without keys; "
+        "localhost and IP addresses need not be given",
+    )
     http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
@@ -134,11 +140,16 @@ class RouterSettings(ServiceSettings):
     tuning: RouterTuning = Field(default_factory=RouterTuning, description=TUNING)
 
     moved: ClassVar[Mapping[str, str]] = MOVED
+    protection: ClassVar[str] = "keys (--keys-file)"
 
     @property
     def auth_mode(self) -> Literal["off", "optional", "required"]:
         """`auth`, or what it is unless set: keys that are given are required."""
         return self.auth or ("required" if self._has_keys else "off")
+
+    @property
+    def protected(self) -> bool:
+        return self.auth_mode == "required"
 
     @property
     def _has_keys(self) -> bool:

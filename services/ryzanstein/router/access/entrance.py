@@ -17,6 +17,7 @@ from ryzanstein.auth.rules import PUBLIC_METHODS, Need, need_of_route
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.access.authenticator import Authenticator
 from ryzanstein.router.access.live import LiveCallers
+from ryzanstein.router.access.telemetry import outcome_of
 
 GRPC, HTTP, WEBSOCKET = "grpc", "http", "websocket"
 _Headers = Iterable[tuple[str, str | bytes]]
@@ -29,7 +30,7 @@ class Entrance:
         self._authenticator = authenticator
         self._outcomes = Counter(
             "ryzanstein_router_auth_total",
-            "Requests at the door, by face and outcome: ok, anonymous, or why one was refused",
+            "Requests at the door, by face and outcome: key, token, anonymous, or why one was refused",
             ("face", "outcome"),
             registry=registry,
         )
@@ -65,7 +66,7 @@ class Entrance:
             caller = self._authenticator.authenticate(Credential.read(headers, also))
             caller.check_scope(need.scope)
         except RyzansteinError as error:
-            self._outcomes.labels(face, error.reason.lower()).inc()
+            self._outcomes.labels(face, outcome_of(error)).inc()
             raise
-        self._outcomes.labels(face, "ok" if caller.key_id else "anonymous").inc()
+        self._outcomes.labels(face, outcome_of(caller)).inc()
         return caller

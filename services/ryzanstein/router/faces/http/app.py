@@ -45,6 +45,7 @@ from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
+from ryzanstein.router.faces.http.hosts import HostNames
 from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
@@ -117,20 +118,21 @@ def create_app(
     origins: Sequence[str] = (),
     *,
     sessions: SessionStore | None = None,
+    hosts: HostNames | None = None,
     metrics: bool = True,
     socket_path: str = "",
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
-    It has no lifespan of its own: the core starts and ends with the router. `entrance` lets requests in. `origins` may read
-    answers from a browser (CORS); none: no other origin may. `sessions` keep the conversations of
-    responses, by default in memory. `metrics`: they are served here too. `socket_path` is where the
-    server takes WebSockets; empty: nowhere.
+    It has no lifespan of its own: the core starts and ends with the router. `entrance` lets requests
+    in. `origins` may read answers from a browser (CORS); none: no other origin may. `sessions` keep the
+    conversations of responses, by default in memory. `hosts` are its names, by default any. `metrics`:
+    they are served here too. `socket_path` is where the server takes WebSockets; empty: nowhere.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(HeadAnswers)
-    app.add_middleware(Gate, limits=limits, telemetry=telemetry, entrance=entrance)
+    app.add_middleware(Gate, limits=limits, telemetry=telemetry, entrance=entrance, hosts=hosts or HostNames(any_name=True))
     if origins:  # around the gate: a page may read why it was refused
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=_METHODS, **_CORS)
     _handle_errors(app, telemetry)

@@ -19,6 +19,7 @@ from ryzanstein.auth.caller import ANYONE, Caller
 from ryzanstein.request_id import request_id
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, ByteBudget, Departure
+from ryzanstein.router.faces.http.hosts import HostNames
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpRefused, failure_from_error
 from ryzanstein.router.faces.origin import Origin
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -28,7 +29,7 @@ log = structlog.get_logger(__name__)
 REQUEST_ID = "X-Request-Id"
 _CALL = "ryzanstein.call"
 ROUTER_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
-_QUIET = frozenset({"/healthz", "/readyz"})
+_QUIET = frozenset({"/health", "/healthz", "/readyz"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,11 @@ def call_of(scope: Scope) -> HttpCall:
 class Gate:
     """ASGI middleware around the application."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry, entrance: Entrance) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry, entrance: Entrance, hosts: HostNames
+    ) -> None:
         self._app = app
+        self._hosts = hosts
         self._entrance = entrance
         self._limits = limits
         self._telemetry = telemetry
@@ -138,7 +142,12 @@ class Gate:
             await failure_from_error(_domain_error(error, scope, call)).response()(scope, receive, send)
 
     def _let_in(self, scope: Scope) -> Caller:
-        """Returns who sends the request. Raises what `Entrance.admit_route` raises, before a byte of a body is read."""
+        """Returns who sends the request, before a byte of a body is read.
+
+        Raises what `Entrance.admit_route` and `HostNames.check` raise.
+        """
+        if scope["path"] not in _QUIET:  # probes may come by any name
+            self._hosts.check(Headers(scope=scope).get("host", ""))
         if scope["method"] == "OPTIONS":  # no route has it: CORS answers it, or it is not allowed
             return ANYONE
         headers = ((name.decode("latin-1"), value) for name, value in scope["headers"])

@@ -10,6 +10,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.arrival import ByteBudget
+from ryzanstein.router.faces.http.hosts import HostNames
 from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest
 from ryzanstein.router.faces.openai.answers.failures import ACCESS, CONNECTIONS, HttpFailure, HttpRefused, failure_from_error
 from ryzanstein.router.faces.websocket.connection import ConnectionParts, WebSocketConnection
@@ -37,9 +38,11 @@ class WebSocketFace:
         telemetry: RouterTelemetry,
         entrance: Entrance,
         limits: SocketLimits | None = None,
+        hosts: HostNames | None = None,
     ) -> None:
         self._core = core
         self._entrance = entrance
+        self._hosts = hosts or HostNames(any_name=True)
         self._limits = limits or SocketLimits()
         self._telemetry = SocketTelemetry(telemetry)
         self._parts = ConnectionParts(self._limits, ByteBudget(self._limits.max_arriving_bytes), ParsingTurns())
@@ -49,6 +52,7 @@ class WebSocketFace:
     def upgraded(self, request: UpgradeRequest) -> asyncio.Protocol:
         """Returns the protocol of a new socket, whose caller stays the same. Raises HttpRefused."""
         headers = Headers(raw=[(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers])
+        self._hosts.check(headers.get("host", ""))
         try:
             caller = self._entrance.admit_socket(self.path, headers.items(), key_of_subprotocols(headers))
         except RyzansteinError as error:
