@@ -124,6 +124,7 @@ def attempts(draw: st.DrawFn) -> Attempt:
         deadline=draw(st.none() | st.integers(0, 2**31).map(float)),
         priority=draw(st.integers(-10, 10)),
         tenant=draw(texts),
+        cache_scope=draw(texts),
         request_id=draw(texts),
         traceparent=draw(texts),
     )

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from ryzanstein.addresses import bare_host, checked_target
+from ryzanstein.addresses import bare_host, checked_target, is_loopback
 from ryzanstein.auth.peers.peer import DEFAULT_TRUST, checked_trust
 from ryzanstein.bounds import LARGEST, LARGEST_S
 from ryzanstein.files.state_home import VARIABLES
@@ -43,7 +43,11 @@ class ServiceSettings(BaseSettings):
     moved: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier releases: name to place in `tuning`, such as "stall_s" to "suspicion.stall_s", or to its new name."""
 
+    protection: ClassVar[str] = "certificates (--tls require, --tls-dir)"
+    """What lets a service listen where others reach it, for a message."""
+
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
+    insecure: bool = Field(False, description="listen without protection where the network is what protects this service")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_file_bytes: int = Field(
@@ -96,6 +100,20 @@ class ServiceSettings(BaseSettings):
         if self.tls != "off" and self.tls_dir is None:
             raise ValueError(f"tls {self.tls} needs tls_dir; `ryzanstein ca` makes certificates")
         return self
+
+    @property
+    def protected(self) -> bool:
+        """Whether strangers who reach the service are refused."""
+        return self.tls == "require"
+
+    def check_exposure(self) -> None:
+        """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
+        if self.insecure or self.protected or is_loopback(self.host):
+            return
+        raise ValueError(
+            f"everybody who reaches {self.host} could use this service: give it {self.protection}, listen on 127.0.0.1 "
+            "(--host), or say --insecure where the network protects it; see docs/operate/secure.md"
+        )
 
     @field_validator("host")
     @classmethod

@@ -11,6 +11,7 @@ import typer
 from ryzanstein.cli.access.authority_command import app as ca
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo.command import demo
+from ryzanstein.cli.keys.command import app as keys
 from ryzanstein.cli.models.command import app as models
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.rollout.deploy import deploy
@@ -39,6 +40,7 @@ def build() -> typer.Typer:
         app.command()(command)
     app.add_typer(models, name="models")
     app.add_typer(ca, name="ca")
+    app.add_typer(keys, name="keys")
     add_programs(app)
     return app
 

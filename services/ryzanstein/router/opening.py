@@ -27,6 +27,7 @@ from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_url import address
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.client import PLAIN, Dialer
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +109,7 @@ class OpenJournal:
 
 
 @asynccontextmanager
-async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | None]:
+async def open_journal(settings: RouterSettings, dialer: Dialer = PLAIN) -> AsyncIterator[OpenJournal | None]:
     """Yields the open journal, or None when generations are only in memory.
 
     Raises OSError or sqlite3.Error when the journal's file cannot be used.
@@ -118,7 +119,7 @@ async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | 
         return
     journal = await _opened(settings)
     try:
-        yield OpenJournal(journal, Peers(journal, settings.lease_s))
+        yield OpenJournal(journal, Peers(journal, settings.lease_s, dialer))
     finally:
         await journal.close()
 

@@ -211,7 +211,7 @@ def test_a_request_comes_back_as_it_was() -> None:
             last_node="a",
         )
         request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, answer_form="chat", kept=True)
-        request = replace(request, tenant_named=True, never_cut=True)
+        request = replace(request, tenant_named=True, never_cut=True, key_id="id", cache_scope="t")
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         read, new_messages = decode_request(encode_request(generation, 2))

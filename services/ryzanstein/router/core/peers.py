@@ -20,6 +20,7 @@ import structlog
 from grpc_status import rpc_status
 
 from ryzanstein import errors
+from ryzanstein.addresses import join_address
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID
@@ -100,7 +101,7 @@ class Peers:
         self._dialer = dialer
         # Longer than it takes to see a just renewed lease expire: that is the better reason.
         self._answer_s = lease_s + 3 * _LOOK_S
-        # By the address and the version of the certificates.
+        # By the owner and the version of the certificates.
         self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
         self._users: Counter[tuple[str, int]] = Counter()
 
@@ -112,7 +113,7 @@ class Peers:
         Raises OwnerLostError, or the generation's own error. Closing the iterator cancels the call.
         """
         request = inference.AttachGenerationRequest(generation_id=generation_id, from_index=from_index)
-        async with self._channel(head.owner.address) as channel:
+        async with self._channel(head.owner) as channel:
             metadata = (*_addressed(head.owner, tenant), (WHOLE, str(whole).lower()))
             call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=metadata)
             try:
@@ -131,7 +132,7 @@ class Peers:
         Raises OwnerLostError, or the owner's own error: NOT_FOUND when the generation does not run.
         """
         request = inference.CancelGenerationRequest(generation_id=generation_id)
-        async with self._channel(head.owner.address) as channel:
+        async with self._channel(head.owner) as channel:
             call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=_addressed(head.owner, tenant))
             try:
                 await self._watched(call, head.owner, self._answer_s)
@@ -150,7 +151,7 @@ class Peers:
             owner = await self._leaseholder(owner_id) or await self._last_known(owner_id)
             if owner is None or not owner.address:
                 return False
-            async with self._channel(owner.address) as channel:
+            async with self._channel(owner) as channel:
                 call: Any = PeerServiceStub(channel).InterruptGeneration(request, metadata=((OWNER, owner_id),))
                 try:
                     return bool((await self._watched(call, owner, self._answer_s)).interrupted)
@@ -181,7 +182,7 @@ class Peers:
 
     async def _check_session(self, owner: Owner, session_id: str) -> bool:
         request = peer.CheckSessionRequest(session_id=session_id)
-        async with self._channel(owner.address) as channel:
+        async with self._channel(owner) as channel:
             call: Any = PeerServiceStub(channel).CheckSession(request, metadata=((OWNER, owner.owner_id),))
             try:
                 return bool((await self._watched(call, owner, self._answer_s)).held)
@@ -237,10 +238,12 @@ class Peers:
             return True
 
     @asynccontextmanager
-    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        key = (address, self._dialer.version)
+    async def _channel(self, owner: Owner) -> AsyncIterator[grpc.aio.Channel]:
+        key = (owner.owner_id, self._dialer.version)
         if key not in self._channels:
-            self._channels[key] = self._dialer.open(address, Peer(PeerRole.ROUTER), retries=False)
+            router = Peer(PeerRole.ROUTER, owner.owner_id.rpartition("/")[0])
+            address = _address_in(owner.address, secure=self._dialer.secure)
+            self._channels[key] = self._dialer.open(address, router, retries=False)
         channel = self._channels[key]
         self._users[key] += 1
         try:
@@ -250,6 +253,17 @@ class Peers:
             if not self._users[key]:
                 del self._users[key], self._channels[key]
                 await channel.close()
+
+
+def peer_target(address: str, tls_port: int) -> str:
+    """Returns what a router publishes of where others reach it: host:port, and the port with TLS if it has one."""
+    return f"{address},{tls_port}" if tls_port else address
+
+
+def _address_in(target: str, *, secure: bool) -> str:
+    """Returns host:port of a published target, of the port with TLS or without."""
+    address, _, tls_port = target.partition(",")
+    return join_address(address.rpartition(":")[0], tls_port) if secure and tls_port else address
 
 
 def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:

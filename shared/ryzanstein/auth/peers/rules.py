@@ -67,7 +67,9 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         "/ryzanstein.v1.PageService/FetchPages": _NODE,
         "/ryzanstein.v1.PeerService/InterruptGeneration": _ROUTER,
         "/ryzanstein.v1.PeerService/CheckSession": _ROUTER,
-        "/ryzanstein.v1.RouterService/GetRouterStatus": _only(PeerRole.OPERATOR, PeerRole.MONITOR),
+        # One router reads and cancels at another what its clients ask for.
+        "/ryzanstein.v1.InferenceService/AttachGeneration": _ROUTER,
+        "/ryzanstein.v1.InferenceService/CancelGeneration": _ROUTER,
         **{f"/{package}.ServerReflection/ServerReflectionInfo": _ANYBODY for package in _REFLECTION},
     }
 )

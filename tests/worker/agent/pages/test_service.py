@@ -132,7 +132,7 @@ async def test_small_pages_go_together_and_to_an_older_node_one_by_one(node, old
 async def test_an_older_node_that_fetches_gets_pieces(node, chain, scope) -> None:
     pages = chain(5)
     await node.mover.put(pages, b"")
-    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
     request = pb.FetchPagesRequest(scope=wire, keys=[page.key for page in pages])
     async with grpc.aio.insecure_channel(node.address) as channel:
         kinds = [response.HasField("piece") async for response in PageServiceStub(channel).FetchPages(request, timeout=60)]
@@ -143,7 +143,7 @@ async def test_an_older_node_that_fetches_gets_pieces(node, chain, scope) -> Non
 
 async def test_a_page_that_is_damaged_among_several_ends_the_chain_there(node, chain, scope, counted) -> None:
     pages = chain(6)
-    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
     (whole,) = frames_of(pb.SendPagesRequest, pages[:5], scope.root, scope.sizes, WHOLE_BYTES)
     (last,) = frames_of(pb.SendPagesRequest, pages[5:], scope.root, scope.sizes, WHOLE_BYTES)
     whole.pages.checksums[3] ^= 1
@@ -167,7 +167,7 @@ async def test_a_page_that_is_damaged_among_several_ends_the_chain_there(node, c
     ],
 )
 async def test_what_are_no_pages_is_refused_by_name(node, chain, scope, broken, named) -> None:
-    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
     (frame,) = frames_of(pb.SendPagesRequest, chain(3), scope.root, scope.sizes, WHOLE_BYTES)
     broken(frame.pages)
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
@@ -178,7 +178,7 @@ async def test_what_are_no_pages_is_refused_by_name(node, chain, scope, broken, 
 
 
 async def test_whole_pages_in_the_middle_of_a_page_are_refused(node, chain, scope) -> None:
-    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
     (frame,) = frames_of(pb.SendPagesRequest, chain(3), scope.root, scope.sizes, WHOLE_BYTES)
     first = pb.SendPagesRequest(piece=next(pieces_of(chain(1)[0], scope.root, 1000)))
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
@@ -234,7 +234,7 @@ async def test_a_corrupt_page_and_those_after_it_are_not_stored(node, chain, sco
     pages = chain(6)
 
     async def frames() -> AsyncIterator[pb.SendPagesRequest]:
-        wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+        wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
         yield pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
         for number, page in enumerate(pages):
             for piece in pieces_of(page, scope.root, 1000):
@@ -315,7 +315,7 @@ async def test_transfers_and_offers_are_bounded(node, chain, scope) -> None:
 @pytest.mark.parametrize("num_bytes", [1, 16, 100_000])
 async def test_a_parent_that_is_no_page_is_refused(node, scope, num_bytes) -> None:
     async with grpc.aio.insecure_channel(node.address) as channel:
-        wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+        wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
         begin = pb.SendPagesBegin(scope=wire, parent=bytes(num_bytes))
         with pytest.raises(grpc.aio.AioRpcError, match=r"begin\.parent"):
             await PageServiceStub(channel).SendPages(iter([pb.SendPagesRequest(begin=begin)]), timeout=60)
@@ -323,7 +323,7 @@ async def test_a_parent_that_is_no_page_is_refused(node, scope, num_bytes) -> No
 
 @pytest.mark.parametrize("timeout_s", [None, 91.5, 10_000])
 async def test_a_transfer_must_have_a_deadline(node, scope, timeout_s) -> None:
-    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
     begin = pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
     async with grpc.aio.insecure_channel(node.address) as channel:
         stub = PageServiceStub(channel)
@@ -336,7 +336,7 @@ async def test_a_transfer_must_have_a_deadline(node, scope, timeout_s) -> None:
 async def test_callers_that_neither_read_nor_write_give_their_places_back(node, chain, scope, eventually) -> None:
     pages = chain(4096)
     await node.mover.put(pages, b"")
-    wire = pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+    wire = pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
     fetch = pb.FetchPagesRequest(scope=wire, keys=[page.key for page in pages])
 
     async def begins() -> AsyncIterator[pb.SendPagesRequest]:

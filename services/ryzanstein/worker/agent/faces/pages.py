@@ -13,12 +13,12 @@ from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
-from ryzanstein.wire.requests import name_from_wire
+from ryzanstein.wire.requests import cache_scope_from_wire, name_from_wire
 from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.store import PageScope
 from ryzanstein.worker.agent.pages.tiers import pieces
 from ryzanstein.worker.agent.pages.tiers.pieces import (
     WHOLE_BYTES,
@@ -97,10 +97,10 @@ class PageServicer(PageServiceServicer):
                 num_bytes += sum(len(page.content) for page in asked)
                 left = left[size:]
 
-    async def _scope(self, scope: pb.PageScope) -> tuple[ModelPages, PageMover, Scope]:
-        model, tenant = name_from_wire(scope.model, "scope.model"), name_from_wire(scope.tenant, "scope.tenant")
+    async def _scope(self, scope: pb.PageScope) -> tuple[ModelPages, PageMover, PageScope]:
+        model, name = name_from_wire(scope.model, "scope.model"), cache_scope_from_wire(scope.tenant, "scope.tenant")
         pages = self._models.of(model).node.version.pages
-        return pages, *await pages.checked(model, tenant, checked_root(scope.root))
+        return pages, *await pages.checked(model, name, checked_root(scope.root))
 
     def _require_staying(self, scope: pb.PageScope) -> None:
         """Raises UNAVAILABLE while the node drains: nodes that stop together would fill one another."""
@@ -128,7 +128,7 @@ class AtOnce:
 class _Arriving:
     """Pages that arrive in one call: put into the ranks some at a time, in order."""
 
-    def __init__(self, pages: ModelPages, mover: PageMover, scope: Scope, parent: bytes) -> None:
+    def __init__(self, pages: ModelPages, mover: PageMover, scope: PageScope, parent: bytes) -> None:
         self._pages, self._mover, self._scope, self._parent = pages, mover, scope, parent
         self._assembly = Assembly(scope.root, scope.sizes)
         self._held: list[Page] = []

@@ -15,7 +15,7 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+from ryzanstein.worker.agent.pages.store import PageScope, StoreFailed
 from ryzanstein.worker.agent.pages.tiers import pieces
 from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS, WHOLE_BYTES, Assembly, CorruptPage, frames_of, whole_pages
 
@@ -41,7 +41,7 @@ class NodeStore:
             self._channels[version] = self._dialer.open(self._address, self._expect, retries=False)
         return PageServiceStub(self._channels[version])
 
-    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+    async def missing(self, scope: PageScope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`."""
         with _failures():
             request = pb.OfferPagesRequest(scope=_wire(scope), keys=keys)
@@ -49,7 +49,7 @@ class NodeStore:
             self._whole_bytes = min(response.whole_pages_bytes, WHOLE_BYTES)
             return list(response.missing)
 
-    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+    async def send(self, scope: PageScope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`. Several pages go in one message if the node has said that it takes that."""
 
         async def frames() -> AsyncIterator[pb.SendPagesRequest]:
@@ -62,7 +62,7 @@ class NodeStore:
             response = await self._stub.SendPages(frames(), timeout=_SEND_S)
             return int(response.stored)
 
-    async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """See `PageStore.fetch`.
 
         One call asks for at most `MAX_KEYS` pages. An answer of `ANSWER_BYTES` is not all of it.
@@ -76,7 +76,7 @@ class NodeStore:
                 return
             keys = keys[num:]
 
-    async def _fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def _fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         assembly = Assembly(scope.root, scope.sizes)
         wanted = iter(keys)
         with _failures():
@@ -98,7 +98,7 @@ class NodeStore:
             await channel.close()
 
 
-def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: Scope) -> Iterator[Page]:
+def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: PageScope) -> Iterator[Page]:
     """Yields the pages that a message has or completes."""
     if response.HasField("pages"):
         yield from whole_pages(response.pages, scope.root, scope.sizes)
@@ -128,5 +128,5 @@ def _failures() -> Iterator[None]:
         raise StoreFailed("failed", _SHORT_REST_S) from None
 
 
-def _wire(scope: Scope) -> pb.PageScope:
-    return pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+def _wire(scope: PageScope) -> pb.PageScope:
+    return pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
