@@ -25,8 +25,8 @@ from ryzanstein.auth.peers.rules import PEER_RULES
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.server import RpcServer
-from ryzanstein.rpc.service_tls import ServiceTls
 from ryzanstein.rpc.status import answered
+from ryzanstein.rpc.tls.service_tls import ServiceTls
 from ryzanstein.v1 import embedding_pb2, orchestrator_pb2, pages_pb2, peer_pb2, text_pb2, worker_pb2
 from ryzanstein.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,

@@ -58,7 +58,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
-from ryzanstein.rpc.tls_settings import dialer_of, service_tls
+from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
@@ -71,7 +71,7 @@ from ryzanstein.wire.requests import MostParts
 log = structlog.get_logger(__name__)
 
 if TYPE_CHECKING:
-    from ryzanstein.rpc.service_tls import ServiceTls
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"

@@ -29,7 +29,7 @@ from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
-from ryzanstein.rpc.tls_settings import dialer_of, service_tls
+from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
@@ -64,7 +64,7 @@ from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
 
 if TYPE_CHECKING:
-    from ryzanstein.rpc.service_tls import ServiceTls
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
 
 if TYPE_CHECKING:
-    from ryzanstein.rpc.service_tls import ServiceTls
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
@@ -129,7 +129,7 @@ def _guards(tls: ServiceTls | None) -> list[grpc.aio.ServerInterceptor]:
     """Returns what admits peers. It is loaded only with TLS, which needs a package of its own."""
     if tls is None:
         return []
-    from ryzanstein.rpc.peer_guard import PeerInterceptor
+    from ryzanstein.rpc.tls.peer_guard import PeerInterceptor
 
     return [PeerInterceptor(tls.guard)]
 

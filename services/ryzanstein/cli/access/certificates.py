@@ -8,7 +8,7 @@ from pathlib import Path
 from ryzanstein.auth.peers.authority import Authority
 from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole
 from ryzanstein.rpc.client import Dialer
-from ryzanstein.rpc.service_tls import operator_dialer
+from ryzanstein.rpc.tls.service_tls import operator_dialer
 
 _RENEWED_S = 86_400.0
 OPERATOR = Peer(PeerRole.OPERATOR, "local")

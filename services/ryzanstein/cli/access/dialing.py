@@ -28,7 +28,7 @@ def dialer_in(directory: Path | None) -> Dialer:
         return PLAIN
     require("status", "tls")
     from ryzanstein.auth.peers.material import MaterialError
-    from ryzanstein.rpc.service_tls import operator_dialer
+    from ryzanstein.rpc.tls.service_tls import operator_dialer
 
     try:
         return operator_dialer(directory)

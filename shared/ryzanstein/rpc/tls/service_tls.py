@@ -16,7 +16,7 @@ from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import Peer
 from ryzanstein.rpc.client import Dialer
-from ryzanstein.rpc.peer_guard import PeerGuard
+from ryzanstein.rpc.tls.peer_guard import PeerGuard
 
 
 class ServiceTls:

@@ -13,7 +13,7 @@ from ryzanstein.process.background import Background
 from ryzanstein.rpc.client import PLAIN, Dialer
 
 if TYPE_CHECKING:
-    from ryzanstein.rpc.service_tls import ServiceTls
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 
 def service_tls(
@@ -28,7 +28,7 @@ def service_tls(
     if settings.tls == "off" or settings.tls_dir is None:
         return None
     try:
-        from ryzanstein.rpc.service_tls import ServiceTls
+        from ryzanstein.rpc.tls.service_tls import ServiceTls
     except ModuleNotFoundError as error:
         if error.name != "cryptography":
             raise
