@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from ryzanstein import errors
 from ryzanstein.auth.tenants import NO_LIMITS, TenantLimits
 from ryzanstein.process.hangup import hangups
 from ryzanstein.process.service_process import BadSettingsError
@@ -16,10 +17,12 @@ from ryzanstein.router.access.authenticator import Anonymous, Authenticator
 from ryzanstein.router.access.keys import Keys
 from ryzanstein.router.access.optional import OptionalKeys
 from ryzanstein.router.access.stores.file import FileKeys
-from ryzanstein.router.access.stores.source import HeldKeys, KeysUnreadableError
+from ryzanstein.router.access.stores.saved import SavedKeys
+from ryzanstein.router.access.stores.source import HeldKeys, KeySource, KeysUnreadableError
 from ryzanstein.router.access.stores.watch import KeyWatch
 from ryzanstein.router.access.telemetry import KeyMetrics
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.storage.redis_url import address
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -41,7 +44,7 @@ class OpenAccess:
 async def open_authenticator(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[OpenAccess]:
     """Yields who may call: everybody where the settings name no source of keys.
 
-    Raises BadSettingsError when the keys file cannot be read.
+    Raises BadSettingsError when the keys file cannot be read. A Redis server that is away is not an error.
     """
     if settings.auth_mode == "off":
         yield OpenAccess(Anonymous())
@@ -52,17 +55,35 @@ async def open_authenticator(settings: RouterSettings, telemetry: RouterTelemetr
 
 
 async def _keys(stack: AsyncExitStack, settings: RouterSettings, telemetry: RouterTelemetry) -> Keys:
-    assert settings.keys_file is not None
-    held = HeldKeys()
-    source = FileKeys(settings.keys_file)
+    """Returns the keys of the source that the settings name, with its watch running."""
+    source = _source(settings)
     stack.push_async_callback(source.close)
+    held = HeldKeys(settings.keys_max_age_s if settings.keys_redis else None)
     watch = KeyWatch(source, held, KeyMetrics(telemetry.registry))
     try:
         await watch.start()
     except KeysUnreadableError as error:
-        raise BadSettingsError(f"keys_file: {error}") from None
+        if settings.keys_file is not None:
+            raise BadSettingsError(f"keys_file: {error}") from None
+        # Redis may come back. Until then callers are told that keys are unavailable.
     stack.enter_context(hangups(watch.look_now))
     watching = telemetry.background.supervise("keys", watch.run)
     stack.push_async_callback(asyncio.wait, [watching])
     stack.callback(watching.cancel)
     return Keys(held)
+
+
+def _source(settings: RouterSettings) -> KeySource:
+    if settings.keys_file is not None:
+        return FileKeys(settings.keys_file)
+    try:
+        # An optional dependency: it is installed only where it is used.
+        from ryzanstein.auth.keys.redis_keys import RedisKeys
+        from ryzanstein.router.access.stores.redis import RedisKeySource
+    except ImportError as error:
+        raise errors.failed_precondition(
+            "REDIS_NOT_INSTALLED", f"keys_redis needs the redis package: pip install ryzanstein[redis] ({error})"
+        ) from error
+    url = settings.redis_url.get_secret_value()
+    log.info("keys in Redis", address=address(url))
+    return RedisKeySource(RedisKeys(url, settings.redis_prefix), SavedKeys(settings.state_dir / "keys-of-redis.toml"))

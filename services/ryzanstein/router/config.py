@@ -79,10 +79,14 @@ class RouterSettings(ServiceSettings):
     auth: Literal["off", "optional", "required"] | None = Field(
         None,
         description="off: everybody may call; optional: who sends a key must send a valid one; required: everybody must; "
-        "unset: required where keys_file is given, else off",
+        "unset: required where a source of keys is given, else off",
     )
     keys_file: Path | None = Field(
         None, description="file of keys and tenants, made by `ryzanstein keys add`; see docs/operate/access.md"
+    )
+    keys_redis: bool = Field(False, description="read keys and tenants from Redis, at redis_url; in place of keys_file")
+    keys_max_age_s: float = Field(
+        900.0, ge=1, description="how long keys are trusted while Redis is away; after that, callers get KEYS_UNAVAILABLE"
     )
 
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
@@ -138,7 +142,7 @@ class RouterSettings(ServiceSettings):
 
     @property
     def _has_keys(self) -> bool:
-        return self.keys_file is not None
+        return self.keys_file is not None or self.keys_redis
 
     @property
     def store_bytes(self) -> int:
@@ -163,14 +167,18 @@ class RouterSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _redis_has_a_url(self) -> Self:
-        if self.session_store == "redis" and not self.redis_url.get_secret_value():
-            raise ValueError("session_store redis requires redis_url")
+        if not self.redis_url.get_secret_value():
+            for wanted, name in ((self.session_store == "redis", "session_store redis"), (self.keys_redis, "keys_redis")):
+                if wanted:
+                    raise ValueError(f"{name} requires redis_url")
         return self
 
     @model_validator(mode="after")
     def _auth_has_a_source(self) -> Self:
         if self.auth in ("optional", "required") and not self._has_keys:
-            raise ValueError(f"auth {self.auth} requires keys_file")
+            raise ValueError(f"auth {self.auth} requires keys_file or keys_redis")
+        if self.keys_redis and self.keys_file is not None:
+            raise ValueError("keys_file and keys_redis cannot both be given")
         return self
 
     @field_validator("model_policy", mode="before")

@@ -202,7 +202,7 @@ async def test_optional_keys_let_in_who_sends_none(open_access: Open, path: Path
 
 @pytest.mark.parametrize("auth", ["optional", "required"])
 def test_auth_without_keys_is_refused_by_name(auth: Any) -> None:
-    with pytest.raises(ValueError, match=f"auth {auth} requires keys_file"):
+    with pytest.raises(ValueError, match=f"auth {auth} requires keys_file or keys_redis"):
         RouterSettings(auth=auth)
 
 
