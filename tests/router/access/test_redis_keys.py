@@ -103,7 +103,7 @@ async def test_nothing_is_read_but_the_version_while_nothing_changes(
     client.config_resetstat()
     await until(lambda: client.info("commandstats").get("cmdstat_mget", {"calls": 0})["calls"] >= 3)
     assert "cmdstat_hgetall" not in client.info("commandstats")
-    assert router.value("keys_reloads_total", outcome="loaded") == 1
+    assert router.value("keys_reloads_total", source="redis", outcome="loaded") == 1
     client.close()
 
 
@@ -113,7 +113,7 @@ async def test_without_redis_the_last_keys_stay_until_they_are_too_old(
     router = await open_router(keys_max_age_s=1.0)
     caller = router.caller(FIRST.reveal())
     await redis.kill()
-    await until(lambda: router.value("keys_reloads_total", outcome="failed") == 1)
+    await until(lambda: router.value("keys_reloads_total", source="redis", outcome="failed") == 1)
     assert (router.outcome(FIRST.reveal()), router.outcome(SECOND.reveal())) == ("key", "key_invalid")
     await until(lambda: router.outcome(FIRST.reveal()) == "keys_unavailable", 3.0)
     assert (router.outcome(SECOND.reveal()), router.ended(caller)) == ("keys_unavailable", "KEYS_UNAVAILABLE")
@@ -138,7 +138,7 @@ async def test_a_router_starts_from_its_copy_while_redis_is_away(
     os.utime(copy, (os.stat(copy).st_mtime - 901,) * 2)
     old = await open_router()
     assert {old.outcome(key.reveal()) for key in (FIRST, SECOND)} == {"keys_unavailable"}
-    assert old.value("keys_age_seconds") > 900
+    assert old.value("keys_age_seconds", source="redis") > 900
     await redis.start()
     for each in (again, other, old):
         await until(lambda each=each: each.outcome(FIRST.reveal()) == "key", 5.0)  # type: ignore[misc]
@@ -148,7 +148,7 @@ async def test_a_server_that_lost_its_keys_takes_none_away(open_router: Open, ke
     router = await open_router()
     client = Redis.from_url(redis.url)
     client.flushall()
-    await until(lambda: router.value("keys_reloads_total", outcome="failed") == 1)
+    await until(lambda: router.value("keys_reloads_total", source="redis", outcome="failed") == 1)
     assert router.outcome(FIRST.reveal()) == "key"
     started = await open_router()  # it has the copy
     assert started.outcome(FIRST.reveal()) == "key"
@@ -186,14 +186,14 @@ async def test_what_is_no_key_leaves_the_last_good_ones(
     client = Redis.from_url(redis.url)
     client.hset(f"ryzanstein:access:{place}", name, text)
     client.incr("ryzanstein:access:version")
-    await until(lambda: router.value("keys_reloads_total", outcome="failed") == 1)
+    await until(lambda: router.value("keys_reloads_total", source="redis", outcome="failed") == 1)
     assert router.outcome(FIRST.reveal()) == "key"
     with pytest.raises(KeysRedisError, match=told) as error:
         keys.read()
     assert SECOND.secret not in str(error.value)
     client.hdel(f"ryzanstein:access:{place}", name)
     client.incr("ryzanstein:access:version")
-    await until(lambda: router.value("keys_age_seconds") < 0.02)
+    await until(lambda: router.value("keys_age_seconds", source="redis") < 0.02)
     client.close()
 
 
@@ -206,7 +206,7 @@ async def test_a_canary_is_in_no_copy_log_or_error(
     assert router.outcome(made) == "key"
     assert router.outcome(made[:-1]) == "key_invalid"
     await redis.kill()
-    await until(lambda: router.value("keys_reloads_total", outcome="failed") == 1)
+    await until(lambda: router.value("keys_reloads_total", source="redis", outcome="failed") == 1)
     again = await open_router()
     assert again.outcome(made) == "key"
     out, err = capfd.readouterr()
