@@ -12,7 +12,7 @@ from redis import Redis
 
 from ryzanstein.auth.caller import DEFAULT_SCOPES
 from ryzanstein.auth.key_form import ApiKey
-from ryzanstein.auth.keys.keys_file import KeyExistsError, NoSuchKeyError
+from ryzanstein.auth.keys.keys_file import KeyExistsError, KeysFile, NoSuchKeyError
 from ryzanstein.auth.keys.keys_text import key_text
 from ryzanstein.auth.keys.records import KeyRecord
 from ryzanstein.auth.keys.redis_keys import KeysRedisError, RedisKeys
@@ -66,6 +66,34 @@ async def test_keys_are_read_as_they_were_written(keys: Any) -> None:
         keys.revoke(SECOND.key_id, 1.8e9)
     assert (keys.revoke(FIRST.key_id, 1.8e9), keys.revoke(FIRST.key_id, 1.9e9)) == (True, False)
     assert dict(keys.read().revoked) == {FIRST.key_id: 1.8e9}
+
+
+async def test_only_what_changed_is_read(keys: Any, redis: Any) -> None:
+    client = Redis.from_url(redis.url)
+
+    def whole_readings() -> int:
+        return int(client.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"]) // 3
+
+    version, snapshot = keys.read_version()
+    keys.add(record(SECOND))
+    keys.revoke(FIRST.key_id, 1.8e9)
+    client.config_resetstat()
+    version, snapshot = keys.read_changed(version, snapshot)
+    assert (whole_readings(), version) == (0, keys.version())
+    assert snapshot == keys.read()
+    assert set(snapshot.keys) == {FIRST.key_id, SECOND.key_id}
+    client.config_resetstat()
+    # What is changed by hand, more than is kept of changes, and what another server has are read whole.
+    client.hset("ryzanstein:access:tenants", "acme", '{"sessions": 3}')
+    client.incr("ryzanstein:access:version")
+    version, snapshot = keys.read_changed(version, snapshot)
+    assert (whole_readings(), snapshot.tenants["acme"].limits.sessions) == (1, 3)
+    client.incrby("ryzanstein:access:version", 1001)
+    version, snapshot = keys.read_changed(version, snapshot)
+    client.set("ryzanstein:access:origin", "another")
+    assert keys.read_changed(version, snapshot)[1] == keys.read()
+    assert whole_readings() == 4
+    client.close()
 
 
 async def test_what_a_command_changes_is_known_to_every_router(
@@ -142,6 +170,24 @@ async def test_a_router_starts_from_its_copy_while_redis_is_away(
     await redis.start()
     for each in (again, other, old):
         await until(lambda each=each: each.outcome(FIRST.reveal()) == "key", 5.0)  # type: ignore[misc]
+
+
+async def test_the_copy_has_all_changes_when_a_router_stops(
+    access_of: Any, keys: Any, redis: Any, tmp_path: Path, until: Until
+) -> None:
+    """They are not saved one by one; a copy that lacks one is not called current meanwhile."""
+    settings = RouterSettings(keys_redis=True, redis_url=redis.url, state_dir=tmp_path)
+    copy = KeysFile(tmp_path / "keys-of-redis.toml")
+    async with access_of(settings) as router:
+        os.utime(copy.path, (1e9, 1e9))
+        await until(lambda: os.stat(copy.path).st_mtime > 1e9)  # it is current; said again in 10 s
+        os.utime(copy.path, (1e9, 1e9))
+        keys.add(record(SECOND))
+        await until(lambda: router.outcome(SECOND.reveal()) == "key")
+        reads = router.value("keys_reloads_total", source="redis", outcome="loaded")
+        assert (set(copy.read().keys), os.stat(copy.path).st_mtime, reads) == ({FIRST.key_id}, 1e9, 2)
+    assert set(copy.read().keys) == {FIRST.key_id, SECOND.key_id}
+    assert os.stat(copy.path).st_mtime > 1e9
 
 
 async def test_a_server_that_lost_its_keys_takes_none_away(open_router: Open, keys: Any, redis: Any, until: Until) -> None:
