@@ -130,6 +130,14 @@ async def test_a_token_names_its_caller(open_tokens: Open, provider: Any, algori
     assert access.outcome("") == "key_missing"
 
 
+async def test_a_provider_on_this_machine_is_asked_without_a_proxy(
+    open_tokens: Open, provider: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    access = await open_tokens()
+    assert access.outcome(token(provider)) == "token"
+
+
 @pytest.mark.parametrize(
     ("given", "scopes"),
     [
