@@ -379,6 +379,21 @@ async def test_a_provider_on_a_bad_day_holds_nobody_up(
     await until(lambda: started.outcome(made) == "token")
 
 
+async def test_a_silent_provider_holds_up_no_start(
+    open_tokens: Open, provider: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuers, "START_S", 0.1)
+    monkeypatch.setattr(issuers, "LEAST_BETWEEN_S", 0.1)
+    speaks = threading.Event()
+    provider.answer = lambda handler: (speaks.wait(5), provider.publish(handler))
+    before = time.monotonic()
+    access = await open_tokens()
+    assert time.monotonic() - before < 2
+    assert access.outcome(token(provider)) == "keys_unavailable"
+    speaks.set()
+    await until(lambda: access.outcome(token(provider)) == "token")
+
+
 @pytest.mark.parametrize("changed", [{"issuer": "http://127.0.0.1:1"}, {"jwks_uri": "http://example.com/"}, {"jwks_uri": 3}])
 async def test_a_document_of_another_issuer_is_refused(open_tokens: Open, provider: Any, changed: Any) -> None:
     provider.document |= changed

@@ -46,7 +46,7 @@ class Provider:
         self._issuer = issuer
         self._keys_url = ""
         # A proxy of the environment may lead to a provider elsewhere, never to one on this machine.
-        proxies = None if issuer.startswith("https:") else {}
+        proxies: dict[str, str] | None = None if issuer.startswith("https:") else {}
         self._opener = urllib.request.build_opener(_SecureRedirects, urllib.request.ProxyHandler(proxies))
 
     def keys(self) -> dict[str, SigningKey]:
