@@ -19,9 +19,9 @@ from ryzanstein.auth.caller import ANYONE, Caller
 from ryzanstein.request_id import request_id
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, ByteBudget, Departure
-from ryzanstein.router.faces.http.hosts import HostNames
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpRefused, failure_from_error
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -67,8 +67,8 @@ class HttpCall:
     started: bool = False
 
     @property
-    def origin(self) -> Origin:
-        return Origin(self.caller, self.request_id)
+    def origin(self) -> RequestOrigin:
+        return RequestOrigin(self.caller, self.request_id)
 
     @property
     def tenant(self) -> str:
