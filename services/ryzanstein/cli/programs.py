@@ -18,7 +18,11 @@ from ryzanstein.process.process_start import become_service
 
 # One package of each extra stands for all of it.
 _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"), "worker": ("torch", "tokenizers", "safetensors")}
+    {
+        "router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"),
+        "worker": ("torch", "tokenizers", "safetensors"),
+        "redis": ("redis",),
+    }
 )
 
 
