@@ -10,6 +10,7 @@ import typer
 
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo.command import demo
+from ryzanstein.cli.keys.command import app as keys
 from ryzanstein.cli.models.command import app as models
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.rollout.deploy import deploy
@@ -37,6 +38,7 @@ def build() -> typer.Typer:
     for command in (demo, up, chat, status, deploy, drain, undrain):
         app.command()(command)
     app.add_typer(models, name="models")
+    app.add_typer(keys, name="keys")
     add_programs(app)
     return app
 

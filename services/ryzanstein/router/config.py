@@ -41,6 +41,12 @@ class RouterSettings(ServiceSettings):
         max_length=4096,
         description="origins whose pages may use the HTTP API and WebSockets, comma-separated; *: all; empty: none",
     )
+    http_hosts: str = Field(
+        "",
+        max_length=4096,
+        description="names of this router in `Host`, comma-separated, where it listens on a loopback address without keys; "
+        "localhost and IP addresses need not be given",
+    )
     http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
@@ -76,6 +82,15 @@ class RouterSettings(ServiceSettings):
     max_session_messages: int = Field(2048, ge=2, description="maximum messages in a session")
     max_session_chars: int = Field(1_000_000, ge=1, description="maximum characters in a session")
 
+    auth: Literal["off", "optional", "required"] | None = Field(
+        None,
+        description="off: everybody may call; optional: who sends a key must send a valid one; required: everybody must; "
+        "unset: required where keys_file is given, else off",
+    )
+    keys_file: Path | None = Field(
+        None, description="file of keys and tenants, made by `ryzanstein keys add`; see docs/operate/access.md"
+    )
+
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
     max_waiting: int = Field(1024, ge=1, description="maximum generations per model not yet accepted by a node")
     max_messages: int = Field(2048, ge=1, description="maximum messages of a request, including its session's")
@@ -98,10 +113,14 @@ class RouterSettings(ServiceSettings):
         {}, description="MODEL=POLICY, repeated or comma-separated: routing policies of single models"
     )
 
+    peer_port: int = Field(0, ge=0, le=65535, description="gRPC for other routers; 0: a free port, which is logged")
     router_address: str = Field(
         "",
         max_length=256,
-        description="host:port, or an IP address, at which other routers reach this one; empty: host and grpc_port",
+        description="host:port, or an IP address, at which other routers reach this one; empty: host and peer_port",
+    )
+    unowned_tenant: str = Field(
+        "", max_length=128, description="tenant that has the sessions of nobody, which were made before there were keys"
     )
     lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that is silent keeps its generations")
 
@@ -121,6 +140,20 @@ class RouterSettings(ServiceSettings):
     tuning: RouterTuning = Field(default_factory=RouterTuning, description=TUNING)
 
     moved: ClassVar[Mapping[str, str]] = MOVED
+    protection: ClassVar[str] = "keys (--keys-file)"
+
+    @property
+    def auth_mode(self) -> Literal["off", "optional", "required"]:
+        """`auth`, or what it is unless set: keys that are given are required."""
+        return self.auth or ("required" if self._has_keys else "off")
+
+    @property
+    def protected(self) -> bool:
+        return self.auth_mode == "required"
+
+    @property
+    def _has_keys(self) -> bool:
+        return self.keys_file is not None
 
     @property
     def store_bytes(self) -> int:
@@ -147,6 +180,12 @@ class RouterSettings(ServiceSettings):
     def _redis_has_a_url(self) -> Self:
         if self.session_store == "redis" and not self.redis_url.get_secret_value():
             raise ValueError("session_store redis requires redis_url")
+        return self
+
+    @model_validator(mode="after")
+    def _auth_has_a_source(self) -> Self:
+        if self.auth in ("optional", "required") and not self._has_keys:
+            raise ValueError(f"auth {self.auth} requires keys_file")
         return self
 
     @field_validator("model_policy", mode="before")

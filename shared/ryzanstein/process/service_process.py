@@ -24,16 +24,24 @@ STOPPED, FAILED, BAD_SETTINGS = 0, 1, 2
 _Settings = TypeVar("_Settings", bound=ServiceSettings)
 
 
+class BadSettingsError(Exception):
+    """What a setting names cannot be used: the process ends as with a setting that is invalid."""
+
+
 def read_settings(kind: type[_Settings]) -> _Settings:
     """Reads settings from flags and the environment. Prints what is invalid, and exits with BAD_SETTINGS then."""
     arguments, moved = moved_flags(kind, sys.argv[1:])
     try:
-        return CliApp.run(kind, arguments, **in_tuning(kind, moved.items()))
+        settings = CliApp.run(kind, arguments, **in_tuning(kind, moved.items()))
+        settings.check_exposure()
+        return settings
     except ValidationError as error:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
     except SettingsError as error:
         print(f"settings: {error}: {error.__cause__}", file=sys.stderr)
+    except ValueError as error:
+        print(f"host: {error}", file=sys.stderr)
     sys.exit(BAD_SETTINGS)
 
 
@@ -56,6 +64,9 @@ def run_service(
     try:
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(serve(settings))
+    except BadSettingsError as error:
+        log.error("bad settings", error=str(error))
+        return BAD_SETTINGS
     except refusals as error:
         log.error("cannot serve", error=str(error))
         return FAILED

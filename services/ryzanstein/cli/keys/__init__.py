@@ -1,0 +1,1 @@
+"""`ryzanstein keys`: makes, lists, revokes and checks API keys."""

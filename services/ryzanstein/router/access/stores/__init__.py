@@ -1,0 +1,1 @@
+"""Where keys come from: a file or Redis, watched in the background."""

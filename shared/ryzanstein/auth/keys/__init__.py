@@ -1,0 +1,1 @@
+"""Keys and tenants as they are kept: the values, the keys file, and Redis."""
