@@ -15,6 +15,14 @@ def bare_host(host: str) -> str:
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach a listener on this host. Of names, only `localhost` is one of these."""
+    try:
+        return ip_address(bare_host(host)).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def join_address(host: str, port: int | str) -> str:
     """Returns host:port, or [host]:port for a host of IPv6, with or without brackets."""
     host = bare_host(host)

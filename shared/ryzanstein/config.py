@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from ryzanstein.addresses import bare_host, checked_target
+from ryzanstein.addresses import bare_host, checked_target, is_loopback
 from ryzanstein.bounds import LARGEST, LARGEST_S
 from ryzanstein.files.state_home import VARIABLES
 
@@ -41,7 +41,11 @@ class ServiceSettings(BaseSettings):
     moved: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier releases: name to place in `tuning`, such as "stall_s" to "suspicion.stall_s", or to its new name."""
 
+    protection: ClassVar[str] = ""
+    """What lets a service listen where others reach it, for a message; empty: there is nothing yet."""
+
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
+    insecure: bool = Field(False, description="listen without protection where the network is what protects this service")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_file_bytes: int = Field(
@@ -72,6 +76,21 @@ class ServiceSettings(BaseSettings):
         """
         if name not in self.model_fields_set and not getattr(self, name).is_absolute():
             raise ValueError(f"{name} must be set, because the environment sets none of {VARIABLES}")
+
+    @property
+    def protected(self) -> bool:
+        """Whether strangers who reach the service are refused."""
+        return False
+
+    def check_exposure(self) -> None:
+        """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
+        if self.insecure or self.protected or is_loopback(self.host):
+            return
+        first, more = f"give it {self.protection}, " if self.protection else "", "listen on 127.0.0.1 (--host)"
+        raise ValueError(
+            f"everybody who reaches {self.host} could use this service: {first}{more}, or say --insecure where the "
+            "network protects it; see docs/operate/secure.md"
+        )
 
     @field_validator("host")
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt, TokenPrompt
-from ryzanstein.generation.request import valid_priority
+from ryzanstein.generation.request import CACHE_SCOPES, valid_priority
 
 MAX_INPUTS = 2048
 MAX_NUMBERS = 4_194_304
@@ -22,7 +22,8 @@ class EmbeddingRequest:
     """Inputs of which vectors are wanted.
 
     `dimensions` None: whole vectors. `prompt_name` is one of the model's; empty: its default.
-    `deadline` is Unix seconds.
+    `deadline` is Unix seconds. `cache_scope` is that of `GenerationRequest`: a vector of the last token
+    alone is made from cached prefixes.
     """
 
     model: str
@@ -31,8 +32,14 @@ class EmbeddingRequest:
     prompt_name: str = ""
     priority: int = 0
     tenant: str = ""
+    cache_scope: str = ""
     deadline: float | None = None
     request_id: str = ""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that a node needs, as of `GenerationRequest`."""
+        return frozenset({CACHE_SCOPES} if self.cache_scope else ())
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT that names the field and its bound."""

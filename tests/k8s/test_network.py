@@ -82,9 +82,10 @@ def test_the_monitoring_namespace_reaches_the_metrics_ports_that_the_pod_monitor
 
 
 def test_with_redis_routers_reach_it_and_each_other_and_nothing_else_is_opened(with_redis: list[Document]) -> None:
-    opened = NEEDED | {("router", "router")}
     flows = {(source, target) for source in PODS for target in PODS if allowed(with_redis, source, target, "grpc")}
-    assert flows == opened
+    assert flows == NEEDED
+    peers = {(source, target) for source in PODS for target in PODS if allowed(with_redis, source, target, "peers")}
+    assert peers == {("router", "router")}
     out = {
         name: [rule for spec in policies_for(with_redis, name, "Egress") for rule in spec.get("egress", [])] for name in PODS
     }

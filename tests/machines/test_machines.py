@@ -358,7 +358,8 @@ def test_ipv6(machine: Machine, ends_in: EndsIn, host: str) -> None:
     """A node on an IPv6 address, asked by the command line; `tests/cli/test_processes.py` has a whole cluster."""
     grpc_port, metrics_port = map(str, free_ports(2))
     ports = ("--grpc-port", grpc_port, "--metrics-port", metrics_port)
-    command = ("worker", "--host", host, *ports, "--model", str(MODEL_DIR), "--node-id", "six")
+    exposed = ("--insecure",) if host == "::" else ()
+    command = ("worker", "--host", host, *exposed, *ports, "--model", str(MODEL_DIR), "--node-id", "six")
     with machine.popen(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while not serves(f"[::1]:{grpc_port}") and process.poll() is None and time.monotonic() < deadline:

@@ -17,7 +17,7 @@ import pytest
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.request import CONSTRAINTS, Attempt
-from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
+from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find, peer_face
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
@@ -380,6 +380,7 @@ class RunningRouter:
     server: RpcServer
     inference: Any
     sessions: Any
+    peers: RpcServer | None = None
 
     def value(self, name: str, **labels: str) -> float:
         """A metric's value; 0 when it has none yet."""
@@ -391,11 +392,16 @@ async def running_router(settings: RouterSettings, ready_nodes: int) -> AsyncIte
     async with assembled(settings) as router:
         server = grpc_face(router, settings)
         await server.start()
-        let_find(router, settings, server.port)
+        peers = peer_face(router, settings)
+        if peers is not None:
+            await peers.start()
+            let_find(router, settings, peers.port)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await until(lambda: sum(model.ready_nodes for model in router.core.models()) >= ready_nodes)
-            yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel))
+            yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel), peers)
         await server.stop(0)
+        if peers is not None:
+            await peers.stop(0)
 
 
 @pytest.fixture

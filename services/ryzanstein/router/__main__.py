@@ -23,17 +23,19 @@ from typing import Protocol
 
 import structlog
 
+from ryzanstein.addresses import is_loopback
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.process.spare_memory import SpareMemory
-from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find
+from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find, peer_face
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
@@ -77,9 +79,11 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
     app = create_app(
         router.core,
         router.telemetry,
+        router.entrance,
         limits,
         _origins(settings),
-        router.sessions,
+        sessions=router.sessions,
+        hosts=_host_names(router, settings),
         metrics=settings.http_metrics,
         socket_path=WebSocketFace.path if settings.websocket else "",
     )
@@ -118,13 +122,22 @@ async def serve(
 async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, metrics_port: int) -> None:
     rpc = grpc_face(router, settings)
     background = router.telemetry.background
+    peers = peer_face(router, settings)
     await rpc.start()
-    let_find(router, settings, rpc.port)
+    if peers is not None:
+        await peers.start()
+        let_find(router, settings, peers.port)
     if settings.http:
         await http.start()
         background.supervise("http", http.live, STOP, finite=True)
     log.info(
-        "serving", host=settings.host, grpc_port=rpc.port, http_port=http.port, http=settings.http, metrics_port=metrics_port
+        "serving",
+        host=settings.host,
+        grpc_port=rpc.port,
+        http_port=http.port,
+        http=settings.http,
+        metrics_port=metrics_port,
+        peer_port=0 if peers is None else peers.port,
     )
     await rpc.set_started()
     readiness = background.supervise("readiness", partial(_keep_readiness, router, rpc), STOP)
@@ -134,11 +147,18 @@ async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, 
         readiness.cancel()
         log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
         await router.core.drain()
-        await asyncio.gather(rpc.stop(settings.drain_grace_s), http.stop(settings.drain_grace_s))
+        # Other routers read their clients' generations here for as long as these may run.
+        servers = (rpc, http) if peers is None else (rpc, http, peers)
+        await asyncio.gather(*(server.stop(settings.drain_grace_s) for server in servers))
 
 
 def _origins(settings: RouterSettings) -> list[str]:
     return [origin.strip() for origin in settings.http_cors_origins.split(",") if origin.strip()]
+
+
+def _host_names(router: Router, settings: RouterSettings) -> HostNames:
+    any_name = not router.entrance.is_open or not is_loopback(settings.host)
+    return HostNames(filter(None, map(str.strip, settings.http_hosts.split(","))), any_name=any_name)
 
 
 def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
@@ -151,7 +171,7 @@ def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
         max_messages=settings.max_messages,
         origins=frozenset(_origins(settings)),
     )
-    return WebSocketFace(router.core, router.telemetry, limits)
+    return WebSocketFace(router.core, router.telemetry, router.entrance, limits, _host_names(router, settings))
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:

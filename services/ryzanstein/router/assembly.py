@@ -16,10 +16,17 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
+from prometheus_client import Counter
 
-from ryzanstein.addresses import EVERY_HOST, join_address, with_port
+from ryzanstein.addresses import EVERY_HOST, join_address, split_address, with_port
+from ryzanstein.auth.caller import Caller
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
+from ryzanstein.router.access.entrance import Entrance
+from ryzanstein.router.access.live import LOOK_S
+from ryzanstein.router.authentication import open_authenticator
 from ryzanstein.router.choose import Chooser, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
@@ -31,7 +38,7 @@ from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.faces.grpc.embeddings import EmbeddingServicer
 from ryzanstein.router.faces.grpc.inference import InferenceServicer
 from ryzanstein.router.faces.grpc.operators import RouterServicer
-from ryzanstein.router.faces.grpc.peers import PeerServicer
+from ryzanstein.router.faces.grpc.peers import PeerServicer, RelayServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
@@ -42,6 +49,7 @@ from ryzanstein.router.nodes.table import NodeTable
 from ryzanstein.router.opening import journalled_core, open_journal, open_sessions, session_bounds
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
+from ryzanstein.router.sessions.names import OwnedSessions
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -59,14 +67,18 @@ from ryzanstein.wire.requests import MostParts
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router whose links are being established. Its faces use `core` and `sessions`."""
+    """A router whose links are being established. Its faces use the rest."""
 
     core: LocalCore
     sessions: SessionStore
+    owned: OwnedSessions
+    entrance: Entrance
+    malformed: Counter
     links: Roster
     linker: Linker
     telemetry: RouterTelemetry
@@ -85,6 +97,8 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
+        access = await stack.enter_async_context(open_authenticator(settings, telemetry))
+        entrance = Entrance(access.authenticator, telemetry.registry)
         sessions = await _stored(stack, open_sessions(settings, telemetry), settings)
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
@@ -104,11 +118,14 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
             telemetry.background,
         )
         stack.push_async_callback(claimed.close)
-        turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
+        owned = OwnedSessions(sessions, settings.unowned_tenant)
+        turns = Turns(sessions, session_bounds(settings), telemetry, claimed, owned)
         parts = CoreParts(links, turns, _policy(settings), telemetry, tracing)
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
-        yield Router(core, sessions, links, linker, telemetry, tracing)
+        telemetry.background.supervise("access", partial(_show_out, entrance, core))
+        malformed = malformed_requests("router", telemetry.registry)
+        yield Router(core, sessions, owned, entrance, malformed, links, linker, telemetry, tracing)
 
 
 async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:
@@ -125,31 +142,68 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
     files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR)
     services = [service for each in files for service in each.services_by_name.values()]
-    records = settings.tuning.max_request_records
     server = RpcServer(
         settings.host,
         settings.grpc_port,
         [service.full_name for service in services],
         max_request_bytes=settings.max_request_bytes,
         max_calls=settings.grpc_max_calls,
-        reading=RequestReading(records, malformed_requests("router", router.telemetry.registry)),
+        reading=RequestReading(settings.tuning.max_request_records, router.malformed),
+        guard=router.entrance,
     )
     calls = Calls(router.telemetry, router.tracing)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
-    add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts), server.server)
-    add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls, counts), server.server)
+    add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts, router.entrance.live), server.server)
+    add_SessionServiceServicer_to_server(SessionServicer(router.owned, calls, counts), server.server)
     add_EmbeddingServiceServicer_to_server(EmbeddingServicer(router.core, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
-    if isinstance(router.core, ClusteredCore):
-        add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     return server
 
 
-def let_find(router: Router, settings: RouterSettings, grpc_port: int) -> None:
-    """Publishes the address of this router's gRPC face to other routers."""
+def peer_face(router: Router, settings: RouterSettings) -> RpcServer | None:
+    """Returns the gRPC server for other routers, not yet started; None where no other router knows of this one."""
+    if not isinstance(router.core, ClusteredCore):
+        return None
+    calls = Calls(router.telemetry, router.tracing)
+    server = RpcServer(
+        _peer_host(settings),
+        settings.peer_port,
+        ["ryzanstein.v1.PeerService"],
+        max_request_bytes=settings.max_request_bytes,
+        max_calls=settings.grpc_max_calls,
+        reading=RequestReading(settings.tuning.max_request_records, router.malformed),
+    )
+    add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
+    add_InferenceServiceServicer_to_server(_relay(router.core, calls), server.server)
+    return server
+
+
+def _relay(core: ClusteredCore, calls: Calls) -> RelayServicer:
+    return RelayServicer(core, calls)  # type: ignore[abstract]  # the other methods are not for routers: UNIMPLEMENTED
+
+
+def let_find(router: Router, settings: RouterSettings, peer_port: int) -> None:
+    """Publishes the address of this router's gRPC face for other routers."""
     if isinstance(router.core, ClusteredCore):
-        host = socket.gethostname() if settings.host in EVERY_HOST else settings.host
-        router.core.start(with_port(settings.router_address, grpc_port) or join_address(host, grpc_port))
+        router.core.start(_peer_address(settings, peer_port))
+
+
+def _peer_address(settings: RouterSettings, port: int) -> str:
+    given = with_port(settings.router_address, port)
+    if given:
+        with contextlib.suppress(ValueError):
+            host, given_port = split_address(given)
+            if given_port == settings.grpc_port:  # as it was while others came to the public port
+                return join_address(host, port)
+        return given
+    host = _peer_host(settings)
+    return join_address(socket.gethostname() if host in EVERY_HOST else host, port)
+
+
+def _peer_host(settings: RouterSettings) -> str:
+    """Returns where this router listens for others. Those that share its files are on this host."""
+    shares_files = settings.session_store == "sqlite" and not settings.router_address
+    return _LOOPBACK if shares_files and settings.host in EVERY_HOST else settings.host
 
 
 @contextlib.asynccontextmanager
@@ -169,6 +223,18 @@ async def _following(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _show_out(entrance: Entrance, core: LocalCore) -> None:
+    """Ends what callers still do whose keys have ended."""
+
+    def refused(request: GenerationRequest) -> RyzansteinError | None:
+        return entrance.ended(Caller(tenant=request.tenant, key_id=request.key_id))
+
+    while True:
+        await asyncio.sleep(LOOK_S)
+        entrance.live.look()
+        core.end_refused(refused)
 
 
 def _log_pause(late_s: float) -> None:

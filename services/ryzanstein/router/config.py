@@ -42,6 +42,12 @@ class RouterSettings(ServiceSettings):
         max_length=4096,
         description="origins whose pages may use the HTTP API and WebSockets, comma-separated; *: all; empty: none",
     )
+    http_hosts: str = Field(
+        "",
+        max_length=4096,
+        description="names of this router in `Host`, comma-separated, where it listens on a loopback address without keys; "
+        "localhost and IP addresses need not be given",
+    )
     http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
@@ -119,10 +125,14 @@ class RouterSettings(ServiceSettings):
         {}, description="MODEL=POLICY, repeated or comma-separated: routing policies of single models"
     )
 
+    peer_port: int = Field(0, ge=0, le=65535, description="gRPC for other routers; 0: a free port, which is logged")
     router_address: str = Field(
         "",
         max_length=256,
-        description="host:port, or an IP address, at which other routers reach this one; empty: host and grpc_port",
+        description="host:port, or an IP address, at which other routers reach this one; empty: host and peer_port",
+    )
+    unowned_tenant: str = Field(
+        "", max_length=128, description="tenant that has the sessions of nobody, which were made before there were keys"
     )
     lease_s: float = Field(3.0, ge=0.5, le=60, description="how long a router that is silent keeps its generations")
 
@@ -142,11 +152,16 @@ class RouterSettings(ServiceSettings):
     tuning: RouterTuning = Field(default_factory=RouterTuning, description=TUNING)
 
     moved: ClassVar[Mapping[str, str]] = MOVED
+    protection: ClassVar[str] = "keys (--keys-file)"
 
     @property
     def auth_mode(self) -> Literal["off", "optional", "required"]:
         """`auth`, or what it is unless set: keys that are given are required."""
         return self.auth or ("required" if self.has_keys or self.oidc_issuer else "off")
+
+    @property
+    def protected(self) -> bool:
+        return self.auth_mode == "required"
 
     @property
     def has_keys(self) -> bool:

@@ -48,6 +48,7 @@ from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.devices import device_of_node, keep_freed_memory
@@ -138,7 +139,7 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, templates, telemetry.first, metrics.port)
+        await _serve_rpc(settings, models, templates, telemetry.first, metrics_port=metrics.port, known=traffic.known)
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -149,7 +150,13 @@ def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
 
 
 async def _serve_rpc(
-    settings: WorkerSettings, models: NodeModels, templates: ChatRenderer, telemetry: WorkerTelemetry, metrics_port: int
+    settings: WorkerSettings,
+    models: NodeModels,
+    templates: ChatRenderer,
+    telemetry: WorkerTelemetry,
+    *,
+    metrics_port: int,
+    known: KnownNodes,
 ) -> None:
     services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
@@ -167,7 +174,7 @@ async def _serve_rpc(
     await rpc.start()
     log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
     try:
-        await _live(settings, models, telemetry, rpc)
+        await _live(settings, models, telemetry, rpc, known)
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
@@ -175,7 +182,9 @@ async def _serve_rpc(
     log.info("stopped")
 
 
-async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer) -> None:
+async def _live(
+    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, known: KnownNodes
+) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
     background = telemetry.background
     background.watch_loop()
@@ -187,7 +196,8 @@ async def _live(settings: WorkerSettings, models: NodeModels, telemetry: WorkerT
     membership: NodeMembership | None = None
     tasks = []
     if settings.orchestrator:
-        member = NodeMember(models, deployed, memory, ReachableAddress(settings.advertise_address, settings.host, rpc.port))
+        address = ReachableAddress(settings.advertise_address, settings.host, rpc.port)
+        member = NodeMember(models, deployed, memory, address, known)
         membership = NodeMembership(settings.orchestrator, member, telemetry)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))

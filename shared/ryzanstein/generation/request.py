@@ -21,7 +21,9 @@ CONSTRAINTS = "constraints"
 """The feature of nodes that enforce `SamplingParams.constraint`."""
 PROMPT_CUTS = "prompt-cuts"
 """The feature of nodes that know `SamplingParams.keep_prompt_head`."""
-KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS})
+CACHE_SCOPES = "cache-scopes"
+"""The feature of nodes that keep what requests of one `cache_scope` leave in their caches from all others."""
+KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS, CACHE_SCOPES})
 """All features that this version knows."""
 
 
@@ -247,9 +249,11 @@ class GenerationRequest:
 
     `deadline` is Unix time in seconds by `clock.unix_s`; None: the client waits forever. Tenants
     share fairly among requests of one `priority`; "" is a tenant like any other. `tenant_named`: the
-    caller's gateway named it, so it bounds what the request finds. `traceparent` is
-    W3C trace context or empty. `last_node` answered the session's previous turn, according to the
-    session store: a hint where its KV cache is. `request_id` traces one call. `key` stays the same
+    caller's gateway named it, so it bounds what the request finds. `key_id` is the public id of the key
+    that the caller used, or empty. Requests of one `cache_scope` share prefixes in the KV cache, and no
+    others do; "" is the scope of all that have none. `traceparent` is W3C trace context or empty.
+    `last_node` answered the session's previous turn, according to the session store: a hint where its
+    KV cache is. `request_id` traces one call. `key` stays the same
     when a client sends the request again. `detached`: the generation runs to its end even without a
     reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
     is how the face that took it shows the answer: the faces alone know what it means. `kept`: outside
@@ -266,6 +270,8 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""
     tenant_named: bool = False
+    key_id: str = ""
+    cache_scope: str = ""
     request_id: str = ""
     traceparent: str = ""
     last_node: str = ""
@@ -287,6 +293,7 @@ class GenerationRequest:
         needed = {EXTENDED} if self.sampling.is_extended else set()
         needed |= {CONSTRAINTS} if self.is_constrained else set()
         needed |= {PROMPT_CUTS} if self.sampling.keep_prompt_head is not None else set()
+        needed |= {CACHE_SCOPES} if self.cache_scope else set()
         if isinstance(self.prompt, ChatPrompt):
             needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {EXTENDED}
             needed |= set() if self.prompt.is_plain else {TOOLS}

@@ -32,12 +32,16 @@ def read_settings(kind: type[_Settings]) -> _Settings:
     """Reads settings from flags and the environment. Prints what is invalid, and exits with BAD_SETTINGS then."""
     arguments, moved = moved_flags(kind, sys.argv[1:])
     try:
-        return CliApp.run(kind, arguments, **in_tuning(kind, moved.items()))
+        settings = CliApp.run(kind, arguments, **in_tuning(kind, moved.items()))
+        settings.check_exposure()
+        return settings
     except ValidationError as error:
         for problem in error.errors():
             print(f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
     except SettingsError as error:
         print(f"settings: {error}: {error.__cause__}", file=sys.stderr)
+    except ValueError as error:
+        print(f"host: {error}", file=sys.stderr)
     sys.exit(BAD_SETTINGS)
 
 

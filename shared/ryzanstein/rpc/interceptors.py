@@ -17,8 +17,10 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import Caller
 from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
+from ryzanstein.rpc.guard import Guard, let_in, refusing
 from ryzanstein.rpc.reading import ReadableRequests, RequestReading, readable
 
 log = structlog.get_logger(__name__)
@@ -31,12 +33,13 @@ _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """An interceptor that wraps every handler.
 
-    It reads requests, binds the request id, maps exceptions to statuses, and logs each call once at
-    its end, except calls of probes and tools.
+    It lets the call in or refuses it before its message is read, reads requests, binds the request id,
+    maps exceptions to statuses, and logs each call once at its end, except calls of probes and tools.
     """
 
-    def __init__(self, reading: RequestReading) -> None:
+    def __init__(self, reading: RequestReading, guard: Guard | None = None) -> None:
         self._reading = reading
+        self._guard = guard
 
     async def intercept_service(
         self,
@@ -47,8 +50,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        request_id = valid_request_id(str(metadata.get(REQUEST_ID, "")))
+        metadata: Any = handler_call_details.invocation_metadata or ()
+        request_id = valid_request_id(str(dict(metadata).get(REQUEST_ID, "")))
+        who: Caller | None = None
+        if self._guard is not None:
+            try:
+                who = self._guard.admit(method, metadata)
+            except errors.RyzansteinError as error:
+                with bound_contextvars(request_id=request_id):
+                    _done(method, time.monotonic(), error.code.name, reason=error.reason)
+                return refusing(error)
         take = ReadableRequests if handler.request_streaming else readable
         if handler.response_streaming:
             wrap = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
@@ -57,15 +68,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
             behavior = handler.stream_unary or handler.unary_unary
         # A coroutine may also stream with context.write, as the health service does.
-        guard = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
+        call = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
         deserializer = self._reading.deserializer(method, handler.request_deserializer)
-        return wrap(guard(behavior, take, method, request_id), deserializer, handler.response_serializer)
+        return wrap(call(behavior, take, method, request_id, who), deserializer, handler.response_serializer)
 
 
-def _coroutine(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str) -> Any:
+def _coroutine(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str, who: Caller | None) -> Any:
     async def call(request: Any, context: Any) -> Any:
         with bound_contextvars(request_id=request_id):
             started = time.monotonic()
+            if who is not None:
+                let_in(who)
             try:
                 response = await behavior(take(request), context)
             except BaseException as error:
@@ -82,10 +95,12 @@ def _coroutine(behavior: Any, take: Callable[[Any], Any], method: str, request_i
     return call
 
 
-def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str) -> Any:
+def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str, who: Caller | None) -> Any:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
         with bound_contextvars(request_id=request_id):
             started = time.monotonic()
+            if who is not None:
+                let_in(who)
             try:
                 async for response in behavior(take(request), context):
                     yield response

@@ -14,6 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ryzanstein.addresses import join_address
+from ryzanstein.rpc.guard import Guard
 from ryzanstein.rpc.interceptors import ErrorInterceptor
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
@@ -55,7 +56,7 @@ class RpcServer:
     Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port
     0). `clients_ping_s` is how often a client may ping. The library ends a request of more than
     `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is
-    read.
+    read. `guard` says who may call what, by default everybody everything.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class RpcServer:
         max_request_bytes: int = MAX_MESSAGE_BYTES,
         max_calls: int | None = None,
         reading: RequestReading | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(reading or RequestReading())],
+            interceptors=[ErrorInterceptor(reading or RequestReading(), guard)],
             options=server_options(clients_ping_s, max_request_bytes),
             maximum_concurrent_rpcs=max_calls,
         )

@@ -9,6 +9,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenP
 from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, valid_priority
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import (
+    cache_scope_from_wire,
     conversation_from_wire,
     conversation_to_wire,
     message_to_wire,
@@ -47,6 +48,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         backup=_place_to_wire(attempt.backup),
         previous=_place_to_wire(attempt.previous),
         conversation_key=attempt.conversation,
+        cache_scope=request.cache_scope,
     )
     match request.prompt:
         case ChatPrompt() as chat if not chat.is_plain:
@@ -82,7 +84,7 @@ def _deadline(submit: worker.Submit) -> float | None:
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
     """Returns the attempt that a node is to run.
 
-    Only the bounds of sampling, tenant and priority are checked; the router is trusted for the
+    Only the bounds of sampling, tenant, cache scope and priority are checked; the router is trusted for the
     others.
     """
     sampling = sampling_from_wire(submit.sampling)
@@ -98,6 +100,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         deadline=_deadline(submit),
         priority=valid_priority(submit.priority),
         tenant=name_from_wire(submit.tenant, "tenant"),
+        cache_scope=cache_scope_from_wire(submit.cache_scope),
         request_id=submit.request_id,
         traceparent=submit.traceparent,
     )

@@ -16,7 +16,8 @@ from ryzanstein.wire.requests import name_from_wire
 def embed_from_wire(wire: pb.EmbedRequest, max_tokens: int | None = None) -> EmbeddingRequest:
     """Returns the request without what only a call knows.
 
-    At most `max_tokens` ids are converted of one input. Raises INVALID_ARGUMENT that names the field.
+    The cache scope is not among it: only a node believes it, and it reads it itself. At most
+    `max_tokens` ids are converted of one input. Raises INVALID_ARGUMENT that names the field.
     """
     if len(wire.inputs) > MAX_INPUTS:
         raise errors.invalid("inputs", f"must have at most {MAX_INPUTS} entries", len(wire.inputs))
@@ -39,6 +40,7 @@ def embed_to_wire(request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> pb
         prompt_name=request.prompt_name,
         priority=request.priority,
         user=request.tenant,
+        cache_scope=request.cache_scope,
     )
     if request.dimensions is not None:
         wire.dimensions = request.dimensions

@@ -225,6 +225,16 @@ def name_from_wire(value: str, field: str) -> str:
     return value
 
 
+MAX_SCOPE_CHARS = 256
+
+
+def cache_scope_from_wire(value: str, field: str = "cache_scope") -> str:
+    """Returns a cache scope: a tenant, or the name of a group behind a prefix."""
+    if len(value) > MAX_SCOPE_CHARS:
+        raise errors.invalid(field, f"must have at most {MAX_SCOPE_CHARS} characters", len(value))
+    return value
+
+
 def chat_from_wire(chat: inference.ChatRequest, most: MostParts = _ANY) -> GenerationRequest:
     if not chat.messages:
         raise errors.invalid("messages", "must have at least one message")

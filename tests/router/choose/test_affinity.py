@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.choose import affinity
@@ -30,6 +32,20 @@ def test_a_session_counts_more_than_a_user_and_a_user_more_than_the_text() -> No
 def test_a_session_and_a_user_of_one_name_are_different_keys() -> None:
     plain = request((USER, "hi"))
     assert affinity(replace(plain, user="x")).key != affinity(replace(plain, session_id="x")).key
+
+
+@pytest.mark.parametrize("kind", [{}, {"user": "u"}, {"session_id": "s"}])
+def test_what_a_request_stays_near_is_within_its_cache_scope(kind: dict[str, str]) -> None:
+    plain = replace(request((SYSTEM, "be brief"), (USER, "hi")), **kind)
+    scoped = [replace(plain, cache_scope=scope) for scope in ("a", "b", "group:a")]
+    assert len({affinity(each).key for each in (plain, *scoped)}) == 4
+    assert affinity(replace(plain, cache_scope="a", tenant="t", key_id="k")).key == affinity(scoped[0]).key
+    assert affinity(scoped[0]).sticky == affinity(plain).sticky
+
+
+def test_the_keys_of_the_empty_scope_are_those_of_earlier_versions() -> None:
+    key = affinity(request((SYSTEM, "be brief"), (USER, "hi"))).key
+    assert key.hex() == b"prefix:".hex() + "ef268709d930dda10b370aaf701f1017"
 
 
 def test_every_turn_of_a_resent_conversation_has_the_same_key() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt, TokenPrompt
-from ryzanstein.router.choose.policies import PrefixIndex, marks
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
+from ryzanstein.router.choose.policies import PolicyChoice, PrefixIndex, marks
 
 
 def chat(*texts: str, system: str = "Be brief.") -> ChatPrompt:
@@ -40,6 +41,15 @@ def test_another_system_prompt_is_another_beginning() -> None:
 def test_a_prompt_of_a_million_characters_has_a_dozen_marks() -> None:
     assert len(marks(TextPrompt("x" * 1_000_000))) == 12
     assert len(marks(TokenPrompt(tuple(range(1000))))) == 4
+
+
+def test_the_same_prompt_in_another_cache_scope_has_no_mark_in_common() -> None:
+    def found(scope: str) -> tuple[bytes, ...]:
+        request = GenerationRequest("m", chat("a question " * 100), SamplingParams(), cache_scope=scope)
+        return PolicyChoice().make("prefix").affinity_of(request).marks
+
+    assert found("") == marks(chat("a question " * 100))
+    assert len({*found(""), *found("a"), *found("b")}) == 3 * len(found("")) > 0
 
 
 def test_the_index_finds_the_longest_beginning_first_and_each_node_once() -> None:

@@ -14,6 +14,7 @@ from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import CACHE_SCOPES
 from ryzanstein.router.core import embeddings
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.failover.placement import RunnerPolicy
@@ -24,6 +25,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 @dataclass
 class Link:
     node_id: str = "node-0"
+    features: frozenset[str] = frozenset()
 
 
 class Links:
@@ -79,6 +81,23 @@ async def test_an_error_names_the_input_by_its_place_in_the_whole_request(
         await embedder(Link()).embed(request(100))
     assert refused.value.violations[0].field == refused.value.metadata["field"] == visible
     assert refused.value.message == f"{visible}: must have at least one token"
+
+
+async def test_inputs_of_a_cache_scope_go_to_no_node_that_would_ignore_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of: list[str] = []
+
+    async def answering(link: Link, asked: EmbeddingRequest, inputs: Any) -> list[Embedded]:
+        asked_of.append(link.node_id)
+        return [Embedded(array("f", [1.0]), 1) for _ in inputs]
+
+    monkeypatch.setattr(embeddings, "embed", answering)
+    old, new = Link("old"), Link("new", frozenset({CACHE_SCOPES}))
+    await embedder(old, new).embed(request(100, cache_scope="a"))
+    assert set(asked_of) == {"new"}
+    with pytest.raises(RyzansteinError) as refused:
+        await embedder(old).embed(request(1, cache_scope="a"))
+    assert (refused.value.reason, refused.value.metadata["features"]) == ("NODES_TOO_OLD", CACHE_SCOPES)
+    assert len(await embedder(old).embed(request(1))) == 1
 
 
 async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:

@@ -59,7 +59,7 @@ def test_two_bodies_have_one_digest_only_when_they_are_equal(one: GenerationRequ
 
 @given(request=REQUESTS)
 def test_what_a_repetition_changes_does_not_count(request: GenerationRequest) -> None:
-    again = replace(request, deadline=12.0, request_id="r-2", traceparent="00-a", last_node="b")
+    again = replace(request, deadline=12.0, request_id="r-2", traceparent="00-a", last_node="b", key_id="id", cache_scope="t")
     assert key_of(again) == key_of(request)
     assert keyed(request, "", "request_id").key is None
 

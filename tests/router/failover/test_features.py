@@ -7,7 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.generation.request import EXTENDED, PROMPT_CUTS
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.prompts import TextPrompt
+from ryzanstein.generation.request import CACHE_SCOPES, EXTENDED, PROMPT_CUTS, GenerationRequest, SamplingParams
+from ryzanstein.generation.tokens import Started
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -52,6 +55,26 @@ async def test_when_every_node_is_too_old_the_client_is_told_at_once(start_node:
         error = error_from_rpc(failed.value)
         assert (error.reason, error.metadata["features"]) == ("NODES_TOO_OLD", EXTENDED)
     assert (await client.inference.Chat(request())).node_id == "old"
+
+
+async def test_a_request_of_a_cache_scope_goes_to_no_node_that_would_ignore_it(start_node: Any, start_router: Any) -> None:
+    old, new = await start_node("old"), await start_node("new", features=(CACHE_SCOPES,))
+    mixed, alone = [(await start_router(*nodes)).router.core for nodes in ((old, new), (old,))]
+
+    async def end(core: Any = mixed, **given: str) -> str:
+        asked = GenerationRequest("", TextPrompt("hello"), SamplingParams(max_tokens=2), **given)
+        events = [event async for event in core.follow(await core.submit(asked))]
+        return next(event.node_id for event in events if isinstance(event, Started))
+
+    assert {await end(cache_scope="a", user=f"u{user}") for user in range(6)} == {"new"}
+    assert {submit.cache_scope for submit in new.submits} == {"a"}
+    assert not old.submits
+    assert {await end(user=f"u{user}") for user in range(12)} == {"old", "new"}
+    assert {submit.cache_scope for submit in old.submits} == {""}
+    assert old.submits[0].conversation_key not in {submit.conversation_key for submit in new.submits}
+    with pytest.raises(RyzansteinError) as refused:
+        await end(alone, cache_scope="a")
+    assert (refused.value.reason, refused.value.metadata["features"]) == ("NODES_TOO_OLD", CACHE_SCOPES)
 
 
 async def test_what_asks_for_nothing_new_is_sent_as_an_older_node_knows_it(start_node: Any, start_router: Any) -> None:

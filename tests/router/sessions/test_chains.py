@@ -90,7 +90,7 @@ async def test_what_is_deleted_stays_for_those_that_continue_it_and_goes_with_th
 
 async def test_eviction_takes_the_chain_that_was_used_least_recently_from_its_end(open_store: Opener) -> None:
     evicted: list[int] = []
-    store = await open_store(evicted, max_responses=11)
+    store = await open_store(evicted, max_responses=11, tenant_share=1)
     await chain(store, [0, 1])
     await chain(store, [10, 11])
     await store.create(key(2), "m", text(2), parent=key(0))  # the older chain is used again, from its beginning
@@ -107,7 +107,7 @@ async def test_eviction_takes_the_chain_that_was_used_least_recently_from_its_en
 
 
 async def test_the_answer_is_a_leaf_again_when_what_continued_it_is_deleted(open_store: Opener) -> None:
-    store = await open_store(max_responses=4)
+    store = await open_store(max_responses=4, tenant_share=1)
     await chain(store, [0, 1])
     await store.delete(key(1))
     await chain(store, [10, 11])
@@ -140,7 +140,7 @@ async def scripted(store: SessionStore, seed: int) -> list[str]:
 async def test_all_stores_keep_and_evict_alike_and_no_response_is_without_its_history(
     seed: int, start_redis: Any, tmp_path: Path
 ) -> None:
-    bounds = SessionBounds(max_responses=24)
+    bounds = SessionBounds(max_responses=24, tenant_share=1)
     stores: list[SessionStore] = [
         MemorySessions(bounds, lambda count: None),
         await SqliteSessions.open(tmp_path / "s.db", bounds, lambda count: None),

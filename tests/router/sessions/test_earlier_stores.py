@@ -1,7 +1,8 @@
 """What an earlier version stored is read, and goes on; what it cannot read, it is never answered without.
 
 `stored` has what earlier versions wrote, a SQLite file and the keys of a Redis server of each: `sessions` the one before
-messages had parts, `responses` the one that kept each response with its whole conversation.
+messages had parts, `responses` the one that kept each response with its whole conversation, `tenants` the one in which
+ids of sessions were those of all tenants.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from typing import Any
 import pytest
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.prompts import Message, Role, ToolCall
+from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
+from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.faces.http.responses.kept import KeptResponses, _key
+from ryzanstein.router.sessions.claimed import Claimed
+from ryzanstein.router.sessions.claims import Holding
+from ryzanstein.router.sessions.names import OwnedSessions
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
+from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -45,7 +51,7 @@ Opener = Callable[..., Awaitable[SessionStore]]
 async def reopen(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Path) -> Any:
     """Opens the store that an earlier version wrote, as often as it is called."""
     opened: list[SessionStore] = []
-    written = "responses" if "responses" in request.node.name else "sessions"
+    written = next((each for each in ("responses", "tenants") if each in request.node.name), "sessions")
     url = await _filled(await start_redis(), written) if request.param == "redis" else ""
     shutil.copy(STORED / f"{written}.db", tmp_path / "sessions.db")
 
@@ -115,7 +121,7 @@ async def test_earlier_responses_go_on_and_are_deleted(reopen: Opener) -> None:
 
 
 async def test_earlier_responses_are_evicted_first_and_with_what_is_left_of_others(reopen: Opener) -> None:
-    store = await reopen(max_responses=3)
+    store = await reopen(max_responses=3, tenant_share=1)
     kept = KeptResponses(store, RouterTelemetry())
     digest = _key("t", "resp_0").partition("-")[0]
     for number in range(10, 13):
@@ -142,3 +148,50 @@ async def test_a_plain_message_is_stored_as_an_earlier_version_stores_it(tmp_pat
     for stored in (rows, packed):
         assert [tuple(row) for row in stored[:-1]] == [(each.role.value, each.content) for each in EARLIER]
         assert stored[-1][0] not in {"system", "user", "assistant"}, "an earlier version fails on it, and loses no part of it"
+
+
+async def test_sessions_of_tenants_stay_theirs(reopen: Opener) -> None:
+    store = await reopen()
+    owned = OwnedSessions(store)
+    for tenant, own, foreign in (("acme", "acmes", "betas"), ("beta", "betas", "acmes")):
+        assert (await owned.get(tenant, own)).messages[0].content == f"hello {own}"
+        assert [each.session_id for each in (await owned.list(tenant, 0, "")).sessions] == [own]
+        for unknown in (foreign, "nobodys"):
+            with pytest.raises(RyzansteinError):
+                await owned.get(tenant, unknown)
+    assert [each.session_id for each in (await owned.list("", 0, "")).sessions] == ["nobodys"]
+    with pytest.raises(RyzansteinError, match="already exists"):
+        await owned.create("acme", "acmes", "m", (), fresh=False)
+    assert not (await owned.create("beta", "acmes", "m", (), fresh=False)).messages
+    assert (await owned.get("acme", "acmes")).messages
+    await owned.delete("acme", "acmes")
+    assert [each.session_id for each in (await owned.list("acme", 0, "")).sessions] == []
+
+
+async def test_the_tenant_of_what_was_nobody_s_has_it_beside_its_tenants_sessions(reopen: Opener) -> None:
+    owned = OwnedSessions(await reopen(), unowned_tenant="acme")
+    assert (await owned.get("acme", "nobodys")).messages[0].content == "hello nobodys"
+    with pytest.raises(RyzansteinError):
+        await owned.get("beta", "nobodys")
+
+
+async def test_a_turn_of_tenants_goes_on_where_their_session_was_stored(reopen: Opener) -> None:
+    store, telemetry = await reopen(), RouterTelemetry()
+    claimed = Claimed(store, "router", 6.0, _ask_nobody, telemetry.background)
+    turns = Turns(store, SessionBounds(), telemetry, claimed, OwnedSessions(store))
+    question = ChatPrompt((Message(Role.USER, "more"),))
+    for tenant, num_messages in (("acme", 3), ("beta", 1)):
+        request = GenerationRequest("m", question, SamplingParams(), session_id="acmes", tenant=tenant, tenant_named=True)
+        continued, turn = await turns.open(request, f"g-{tenant}")
+        assert turn is not None
+        assert isinstance(continued.prompt, ChatPrompt)
+        assert len(continued.prompt.messages) == num_messages
+        await turn.ensure("m", tenant)
+        await turn.commit(Message(Role.ASSISTANT, "hi"), "m", "node-a")
+        turn.release()
+        assert len((await OwnedSessions(store).get(tenant, "acmes")).messages) == num_messages + 1
+    await claimed.close()
+
+
+async def _ask_nobody(owner: str, session_id: str) -> Holding:
+    return Holding.UNKNOWN

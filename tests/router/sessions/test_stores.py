@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import ClaimRequest, Holding, SessionBusyError
 from ryzanstein.router.sessions.store import SessionBounds, SessionStore
-from ryzanstein.router.sessions.stores import memory, redis, sqlite
+from ryzanstein.router.sessions.stores import sqlite
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.sessions.stores.sqlite_file import SCHEMA_VERSION
@@ -97,7 +98,7 @@ async def test_a_page_that_cannot_be_is_refused(open_store: Opener, page_size: i
     assert failure.value.violations[0].field in ("page_size", "page_token")
 
 
-@pytest.mark.parametrize("session_id", ["", "x" * 129])
+@pytest.mark.parametrize("session_id", ["", "x" * 147])
 async def test_an_id_out_of_bounds_is_refused(open_store: Opener, session_id: str) -> None:
     store = await open_store()
     with pytest.raises(RyzansteinError) as failure:
@@ -527,7 +528,7 @@ async def test_a_session_belongs_to_the_tenant_that_it_was_created_for(open_stor
         found, token = [], ""
         for _ in range(9):
             page = await store.list(size, token, tenant=tenant)
-            assert {each.tenant for each in page.sessions} <= ({tenant} if tenant else {"acme", "beta", ""})
+            assert {each.tenant for each in page.sessions} <= {tenant}
             found += [each.session_id for each in page.sessions]
             token = page.next_page_token
             if not token:
@@ -536,7 +537,8 @@ async def test_a_session_belongs_to_the_tenant_that_it_was_created_for(open_stor
 
     for size in (0, 1, 3):
         assert (await listed("acme", size), await listed("gamma", size)) == (["d", "a"], [])
-        assert await listed("", size) == ["d", "c", "b", "a"]
+        assert await listed("", size) == ["c"]
+    assert [await store.owner(each) for each in "abce"] == ["acme", "beta", "", None]
 
 
 async def test_what_is_kept_of_responses_is_not_listed_and_has_a_bound_of_its_own(open_store: Opener) -> None:
@@ -558,19 +560,28 @@ async def test_what_is_kept_of_responses_is_not_listed_and_has_a_bound_of_its_ow
     assert sum(evicted) == 2
 
 
-async def test_a_call_looks_at_a_bounded_number_of_sessions(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of others before a tenant's next one make a page shorter, or empty; its token leads on."""
-    for module in (memory, redis, sqlite):
-        monkeypatch.setattr(module, "MOST_SCANNED", 4)
-    store = await open_store()
-    for number in range(10):
-        await store.create(f"s{number}", "m", tenant="acme" if number in (0, 7) else "beta")
-    pages, token = [], ""
-    while token or not pages:
-        page = await store.list(5, token, tenant="acme")
-        pages.append([each.session_id for each in page.sessions])
-        token = page.next_page_token
-        assert len(pages) < 5, "no end"
-    assert pages[:2] == [["s7"], []]
-    assert [session_id for page in pages for session_id in page] == ["s7", "s0"]
-    assert len((await store.list(6)).sessions) == 6
+async def test_a_tenant_above_its_share_evicts_its_own(open_store: Opener) -> None:
+    evicted: list[int] = []
+    store = await open_store(evicted, max_sessions=8, max_responses=8)
+    for session_id, tenant in (("old", "beta"), ("nobody", "")):
+        await store.create(session_id, "m", HELLO, tenant=tenant)
+    await store.create(f"{tenant_digest('beta')}-resp_old", "m", HELLO)
+    for number in range(20):
+        await store.create(f"s{number}", "m", HELLO, tenant="acme")
+        await store.create(f"{tenant_digest('acme')}-resp_{number}", "m", HELLO)
+    acmes = [each.session_id for each in (await store.list(tenant="acme")).sessions]
+    assert acmes == ["s19", "s18", "s17", "s16"]
+    for kept in ("old", "nobody", f"{tenant_digest('beta')}-resp_old", f"{tenant_digest('acme')}-resp_19"):
+        assert (await store.get(kept)).messages == HELLO
+    with pytest.raises(RyzansteinError):
+        await store.get(f"{tenant_digest('acme')}-resp_9")
+    assert sum(evicted) >= 16 + 15
+
+
+async def test_without_tenants_there_are_no_shares(open_store: Opener) -> None:
+    store = await open_store(max_sessions=8, max_responses=8)
+    for number in range(8):
+        await store.create(f"s{number}", "m", HELLO)
+        await store.create(f"{tenant_digest('')}-resp_{number}", "m", HELLO)
+    assert len((await store.list()).sessions) == 8
+    assert (await store.get(f"{tenant_digest('')}-resp_0")).messages == HELLO

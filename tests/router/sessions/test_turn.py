@@ -180,15 +180,16 @@ def named(tenant: str) -> dict[str, Any]:
     return {"metadata": (("x-tenant-id", tenant),)}
 
 
-async def test_who_may_not_find_a_session_neither_ends_nor_blocks_what_speaks_there(start_node: Any, start_router: Any) -> None:
+async def test_a_tenant_neither_ends_nor_waits_for_what_speaks_in_another_one_s_session(
+    start_node: Any, start_router: Any
+) -> None:
+    """Also while the other one's session has not been stored yet."""
     client = await start_router(await start_node("a", step_s=0.01))
-    await client.inference.Chat(chat("one"), **named("acme"))
-    stream = client.inference.StreamChat(inference.StreamChatRequest(chat=chat("two", tokens=60)), **named("acme"))
+    stream = client.inference.StreamChat(inference.StreamChatRequest(chat=chat("one", tokens=60)), **named("acme"))
     generation_id = (await stream.read()).event.started.generation_id
     stream.cancel()  # it goes on, unread: its tenant could come back, or end it by another turn
     for _ in range(3):
-        error = await refused(client.inference.Chat(chat("mine"), **named("beta")))
-        assert error.code is Code.NOT_FOUND
+        await client.inference.Chat(chat("mine"), **named("beta"))
     request = inference.AttachGenerationRequest(generation_id=generation_id)
     tokens = 0
     async for response in client.inference.AttachGeneration(request, **named("acme")):

@@ -110,7 +110,7 @@ class Refusing:
     def __init__(self) -> None:
         self.asked: list[Constraint] = []
 
-    async def judge(self, constraint: Constraint, model: TextModel) -> str:
+    async def judge(self, constraint: Constraint, model: TextModel, scope: str = "") -> str:
         self.asked.append(constraint)
         if constraint.kind is ConstraintKind.GRAMMAR:
             error = errors.invalid("sampling.constraint.grammar", "is too large")

@@ -9,13 +9,14 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.cache import Grammars
 from ryzanstein.worker.constraints.masks import StepMasks
+from ryzanstein.worker.engine.memory.prefix import scope_root
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.ranks.constrained import ConstrainedGroups, Prepared
 from ryzanstein.worker.text.grammars.tokens import token_table
 from ryzanstein.worker.text.tokenizer import TextModel
 
 
-def group(number: int, constraint: Constraint, *generated: list[int]) -> SubmitGroup:
+def group(number: int, constraint: Constraint, *generated: list[int], cache_root: bytes = b"") -> SubmitGroup:
     return SubmitGroup(
         group=number,
         prompt_ids=[1],
@@ -24,6 +25,7 @@ def group(number: int, constraint: Constraint, *generated: list[int]) -> SubmitG
         stop_token_ids=[],
         generated=list(generated),
         finished=[False] * len(generated),
+        cache_root=cache_root,
     )
 
 
@@ -74,3 +76,15 @@ def test_a_grammar_is_compiled_once_for_all_who_wait(text_model: TextModel) -> N
         groups.take(group(number, Constraint.regex("aab?"), []))
     assert len(prepared(groups)) == 5
     assert (groups.stats().grammar_hits, groups.stats().grammar_misses) == (4, 1)
+
+
+def test_a_grammar_that_another_scope_compiled_is_compiled_again(text_model: TextModel) -> None:
+    table = token_table(text_model)
+    groups = ConstrainedGroups(Grammars(2**20), StepMasks(len(table.tokens), 1))
+    groups.know(table.encode())
+    counts = []
+    for number, scope in enumerate(("", "a", "b", "a", "")):
+        groups.take(group(number, Constraint.regex("aab?"), [], cache_root=scope_root(scope)))
+        assert len(prepared(groups)) == 1
+        counts.append((groups.stats().grammar_hits, groups.stats().grammar_misses))
+    assert counts == [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]

@@ -1,4 +1,7 @@
-"""What a request stays near: its session, else its user, else requests with the same beginning."""
+"""What a request stays near: its session, else its user, else requests with the same beginning.
+
+All of it within its cache scope: what another scope has cached is no reason to go anywhere.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +39,28 @@ def affinity(request: GenerationRequest) -> Affinity:
     collide.
     """
     if request.session_id:
-        return Affinity(b"session:" + request.session_id.encode(), True, home=request.last_node)
+        return Affinity(_scoped(b"session:" + request.session_id.encode(), request), True, home=request.last_node)
     if request.user:
-        return Affinity(b"user:" + request.user.encode(), True)
-    return Affinity(beginning(request.prompt), False)
+        return Affinity(_scoped(b"user:" + request.user.encode(), request), True)
+    return Affinity(beginning(request), False)
 
 
-def beginning(prompt: Prompt) -> bytes:
-    """Returns a key shared by requests that begin alike, up to the first user message."""
-    return b"prefix:" + _prefix(prompt)
+def beginning(request: GenerationRequest) -> bytes:
+    """Returns a key shared by requests of one cache scope that begin alike, up to the first user message."""
+    return b"prefix:" + _prefix(request.prompt, scope_key(request))
 
 
-def _prefix(prompt: Prompt) -> bytes:
-    digest = blake2b(digest_size=16)
+def scope_key(request: GenerationRequest) -> bytes:
+    """Returns the key of digests of what a request begins with: empty for the empty cache scope."""
+    return blake2b(request.cache_scope.encode(), digest_size=16).digest() if request.cache_scope else b""
+
+
+def _scoped(key: bytes, request: GenerationRequest) -> bytes:
+    return b"scope:" + scope_key(request) + key if request.cache_scope else key
+
+
+def _prefix(prompt: Prompt, scope: bytes) -> bytes:
+    digest = blake2b(digest_size=16, key=scope)
     match prompt:
         case ChatPrompt(messages):
             # Up to the first user message: this is the same in every turn of a conversation whose

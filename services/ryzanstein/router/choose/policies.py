@@ -26,7 +26,7 @@ from pydantic import Field
 from ryzanstein.bounds import PositiveSize, Size
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, Role, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
-from ryzanstein.router.choose.affinity import Affinity, beginning
+from ryzanstein.router.choose.affinity import Affinity, beginning, scope_key
 from ryzanstein.router.choose.node_view import NodeView
 from ryzanstein.router.choose.policy import (
     AnyLimit,
@@ -45,13 +45,13 @@ from ryzanstein.router.choose.policy import (
 FIRST_MARK_BYTES = 256
 
 
-def marks(prompt: Prompt) -> tuple[bytes, ...]:
-    """Returns digests of 16 bytes, the shortest beginning first.
+def marks(prompt: Prompt, scope: bytes = b"") -> tuple[bytes, ...]:
+    """Returns digests of 16 bytes, the shortest beginning first. `scope`: see `scope_key`.
 
     Empty when fewer than `FIRST_MARK_BYTES` follow the system prompt.
     """
     instructions, rest = _parts(prompt)
-    digest = blake2b(instructions, digest_size=16)
+    digest = blake2b(instructions, digest_size=16, key=scope)
     digest.update(len(instructions).to_bytes(8, "big"))
     found, begin = [], 0
     for end in _lengths(len(rest)):
@@ -123,7 +123,7 @@ class Prefix:
         self._index = PrefixIndex(max_entries)
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
-        return Affinity(beginning(request.prompt), True, marks(request.prompt))
+        return Affinity(beginning(request), True, marks(request.prompt, scope_key(request)))
 
     def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
         ranked = self._by_key.rank(affinity, nodes)

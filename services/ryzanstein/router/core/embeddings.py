@@ -82,6 +82,8 @@ class Embedder:
         inputs = request.inputs[begin : begin + PART]
 
         async def asked(link: NodeLink) -> list[Embedded]:
+            if not request.features <= link.features:
+                raise errors.nodes_too_old(request.model, request.features)
             return await self._asked(link, request, inputs)
 
         try:

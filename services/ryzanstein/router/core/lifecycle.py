@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -18,6 +18,7 @@ from structlog.contextvars import bound_contextvars
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.observe.tracing import traceparent
 from ryzanstein.router.core.admission import Admission, Place
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 Life = Coroutine[None, None, RyzansteinError | None]
 # The longest that a new turn waits for the unread generation of its session to end.
 _INTERRUPT_WAIT_S = 2.0
+_REVOKED = "revoked"
 
 
 class _Stop(IntEnum):
@@ -44,16 +46,21 @@ class _Stop(IntEnum):
     PAUSED = 1
     UNREAD = 2
     CANCELLED = 3
-    MOVED = 4
+    REFUSED = 4
+    MOVED = 5
 
 
 @dataclass(slots=True)
 class _Run:
-    """A run of a generation: its task, the turn that it stores, and why it is stopped, if it is."""
+    """A run of a generation: its task, the turn that it stores, and why it is stopped, if it is.
+
+    `refusal` is the error of one that is stopped because its caller must leave.
+    """
 
     task: asyncio.Task[RyzansteinError | None]
     turn: Turn | None
     stop: _Stop | None = None
+    refusal: RyzansteinError | None = None
 
 
 class Lifecycle:
@@ -152,6 +159,29 @@ class Lifecycle:
     def stop(self, generation: Generation) -> None:
         """Cancels a generation if it runs."""
         self._stop(generation, _Stop.CANCELLED)
+
+    def end_refused(self, refused: Callable[[GenerationRequest], RyzansteinError | None]) -> int:
+        """Ends the generations whose callers must leave, with the error that says why. Returns how many.
+
+        Their turns are not stored.
+        """
+        ended = 0
+        for generation in [*self._running, *self._paused]:
+            if generation.request.key_id and (error := refused(generation.request)) is not None:
+                self._refuse(generation, error)
+                ended += 1
+        return ended
+
+    def _refuse(self, generation: Generation, error: RyzansteinError) -> None:
+        if generation in self._paused:
+            turn = self._paused.pop(generation)
+            self._unsettle(generation)
+            if turn is not None:
+                turn.release()
+            self._conclude(generation, error, _REVOKED)
+        elif (run := self._running.get(generation)) is not None and not generation.log.complete:
+            run.refusal = error
+            self._stop(generation, _Stop.REFUSED)
 
     def moved(self, generation: Generation) -> None:
         """Stops a generation that another router has taken over.
@@ -280,7 +310,7 @@ class Lifecycle:
             return
         if turn is not None:
             turn.release()
-        error, outcome = self._outcome(generation, task, why)
+        error, outcome = self._outcome(generation, run)
         if outcome == "cancelled":
             for choice in generation.log.cancel():
                 generation.end_choice(choice)
@@ -344,11 +374,12 @@ class Lifecycle:
     def _keeps(self) -> bool:
         return self._policy.unread_turns == "keep"
 
-    def _outcome(
-        self, generation: Generation, task: asyncio.Task[RyzansteinError | None], why: _Stop | None
-    ) -> tuple[RyzansteinError | None, str]:
-        if why is _Stop.MOVED:
+    def _outcome(self, generation: Generation, run: _Run) -> tuple[RyzansteinError | None, str]:
+        task = run.task
+        if run.stop is _Stop.MOVED:
             return moved(generation.generation_id), "moved"
+        if run.stop is _Stop.REFUSED:
+            return run.refusal, _REVOKED
         if task.cancelled():
             return None, "cancelled"
         error = errors.internal(f"internal error, generation {generation.generation_id}") if task.exception() else task.result()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
@@ -122,6 +123,10 @@ class LocalCore:
         """
         generation = self._generations.find(generation_id)
         return generation is not None and await self._lifecycle.interrupt(generation)
+
+    def end_refused(self, refused: Callable[[GenerationRequest], RyzansteinError | None]) -> int:
+        """Ends the generations of this router whose callers must leave; see `Lifecycle.end_refused`."""
+        return self._lifecycle.end_refused(refused)
 
     @property
     def held_prompt_bytes(self) -> int:

@@ -113,7 +113,7 @@ class NodePlacement:
         if self._affinity.sticky:
             key = self._affinity.key
         elif self._generation.request.kept:
-            key = beginning(self._generation.request.prompt)
+            key = beginning(self._generation.request)
         else:
             return b""
         return blake2b(key, digest_size=16).digest()

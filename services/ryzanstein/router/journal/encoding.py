@@ -38,6 +38,7 @@ def encode_request(generation: Generation, new_messages: int) -> bytes:
     )
     journalled.detached, journalled.kept = request.detached, request.kept
     journalled.tenant_named, journalled.never_cut = request.tenant_named, request.never_cut
+    journalled.key_id = request.key_id
     journalled.created, journalled.answer_form = request.created, request.answer_form
     journalled.features.extend(sorted(request.features))
     if request.key is not None:
@@ -91,6 +92,7 @@ def decode_request(data: bytes) -> tuple[GenerationRequest, int]:
         answer_form=journalled.answer_form,
         kept=journalled.kept,
         tenant_named=journalled.tenant_named,
+        key_id=journalled.key_id,
         never_cut=journalled.never_cut,
     )
     if journalled.key:

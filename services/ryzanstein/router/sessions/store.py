@@ -47,10 +47,6 @@ class Session:
     parent: str = ""
     deleted: bool = False
 
-    def found_by(self, tenant: str) -> bool:
-        """Returns whether a caller who names this tenant, or none, finds the session by its id."""
-        return not (tenant and self.tenant) or tenant == self.tenant
-
 
 def extended(session: Session, messages: Sequence[Message], model: str, node_id: str) -> Session:
     """Returns the session with one more turn, updated now."""
@@ -79,6 +75,8 @@ class SessionBounds:
     of responses, see `is_response`, counts against `max_responses` instead: of those that no other
     response continues, the least recently used one is evicted, with its object. So a chain of
     responses goes from its end, and no history loses its beginning. A session that is claimed stays.
+    A tenant with more than `tenant_share` of either evicts its own first, so that it does not evict
+    everybody's.
     """
 
     max_sessions: int = 100_000
@@ -86,6 +84,11 @@ class SessionBounds:
     max_chars: int = 1_000_000
     max_responses: int = 200_000
     max_bytes: int = UNBOUNDED
+    tenant_share: float = 0.5
+
+    def most_of_a_tenant(self, session_id: str) -> int:
+        """Returns how many sessions of the same kind one tenant keeps before its own oldest one is evicted."""
+        return max(1, round(self.most_like(session_id) * self.tenant_share))
 
     def most_like(self, session_id: str) -> int:
         """Returns how many sessions of the same kind are kept."""
@@ -160,12 +163,15 @@ class SessionStore(Protocol):
         """Returns the session with its messages. Raises NOT_FOUND when there is none."""
         ...
 
-    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
-        """Returns a page of at most 1000 sessions (0: 100), without those that are kept of responses.
+    async def owner(self, session_id: str) -> str | None:
+        """Returns the tenant of a session, empty if it is nobody's; None when there is no session. Reads nothing else of it."""
+        ...
 
-        `tenant`: only that one's. A call looks at `MOST_SCANNED` sessions: with so many of others
-        before the next one, a page is shorter, or empty, and has a token all the same. Raises
-        INVALID_ARGUMENT for an invalid size or token.
+    async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
+        """Returns a page of at most 1000 sessions (0: 100) of the tenant, without those that are kept of responses.
+
+        Without a tenant: those of nobody. A token has the id of one of these sessions, and of no other.
+        Raises INVALID_ARGUMENT for an invalid size or token.
         """
         ...
 
@@ -217,8 +223,6 @@ class ServingStore(SessionStore, Protocol):
         ...
 
 
-MOST_SCANNED = 2_000
-"""Sessions that one call of `list` looks at. A store that is asked for them all would keep turns waiting."""
 RESPONSE_MARK = "-resp_"
 OBJECT_MARK = ".object"
 """Ends the id of a kept response's object, which is beside its conversation and goes with it."""
@@ -233,6 +237,11 @@ def is_response(session_id: str) -> bool:
     return bool(mark) and len(digest) == _DIGEST_CHARS and set(digest) <= set("0123456789abcdef")
 
 
+def digest_of(response: str) -> str:
+    """Returns the digest of its tenant that the id of a kept response begins with."""
+    return response[:_DIGEST_CHARS]
+
+
 def is_object(session_id: str) -> bool:
     """Returns whether a session is the object of a kept response, rather than its conversation."""
     return session_id.endswith(OBJECT_MARK) and is_response(session_id)
@@ -243,8 +252,12 @@ def needed_by(session_id: str, parent: str) -> str:
     return session_id.removesuffix(OBJECT_MARK) if is_object(session_id) else parent
 
 
+MAX_STORED_CHARS = MAX_NAME_CHARS + _DIGEST_CHARS + 2
+
+
 def checked_id(session_id: str) -> str:
-    if not 1 <= len(session_id) <= MAX_NAME_CHARS:
+    """Returns the name of a session to store: its tenant's digest may be before an id of a client."""
+    if not 1 <= len(session_id) <= MAX_STORED_CHARS:
         raise errors.invalid("session_id", f"must have 1 to {MAX_NAME_CHARS} characters", len(session_id))
     return session_id
 
@@ -263,12 +276,9 @@ def page_token(session: Session) -> str:
     return base64.urlsafe_b64encode(f"{session.update_time!r} {session.session_id}".encode()).decode()
 
 
-def page_of(scanned: Sequence[Session], size: int, tenant: str, *, more: bool) -> SessionPage:
-    """Returns the page of a tenant, or of all, from sessions in descending order. `more`: there may be others behind them."""
-    found = [each for each in scanned if tenant in ("", each.tenant) and not is_response(each.session_id)]
-    if len(found) > size:
-        return SessionPage(tuple(found[:size]), page_token(found[size - 1]))
-    return SessionPage(tuple(found), page_token(scanned[-1]) if more and scanned else "")
+def page_of(found: Sequence[Session], size: int) -> SessionPage:
+    """Returns the page that these sessions begin, in descending order: one more than its size if there are others behind it."""
+    return SessionPage(tuple(found[:size]), page_token(found[size - 1]) if len(found) > size else "")
 
 
 def read_page_token(token: str) -> tuple[float, str]:

@@ -16,7 +16,8 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.sessions.claimed import Claimed
-from ryzanstein.router.sessions.store import ServingStore, Session, SessionBounds, is_response
+from ryzanstein.router.sessions.names import OwnedSessions, is_reserved, shown, store_name
+from ryzanstein.router.sessions.store import ServingStore, Session, SessionBounds
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -54,7 +55,8 @@ class Turn:
     async def ensure(self, model: str, tenant: str = "") -> None:
         """Creates a session that did not exist. It is this tenant's."""
         if self._session is None:
-            self._session = await self._turns.store.create(self.session_id, model, tenant=tenant)
+            with shown():
+                self._session = await self._turns.store.create(self.session_id, model, tenant=tenant)
 
     async def commit(self, answer: Message, model: str, node_id: str) -> None:
         """Adds what the client said and the answer, once per generation, which also ends the claim.
@@ -106,8 +108,16 @@ class Turn:
 class Turns:
     """Opens turns in sessions for this router's generations."""
 
-    def __init__(self, store: ServingStore, bounds: SessionBounds, telemetry: RouterTelemetry, claimed: Claimed) -> None:
+    def __init__(
+        self,
+        store: ServingStore,
+        bounds: SessionBounds,
+        telemetry: RouterTelemetry,
+        claimed: Claimed,
+        owned: OwnedSessions | None = None,
+    ) -> None:
         self.store = store
+        self._owned = owned or OwnedSessions(store)
         self.telemetry = telemetry
         self.claimed = claimed
         self._bounds = bounds
@@ -115,34 +125,39 @@ class Turns:
     async def open(self, request: GenerationRequest, generation_id: str) -> tuple[GenerationRequest, Turn | None]:
         """Returns the request with its session's history and model, and the turn to `release`.
 
-        Without a session the turn is None. Raises ABORTED while another generation speaks there,
-        NOT_FOUND for another tenant's session where the gateway names the tenant, INVALID_ARGUMENT for
-        a model other than the session's, FAILED_PRECONDITION SESSION_FULL when
-        the conversation has become too long, UNAVAILABLE when its history cannot be read. If it
-        raises or is cancelled, it releases the claim.
+        The request then has the name under which its tenant's session is stored. Without a session the
+        turn is None. Raises ABORTED while another generation speaks there, NOT_FOUND for an id that
+        is reserved, INVALID_ARGUMENT for a model other than the session's, FAILED_PRECONDITION SESSION_FULL when the
+        conversation has become too long, UNAVAILABLE when its history cannot be read. If it raises or is
+        cancelled, it releases the claim.
         """
         if not request.session_id:
             return request, None
         if not isinstance(request.prompt, ChatPrompt):
             raise errors.invalid("session_id", "requires messages, not text or token_ids")
-        if is_response(request.session_id):
+        if is_reserved(request.session_id):
             raise errors.not_found("session", request.session_id)
-        if request.tenant_named:  # before the claim, with which another tenant could end or block what runs there
-            self._refuse_foreign(request, await self._find(request.session_id))
-        await self.claimed.claim(request.session_id, generation_id)
-        try:
-            session = await self._find(request.session_id)
-            self._refuse_foreign(request, session)
-            turn = Turn(self, request.session_id, generation_id, session, request.prompt.messages)
-            return self._continued(request, turn), turn
-        except BaseException:
-            self.claimed.release(request.session_id, generation_id)
-            raise
+        tenant = request.tenant if request.tenant_named else ""
+        with shown():
+            return await self._opened(request, tenant, store_name(tenant, request.session_id), generation_id)
 
-    def _refuse_foreign(self, request: GenerationRequest, session: Session | None) -> None:
-        if session is not None and request.tenant_named and not session.found_by(request.tenant):
-            self.telemetry.refused.labels("foreign_tenant").inc()
-            raise errors.not_found("session", request.session_id)
+    async def _opened(
+        self, request: GenerationRequest, tenant: str, name: str, generation_id: str
+    ) -> tuple[GenerationRequest, Turn]:
+        """Opens the turn in the session with this name, or in the one that an earlier version stored under its bare id."""
+        await self.claimed.claim(name, generation_id)
+        try:
+            session = await self._find(name)
+            legacy = await self._owned.legacy_name(tenant, request.session_id) if session is None else None
+            if legacy is None or legacy == name:
+                assert isinstance(request.prompt, ChatPrompt)
+                turn = Turn(self, name, generation_id, session, request.prompt.messages)
+                return self._continued(replace(request, session_id=name), turn), turn
+        except BaseException:
+            self.claimed.release(name, generation_id)
+            raise
+        self.claimed.release(name, generation_id)
+        return await self._opened(request, "", legacy, generation_id)
 
     async def resume(self, session_id: str, generation_id: str, new_messages: tuple[Message, ...]) -> Turn:
         """Returns the turn of a generation that this router takes over from another one.
@@ -161,7 +176,8 @@ class Turns:
 
         Raises ABORTED SESSION_BUSY while another generation speaks in the session.
         """
-        await self.claimed.claim(session_id, generation_id)
+        with shown():
+            await self.claimed.claim(session_id, generation_id)
         return Turn(self, session_id, generation_id, None, new_messages)
 
     async def _find(self, session_id: str) -> Session | None:

@@ -20,6 +20,7 @@ from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import Attempt, SamplingParams
 from ryzanstein.generation.tokens import MAX_PROMPT_SCORES
 from ryzanstein.worker.agent.tokenizing import encoded
+from ryzanstein.worker.engine.memory.prefix import scope_root
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.text.calling import Calling, has_calls
 from ryzanstein.worker.text.choice import ChoiceText, TextOptions, resumed
@@ -223,6 +224,7 @@ def group_of(
         deadline=_monotonic(request.deadline),
         priority=request.priority,
         tenant=request.tenant,
+        cache_root=scope_root(request.cache_scope),
         accepted_before=attempt.accepted_before,
         traceparent=request.traceparent,
         grammar_bytes=0 if judged is None else judged.verdict.grammar_bytes,

@@ -22,13 +22,14 @@ class Grammars:
     """A least-recently-used cache of matchers at the beginning of an answer, to be copied for each choice.
 
     The table of tokens is set once, before the first constraint. Only the thread touches what is
-    kept.
+    kept. What one cache scope compiled is not there for another: how fast an answer begins would tell
+    what others asked for.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._bytes = max_bytes, 0
         self._pool = ThreadPoolExecutor(1, "grammars")
-        self._kept: OrderedDict[Constraint, tuple[LLMatcher, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, Constraint], tuple[LLMatcher, int]] = OrderedDict()
         self._table: TokenTable | None = None
         self._tokenizer: LLTokenizer | None = None
         self._bits: Bits | None = None
@@ -39,13 +40,15 @@ class Grammars:
         self._table = TokenTable.decode(table)
         self._tokenizer, self._bits = self._table.tokenizer(), Bits(self._table)
 
-    def use(self, constraint: Constraint, num_bytes: int, use: Callable[[LLMatcher], _Used]) -> Future[_Used]:
-        """Uses a grammar in the thread, once it is compiled there if it is not kept.
+    def use(
+        self, constraint: Constraint, num_bytes: int, use: Callable[[LLMatcher], _Used], root: bytes = b""
+    ) -> Future[_Used]:
+        """Uses a grammar in the thread, once it is compiled there if it is not kept for the scope with this root.
 
         `num_bytes` is what it takes, as measured elsewhere. Cancelled before its turn, it costs
         nothing.
         """
-        return self._pool.submit(lambda: use(self._compiled(constraint, num_bytes)))
+        return self._pool.submit(lambda: use(self._compiled(root, constraint, num_bytes)))
 
     @property
     def bits(self) -> Bits:
@@ -54,16 +57,16 @@ class Grammars:
             raise ValueError("the tokens are not known")
         return self._bits
 
-    def _compiled(self, constraint: Constraint, num_bytes: int) -> LLMatcher:
-        if (kept := self._kept.get(constraint)) is not None:
-            self._kept.move_to_end(constraint)
+    def _compiled(self, root: bytes, constraint: Constraint, num_bytes: int) -> LLMatcher:
+        if (kept := self._kept.get((root, constraint))) is not None:
+            self._kept.move_to_end((root, constraint))
             self.hits += 1
             return kept[0]
         self.misses += 1
         if self._table is None or self._tokenizer is None:
             raise ValueError("the tokens are not known")
         matcher = compiled(constraint, self._table, self._tokenizer)
-        self._kept[constraint] = matcher, num_bytes
+        self._kept[root, constraint] = matcher, num_bytes
         self._bytes += num_bytes
         self._evict()
         return matcher

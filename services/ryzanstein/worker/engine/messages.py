@@ -70,6 +70,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     parks: bool = False  # they are also in a tier, from which it comes back after it was paused
     grammar_bytes: int = 0  # what the compiled grammar of its constraint takes, about
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
+    cache_root: bytes = b""  # with which the keys of its pages begin, see `prefix.scope_root`
     pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
 
 

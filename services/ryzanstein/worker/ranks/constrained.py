@@ -52,7 +52,8 @@ class ConstrainedGroups:
             raise ValueError("the group has no constraint")
         self.used = True
         use = partial(self._states, message)
-        self.waiting[message.group] = message, self._grammars.use(message.sampling.constraint, message.grammar_bytes, use)
+        constraint, num_bytes = message.sampling.constraint, message.grammar_bytes
+        self.waiting[message.group] = message, self._grammars.use(constraint, num_bytes, use, message.cache_root)
 
     def cancel(self, group: int) -> None:
         """Forgets a group. Its grammar is not compiled if that has not begun."""

@@ -5,10 +5,12 @@ import re
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
@@ -27,6 +29,8 @@ from ryzanstein.generation.tokens import (
     TopLogprob,
     Usage,
 )
+from ryzanstein.router.access.authenticator import Anonymous
+from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
@@ -253,6 +257,16 @@ class Face:
         return self.telemetry.requests.labels("http", route, str(code))._value.get()
 
 
+def open_door(telemetry: RouterTelemetry) -> Entrance:
+    return Entrance(Anonymous(), telemetry.registry)
+
+
+def open_app(core: EchoCore, *given: Any, **options: Any) -> FastAPI:
+    """Returns the application of a router that lets everybody in."""
+    telemetry = RouterTelemetry()
+    return create_app(core, telemetry, open_door(telemetry), *given, **options)
+
+
 @pytest.fixture
 def make_core() -> Callable[[], EchoCore]:
     return EchoCore
@@ -266,7 +280,7 @@ def limits() -> HttpLimits:
 @pytest.fixture
 async def face(limits: HttpLimits) -> AsyncIterator[Face]:
     core, telemetry = EchoCore(), RouterTelemetry()
-    server = HttpServer(create_app(core, telemetry, limits), "127.0.0.1", 0)
+    server = HttpServer(create_app(core, telemetry, open_door(telemetry), limits), "127.0.0.1", 0)
     await server.start()
     yield Face(core, telemetry, f"http://127.0.0.1:{server.port}")
     await core.close()
@@ -337,7 +351,7 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[Served]]]:
 
     async def start(bounds: ConnectionBounds | None = None, limits: HttpLimits | None = None) -> Served:
         core, telemetry = EchoCore(), RouterTelemetry()
-        app = create_app(core, telemetry, limits)
+        app = create_app(core, telemetry, open_door(telemetry), limits)
         server = HttpServer(app, "127.0.0.1", 0, bounds, lambda reason: telemetry.http_refused.labels(reason).inc())
         await server.start()
         served.append(Served(core, telemetry, server))

@@ -6,9 +6,7 @@ import json
 
 import httpx
 import pytest
-
-from ryzanstein.router.faces.http.app import create_app
-from ryzanstein.router.telemetry import RouterTelemetry
+from tests.router.faces.http.conftest import open_app
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -21,7 +19,7 @@ def core(make_core):
 @pytest.fixture
 async def http(core):
     """The application without a server: what is refused here never comes to depend on one."""
-    transport = httpx.ASGITransport(create_app(core, RouterTelemetry()))
+    transport = httpx.ASGITransport(open_app(core))
     async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
         yield client
     await core.close()

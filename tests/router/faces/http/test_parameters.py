@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from tests.router.faces.http.conftest import open_app
 
 from ryzanstein import errors
 from ryzanstein.errors import FieldViolation
-from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
-from ryzanstein.router.telemetry import RouterTelemetry
 
 
 async def asked(http, face, body):
@@ -178,7 +177,7 @@ async def test_a_suffix_goes_to_the_core_with_its_prompt(http, face):
 async def test_who_asks_for_the_socket_without_an_upgrade_is_told(http, face):
     plain = await http.get("/v1/ws")
     assert plain.status_code == 404, "there are no sockets here"
-    app = create_app(face.core, RouterTelemetry(), metrics=False, socket_path="/v1/ws")
+    app = open_app(face.core, metrics=False, socket_path="/v1/ws")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as other:
         described = await other.get("/v1/ws")
         assert (described.status_code, described.headers["upgrade"]) == (426, "websocket")
@@ -187,7 +186,7 @@ async def test_who_asks_for_the_socket_without_an_upgrade_is_told(http, face):
 
 @pytest.mark.parametrize("origins", [(), ("https://a.example",)])
 async def test_only_named_origins_may_read_answers(make_core, origins):
-    transport = httpx.ASGITransport(create_app(make_core(), RouterTelemetry(), origins=origins))
+    transport = httpx.ASGITransport(open_app(make_core(), origins=origins))
     async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
         for origin, allowed in (("https://a.example", bool(origins)), ("https://b.example", False)):
             answer = await client.get("/v1/models", headers={"Origin": origin})
@@ -203,7 +202,7 @@ async def test_only_named_origins_may_read_answers(make_core, origins):
 
 async def test_a_page_may_read_why_it_was_refused_before_its_request_was_read(make_core):
     limits = HttpLimits(max_body_bytes=16)
-    transport = httpx.ASGITransport(create_app(make_core(), RouterTelemetry(), limits, origins=("https://a.example",)))
+    transport = httpx.ASGITransport(open_app(make_core(), limits, origins=("https://a.example",)))
     async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
         refused = await client.post("/v1/chat/completions", json={"model": "x" * 100}, headers={"Origin": "https://a.example"})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (413, "https://a.example")

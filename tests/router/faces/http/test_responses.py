@@ -11,12 +11,12 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
+from tests.router.faces.http.conftest import open_app
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.generation.request import SamplingDefaults
 from ryzanstein.generation.tokens import Started
-from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.responses import shapes
 from ryzanstein.router.faces.http.responses.body import ResponsesRequest
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
@@ -275,7 +275,7 @@ async def test_what_is_not_supported_is_refused_by_name(http, face, fields, para
 
 async def test_another_router_of_the_same_store_has_the_whole_response(face):
     sessions = MemorySessions(SessionBounds(), lambda _: None)
-    apps = [create_app(face.core, RouterTelemetry(), sessions=sessions) for _ in range(2)]
+    apps = [open_app(face.core, sessions=sessions) for _ in range(2)]
     one, other = (httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") for app in apps)
     made = (await one.post("/v1/responses", json={"model": "echo", "input": "one two", "metadata": {"a": "b"}})).json()
     assert (await other.get(f"/v1/responses/{made['id']}")).json() == made
@@ -287,7 +287,7 @@ async def test_another_router_of_the_same_store_has_the_whole_response(face):
 
 async def test_twelve_chained_turns_are_stored_once_and_sent_whole(face, tmp_path):
     sessions = await SqliteSessions.open(tmp_path / "s.db", SessionBounds(), lambda _: None)
-    app = create_app(face.core, RouterTelemetry(), sessions=sessions)
+    app = open_app(face.core, sessions=sessions)
     previous = None
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         for turn in range(12):

@@ -11,6 +11,8 @@ from tests.router.faces.http.conftest import EchoCore
 from tests.router.faces.websocket.asyncapi import checked
 from websockets.asyncio.client import ClientConnection, connect
 
+from ryzanstein.router.access.authenticator import Anonymous
+from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
@@ -96,7 +98,8 @@ def limits() -> SocketLimits:
 @pytest.fixture
 async def face(limits: SocketLimits) -> AsyncIterator[SocketServer]:
     core, telemetry = EchoCore(), RouterTelemetry()
-    app, sockets = create_app(core, telemetry), WebSocketFace(core, telemetry, limits)
+    entrance = Entrance(Anonymous(), telemetry.registry)
+    app, sockets = create_app(core, telemetry, entrance), WebSocketFace(core, telemetry, entrance, limits)
     refused = telemetry.http_refused
     server = HttpServer(app, "127.0.0.1", 0, on_refused=lambda reason: refused.labels(reason).inc(), upgrades=sockets)
     await server.start()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.worker.agent.pages.mover import PagesLost
 from ryzanstein.worker.agent.pages.page import Page, PageSizes, root_of
-from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.store import PageScope
 from ryzanstein.worker.page_metrics import PageMetrics
 
 PAGE_BYTES = 4096
@@ -66,8 +66,8 @@ def chain() -> Callable[..., list[Page]]:
 
 
 @pytest.fixture
-def scope() -> Scope:
-    return Scope("m", "", root_of(b"weights", "format", ""), PageSizes(PAGE_BYTES))
+def scope() -> PageScope:
+    return PageScope("m", "", root_of(b"weights", "format", ""), PageSizes(PAGE_BYTES))
 
 
 class Counted:

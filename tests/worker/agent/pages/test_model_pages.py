@@ -19,7 +19,7 @@ from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
 from ryzanstein.worker.agent.pages.page import root_of
-from ryzanstein.worker.agent.pages.store import StoreFailed
+from ryzanstein.worker.agent.pages.store import PageScope, StoreFailed
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.checkpoints.weight_files import stamp
 from ryzanstein.worker.config import WorkerSettings
@@ -33,7 +33,8 @@ GROUP: Any = SimpleNamespace(progress=list, send=lambda message: None)
 
 
 def attempt(**given: Any) -> Attempt:
-    request = GenerationRequest("m", TokenPrompt((1,)), SamplingParams(seed=1), tenant=given.pop("tenant", ""))
+    own = {name: given.pop(name) for name in ("tenant", "cache_scope") if name in given}
+    request = GenerationRequest("m", TokenPrompt((1,)), SamplingParams(seed=1), **own)
     return Attempt("g", 0, request, (ChoiceProgress(),), **{"backup": BACKUP, "conversation": b"c", **given})
 
 
@@ -82,18 +83,19 @@ async def test_full_pages_are_queued_and_those_of_unknown_groups_are_not() -> No
     assert it.value("pages_queued") == 3
 
 
-async def test_conversations_of_two_tenants_with_the_same_key_are_two() -> None:
+@pytest.mark.parametrize("apart", ["tenant", "cache_scope"])
+async def test_conversations_of_two_tenants_with_the_same_key_are_two(apart: str) -> None:
     pages = await Pages().ready()
     names = {tenant: [tenant.encode() * 17] for tenant in "ab"}
     for group, tenant in enumerate(names):
-        pages.follow(group, attempt(tenant=tenant), "m")
+        pages.follow(group, attempt(**{apart: tenant}), "m")
     sealed = list(enumerate(names.values()))
     pages.on_step(StepEvents(1, [], [], [], {}, [], [], NO_STATS, 0.1, sealed=sealed), NO_STATS)
-    chains = {chain.scope.tenant: chain.keys for chain in pages._conversations.newest_first()}
-    assert chains == names
+    chains = [(chain.scope.name, chain.keys) for chain in pages._conversations.newest_first()]
+    assert sorted(chains) == [(tenant if apart == "cache_scope" else "", keys) for tenant, keys in names.items()]
 
 
-async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
+async def test_only_the_same_weights_format_and_scope_are_believed() -> None:
     it = Pages()
     pages = await it.ready()
     scope = pages.scope("m", "t")
@@ -102,12 +104,28 @@ async def test_only_the_same_weights_format_and_tenant_are_believed() -> None:
     other_format = await Pages().ready(msgspec.structs.replace(READY, page_format="other"))
     foreign = other_format.scope("m", "t")
     assert foreign is not None
-    for tenant, root in (("t", foreign.root), ("u", scope.root)):
+    for name, root in (("t", foreign.root), ("u", scope.root)):
         with pytest.raises(RyzansteinError) as refusal:
-            await pages.checked("m", tenant, root)
+            await pages.checked("m", name, root)
         assert refusal.value.reason == "FOREIGN_PAGES"
     assert it.value("pages_refused_total", cause="foreign") == 2
     assert (await Pages().ready()).scope("another name", "t") == replace(scope, model="another name")
+
+
+async def test_the_scope_and_not_the_tenant_says_whose_pages_are_whose(tmp_path) -> None:
+    def scope_of(pages: ModelPages, cache_scope: str, tenant: str) -> PageScope:
+        scope = pages.scope("m", cache_scope, tenant)
+        assert scope is not None
+        return scope
+
+    pages = await Pages(kv_disk_bytes=2**20, kv_disk_dir=tmp_path).ready()
+    assert scope_of(pages, "s", "a") == scope_of(pages, "s", "b")
+    assert scope_of(pages, "", "a").root == scope_of(pages, "", "b").root != scope_of(pages, "s", "a").root
+    earlier = {tenant: root_of(pages.weights_digest, "format", tenant) for tenant in ("", "a")}
+    assert scope_of(pages, "", "a").root == earlier[""]
+    assert scope_of(pages, "", "a").earlier == earlier["a"], "where the version before wrote"
+    assert {scope_of(pages, *whose).earlier for whose in (("", ""), ("s", "a"))} == {b""}
+    assert scope_of(await Pages().ready(), "", "a").earlier == b"", "there is no disk to read from"
 
 
 async def test_a_node_without_replication_and_one_without_ranks_say_so() -> None:
@@ -261,7 +279,7 @@ class Backup:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: dict[str, list[str]]) -> None:
         self.fails, self.asked = fails, list[str]()
-        monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.NodeStore", lambda address, _: Sent(self, address))
+        monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.NodeStore", lambda address, *_: Sent(self, address))
         monkeypatch.setattr("ryzanstein.worker.agent.pages.handing_over._RECONNECT_S", 0.05)
 
 

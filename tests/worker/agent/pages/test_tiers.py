@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from ryzanstein.worker.agent.pages.page import root_of
 from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.agent.pages.tiers import disk_tier
 from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
@@ -61,6 +62,33 @@ async def test_the_least_recently_used_page_goes_first_and_the_bound_holds(tmp_p
     assert await tier.fetched(scope, new) == new
     if kind == "disk":
         assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) == tier.size
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+async def test_a_page_is_found_under_its_own_root_alone(tmp_path, chain, scope, kind) -> None:
+    tier, pages = Tier(kind, tmp_path, 2**20), chain(9)
+    other = replace(scope, name="b", root=root_of(b"weights", "format", "b"))
+    await tier.store.send(scope, b"", several(pages))
+    assert await tier.store.missing(other, [page.key for page in pages]) == list(range(9))
+    assert await tier.fetched(other, pages) == []
+    assert await tier.fetched(scope, pages) == pages
+
+
+async def test_pages_of_the_version_before_are_read_and_not_written_again(tmp_path, chain, scope) -> None:
+    pages = chain(12)
+    earlier = replace(scope, name="alice", root=root_of(b"weights", "format", "alice"))
+    await Tier("disk", tmp_path, 2**20).store.send(earlier, b"", several(pages[:8]))
+    tier, both = Tier("disk", tmp_path, 2**20), replace(scope, earlier=earlier.root)
+    assert await tier.store.missing(both, [page.key for page in pages]) == [8, 9, 10, 11]
+    await tier.store.send(both, b"", several(pages[8:]))
+    assert await tier.fetched(both, pages) == pages
+    assert await tier.fetched(scope, pages) == [], "a request of no such tenant"
+    assert len(list(tmp_path.glob("*/*"))) == 12
+    damaged = tmp_path / earlier.root.hex() / pages[3].key.hex()
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert await tier.fetched(both, pages) == pages[:3]
+    assert tier.corrupt == 1
+    assert await tier.store.missing(both, [page.key for page in pages]) == [3]
 
 
 async def test_another_process_finds_the_pages_and_no_half_written_one(tmp_path, chain, scope) -> None:

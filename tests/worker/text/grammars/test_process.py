@@ -190,6 +190,15 @@ LARGE = [
 ]
 
 
+async def test_a_verdict_of_another_cache_scope_is_not_remembered(text_model: TextModel) -> None:
+    async with running() as (process, telemetry):
+        compiles = []
+        for scope in ("", "a", "b", "a", ""):
+            await process.judge(SOUND, text_model, scope)
+            compiles.append(telemetry.registry.get_sample_value("ryzanstein_worker_grammar_compile_seconds_count"))
+        assert compiles == [1, 2, 3, 3, 3]
+
+
 @pytest.mark.parametrize("constraint", LARGE, ids=range(len(LARGE)))
 async def test_large_constraints_are_judged_in_time_and_hold_no_loop(text_model: TextModel, constraint: Constraint) -> None:
     async with running(cpu_s=1.0) as (process, _):

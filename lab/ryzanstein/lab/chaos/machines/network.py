@@ -27,6 +27,7 @@ _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _PREFIX = "ryz"
 _TABLE = "inet chaos"
 _FIRST_HOST = 10
+_INSECURE = "RYZANSTEIN_INSECURE"
 _LAST_HOST = 250
 _COMMAND_S = 10.0
 
@@ -81,8 +82,9 @@ class HostNetwork:
             raise NetworkImpossibleError(f"a laboratory has at most {_LAST_HOST - _FIRST_HOST + 1} hosts")
         namespace, address = self.namespace(name), f"{self._net}.{index}"
         self._run("netns", "add", namespace)
-        variables = tuple(f"{key}={value}" for key, value in environment.items())
-        host = Host(address, (self._ip, "netns", "exec", namespace, *((self._env, *variables) if variables else ())))
+        # Only the laboratory's hosts reach each other.
+        variables = tuple(f"{key}={value}" for key, value in {_INSECURE: "true", **environment}.items())
+        host = Host(address, (self._ip, "netns", "exec", namespace, self._env, *variables))
         self.hosts[name] = host
         self._run("link", "add", "eth0", "netns", namespace, "type", "veth", "peer", "name", f"p{index}", "netns", self._bridge)
         self._run("-n", self._bridge, "link", "set", f"p{index}", "master", "br0", "up")

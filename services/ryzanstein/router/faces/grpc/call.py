@@ -16,53 +16,64 @@ import grpc
 from structlog.contextvars import get_contextvars
 
 from ryzanstein import clock
+from ryzanstein.auth.caller import Caller
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID, valid_tenant
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.router.core.peers import OWNER, WHOLE
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.guard import caller
 from ryzanstein.rpc.interceptors import TRACEPARENT
+
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RpcCall:
-    """A gRPC call.
+    """A gRPC call. `traceparent` is that of the face's own span."""
 
-    `traceparent` is that of the face's own span. `tenant` is as received, and may be empty.
-    """
-
-    request_id: str
+    origin: RequestOrigin
     traceparent: str
     deadline: float | None
     on_disconnect: OnDisconnect
-    owner_id: str = ""
-    """In a call from another router: the owner that it addresses."""
-    tenant: str = ""
-    whole: bool = False
-    """In a call from another router: its client sees nothing before the end."""
 
     @property
-    def named_tenant(self) -> str:
-        """The tenant that the caller names, empty if it names none. Raises INVALID_ARGUMENT, as `complete` does."""
-        return valid_tenant(self.tenant, "")
+    def caller(self) -> Caller:
+        return self.origin.caller
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the caller, empty if it names none."""
+        return self.origin.caller.tenant
+
+    @property
+    def request_id(self) -> str:
+        return self.origin.request_id
 
     def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
         """Returns the request with this call's context. `key` is the message's own `request_id`.
 
-        Raises INVALID_ARGUMENT when the key or the tenant's name is not valid.
+        Raises INVALID_ARGUMENT when the key is not valid, and what `RequestOrigin.owned` raises.
         """
-        completed = replace(
-            request,
-            request_id=self.request_id,
-            traceparent=self.traceparent,
-            deadline=self.deadline,
-            tenant=valid_tenant(self.tenant, request.user),
-            tenant_named=bool(self.tenant),
-        )
+        completed = replace(self.origin.owned(request), traceparent=self.traceparent, deadline=self.deadline)
         return keyed(completed, key, "request_id")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """A call of another router, which addresses the owner with this id.
+
+    It relays a client of this tenant, empty if its client names none. `whole`: that one sees nothing
+    before the end.
+    """
+
+    owner_id: str
+    tenant: str
+    whole: bool
 
 
 class Calls:
@@ -73,26 +84,34 @@ class Calls:
         self._tracing = tracing
 
     @contextmanager
-    def call(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[RpcCall]:
-        """Wraps a handler's work.
+    def call(self, method: str, context: _Context) -> Iterator[RpcCall]:
+        """Wraps the work of a public handler, whose caller the server's guard let in."""
+        with self._measured(method, context) as (metadata, parent):
+            remaining_s = context.time_remaining()
+            deadline = None if remaining_s is None else clock.unix_s() + remaining_s
+            request_id = str(get_contextvars().get("request_id") or uuid.uuid4().hex)
+            yield RpcCall(RequestOrigin(caller(), request_id), parent, deadline, on_disconnect(metadata))
+
+    @contextmanager
+    def peer_call(self, method: str, context: _Context) -> Iterator[PeerCall]:
+        """Wraps the work of a handler for other routers."""
+        with self._measured(method, context) as (metadata, _):
+            yield PeerCall(
+                metadata.get(OWNER, ""), valid_tenant(metadata.get(TENANT_ID, ""), ""), metadata.get(WHOLE) == "true"
+            )
+
+    @contextmanager
+    def _measured(self, method: str, context: _Context) -> Iterator[tuple[dict[str, str], str]]:
+        """Yields a call's metadata and the trace context of its span.
 
         It may be closed from another task, as a stream's is when its client disconnects.
         """
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         received = metadata.get(TRACEPARENT, "")
         span = self._tracing.start(f"ryzanstein.v1.{method}", received, **{"rpc.system": "grpc", "rpc.method": method})
-        remaining_s = context.time_remaining()
         code = "OK"
         try:
-            yield RpcCall(
-                str(get_contextvars().get("request_id") or uuid.uuid4().hex),
-                traceparent(span, received),
-                None if remaining_s is None else clock.unix_s() + remaining_s,
-                on_disconnect(metadata),
-                metadata.get(OWNER, ""),
-                metadata.get(TENANT_ID, ""),
-                OWNER in metadata and metadata.get(WHOLE) == "true",
-            )
+            yield metadata, traceparent(span, received)
         except RyzansteinError as error:
             code = error.code.name
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from ryzanstein.generation.prompts import user_key, valid_tenant
+from ryzanstein.generation.prompts import user_key
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.v1 import embedding_pb2 as pb
@@ -30,13 +30,8 @@ class EmbeddingServicer(EmbeddingServiceServicer):
         with self._calls.call("Embed", context) as call:
             user = user_key(request.user, "user")
             wanted = embed_from_wire(request, self._most.token_ids)
-            asked = replace(
-                wanted,
-                model=wanted.model or self._core.model_of(""),
-                tenant=valid_tenant(call.tenant, user),
-                deadline=call.deadline,
-                request_id=call.request_id,
-            )
+            asked = call.origin.owned_texts(wanted, user)
+            asked = replace(asked, model=asked.model or self._core.model_of(""), deadline=call.deadline)
             embedded = await self._core.embed(asked)
             if sum(len(each.values) for each in embedded) <= _LARGE_NUMBERS:
                 return embedded_to_wire(embedded, asked.model)

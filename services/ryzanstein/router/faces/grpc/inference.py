@@ -26,11 +26,12 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Delta, Finished, GenerationEvent, Started
 from ryzanstein.replies.follower import ReplyFollower
 from ryzanstein.replies.reader import ReplyDelta
+from ryzanstein.router.access.live import LiveCallers
 from ryzanstein.router.core.core import Core
-from ryzanstein.router.core.peers import apart
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import Departing, ending_with_reader
 from ryzanstein.router.faces.grpc.call import Calls, RpcCall
+from ryzanstein.router.faces.origin import allowed_model
 from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -135,10 +136,11 @@ class InferenceServicer(InferenceServiceServicer):
     A message with more parts than `most` is refused before it is converted.
     """
 
-    def __init__(self, core: Core, calls: Calls, most: MostParts) -> None:
+    def __init__(self, core: Core, calls: Calls, most: MostParts, live: LiveCallers) -> None:
         self._core = core
         self._calls = calls
         self._most = most
+        self._live = live
 
     async def Chat(self, request: inference.ChatRequest, context: _Context) -> inference.ChatResponse:
         with self._calls.call("Chat", context) as call:
@@ -172,35 +174,26 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference.AttachGenerationRequest, context: _Context
     ) -> AsyncIterator[inference.AttachGenerationResponse]:
         with self._calls.call("AttachGeneration", context) as call:
-            if call.owner_id:
-                # The relaying router then knows at once that this one is alive.
-                await context.send_initial_metadata(())
-            from_index, tenant = dict(request.from_index), call.named_tenant
-            if not call.owner_id:
-                async with contextlib.aclosing(attached(self._core, request.generation_id, from_index, tenant)) as wires:
-                    async for wire in wires:
-                        yield inference.AttachGenerationResponse(event=wire)
-                return
-            following = self._core.follow(request.generation_id, from_index, call.owner_id, whole=call.whole, tenant=tenant)
-            async with contextlib.aclosing(following) as events:
-                async for event in events:
-                    for part in apart(event):
-                        yield inference.AttachGenerationResponse(event=event_to_wire(part))
+            from_index = dict(request.from_index)
+            async with contextlib.aclosing(attached(self._core, request.generation_id, from_index, call.tenant)) as wires:
+                async for wire in self._live.while_in(call.caller, wires):
+                    yield inference.AttachGenerationResponse(event=wire)
 
     async def CancelGeneration(
         self, request: inference.CancelGenerationRequest, context: _Context
     ) -> inference.CancelGenerationResponse:
         with self._calls.call("CancelGeneration", context) as call:
-            await self._core.cancel(request.generation_id, call.owner_id, tenant=call.named_tenant)
+            await self._core.cancel(request.generation_id, tenant=call.tenant)
             return inference.CancelGenerationResponse()
 
     async def ListModels(self, request: inference.ListModelsRequest, context: _Context) -> inference.ListModelsResponse:
-        with self._calls.call("ListModels", context):
-            return inference.ListModelsResponse(models=[_model(model) for model in self._core.models()])
+        with self._calls.call("ListModels", context) as call:
+            allowed = (model for model in self._core.models() if call.caller.may_use(model.name))
+            return inference.ListModelsResponse(models=map(_model, allowed))
 
     async def CountTokens(self, request: inference.CountTokensRequest, context: _Context) -> inference.CountTokensResponse:
-        with self._calls.call("CountTokens", context):
-            model = name_from_wire(request.model, "model")
+        with self._calls.call("CountTokens", context) as call:
+            model = allowed_model(call.caller, name_from_wire(request.model, "model"))
             return inference.CountTokensResponse(tokens=await self._core.count_tokens(model, _prompt(request, self._most)))
 
     async def _answer(self, call: RpcCall, request: GenerationRequest) -> Answer:

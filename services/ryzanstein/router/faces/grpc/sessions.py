@@ -9,7 +9,8 @@ import grpc
 
 from ryzanstein import errors
 from ryzanstein.router.faces.grpc.call import Calls
-from ryzanstein.router.sessions.store import Session, SessionStore, is_response
+from ryzanstein.router.sessions.names import OwnedSessions, is_reserved
+from ryzanstein.router.sessions.store import Session
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import SessionServiceServicer
 from ryzanstein.wire.requests import MostParts, message_to_wire, messages_from_wire, name_from_wire
@@ -19,9 +20,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SessionServicer(SessionServiceServicer):
-    """`SessionService` over a `SessionStore`."""
+    """`SessionService` over the sessions of tenants."""
 
-    def __init__(self, sessions: SessionStore, calls: Calls, most: MostParts) -> None:
+    def __init__(self, sessions: OwnedSessions, calls: Calls, most: MostParts) -> None:
         self._sessions = sessions
         self._calls = calls
         self._most = most
@@ -31,23 +32,24 @@ class SessionServicer(SessionServiceServicer):
     ) -> inference.CreateSessionResponse:
         with self._calls.call("CreateSession", context) as call:
             session_id = name_from_wire(request.session_id, "session_id")
-            if is_response(session_id):
-                raise errors.invalid("session_id", "is reserved for kept responses", session_id)
+            if is_reserved(session_id):
+                raise errors.invalid("session_id", "is reserved", session_id)
             model = name_from_wire(request.model, "model")
+            if model:
+                call.caller.check_model(model)
             messages = messages_from_wire(request.messages, self._most)
             fresh = not session_id
-            tenant = call.named_tenant
-            session = await self._sessions.create(session_id or uuid.uuid4().hex, model, messages, tenant=tenant, fresh=fresh)
+            session = await self._sessions.create(call.tenant, session_id or uuid.uuid4().hex, model, messages, fresh=fresh)
             return inference.CreateSessionResponse(session=session_to_wire(session))
 
     async def GetSession(self, request: inference.GetSessionRequest, context: _Context) -> inference.GetSessionResponse:
         with self._calls.call("GetSession", context) as call:
-            session = await self._found(name_from_wire(request.session_id, "session_id"), call.named_tenant)
+            session = await self._sessions.get(call.tenant, name_from_wire(request.session_id, "session_id"))
             return inference.GetSessionResponse(session=session_to_wire(session))
 
     async def ListSessions(self, request: inference.ListSessionsRequest, context: _Context) -> inference.ListSessionsResponse:
         with self._calls.call("ListSessions", context) as call:
-            page = await self._sessions.list(request.page_size, request.page_token, tenant=call.named_tenant)
+            page = await self._sessions.list(call.tenant, request.page_size, request.page_token)
             return inference.ListSessionsResponse(
                 sessions=[session_to_wire(session) for session in page.sessions], next_page_token=page.next_page_token
             )
@@ -56,22 +58,8 @@ class SessionServicer(SessionServiceServicer):
         self, request: inference.DeleteSessionRequest, context: _Context
     ) -> inference.DeleteSessionResponse:
         with self._calls.call("DeleteSession", context) as call:
-            session_id = name_from_wire(request.session_id, "session_id")
-            if is_response(session_id):
-                raise errors.not_found("session", session_id)
-            if tenant := call.named_tenant:
-                await self._found(session_id, tenant)
-            await self._sessions.delete(session_id)
+            await self._sessions.delete(call.tenant, name_from_wire(request.session_id, "session_id"))
             return inference.DeleteSessionResponse()
-
-    async def _found(self, session_id: str, tenant: str) -> Session:
-        """Returns a session of the tenant. Another tenant's, or a kept response, is as unknown as one that never was."""
-        if is_response(session_id):
-            raise errors.not_found("session", session_id)
-        session = await self._sessions.get(session_id)
-        if not session.found_by(tenant):
-            raise errors.not_found("session", session_id)
-        return session
 
 
 def session_to_wire(session: Session) -> inference.Session:

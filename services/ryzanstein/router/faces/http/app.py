@@ -39,6 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
@@ -47,6 +48,7 @@ from ryzanstein.router.faces.http.generate import GenerationRoutes
 from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.presence import ClientLeft
 from ryzanstein.router.faces.http.stream import error_event
 from ryzanstein.router.faces.http.texts import add_text_routes
@@ -111,29 +113,31 @@ _CORS: dict[str, Any] = {
 def create_app(
     core: Core,
     telemetry: RouterTelemetry,
+    entrance: Entrance,
     limits: HttpLimits | None = None,
     origins: Sequence[str] = (),
-    sessions: SessionStore | None = None,
     *,
+    sessions: SessionStore | None = None,
+    hosts: HostNames | None = None,
     metrics: bool = True,
     socket_path: str = "",
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
-    It has no lifespan of its own: the core starts and ends with the router. `origins` may read
-    answers from a browser (CORS); none: no other origin may. `sessions` keep the conversations of
-    responses, by default in memory. `metrics`: they are served here too. `socket_path` is where the
-    server takes WebSockets; empty: nowhere.
+    It has no lifespan of its own: the core starts and ends with the router. `entrance` lets requests
+    in. `origins` may read answers from a browser (CORS); none: no other origin may. `sessions` keep the
+    conversations of responses, by default in memory. `hosts` are its names, by default any. `metrics`:
+    they are served here too. `socket_path` is where the server takes WebSockets; empty: nowhere.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(HeadAnswers)
-    app.add_middleware(Gate, limits=limits, telemetry=telemetry)
+    app.add_middleware(Gate, limits=limits, telemetry=telemetry, entrance=entrance, hosts=hosts or HostNames(any_name=True))
     if origins:  # around the gate: a page may read why it was refused
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=_METHODS, **_CORS)
     _handle_errors(app, telemetry)
     reader = BodyReader()
-    _add_generation_routes(app, GenerationRoutes(core, limits), reader, limits)
+    _add_generation_routes(app, GenerationRoutes(core, limits, entrance.live), reader, limits)
     _add_model_routes(app, core)
     kept = KeptResponses(sessions or MemorySessions(SessionBounds(), lambda _: None), telemetry)
     add_response_routes(app, ResponseRoutes(core, kept, limits), reader, limits)
@@ -153,9 +157,9 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
 
     @app.post("/v1/chat/completions", openapi_extra=described(ChatCompletionRequest, ChatCompletion))
     async def chat_completions(http: Request) -> Response:
-        request_id = call_of(http.scope).request_id
+        origin = call_of(http.scope).origin
         body, request = await reader.read(
-            http, chat_decoder, lambda body: chat_request(body, http.headers, request_id, limits.max_messages)
+            http, chat_decoder, lambda body: chat_request(body, http.headers, origin, limits.max_messages)
         )
         with naming_the_constraint(body):
             if body.stream:
@@ -165,10 +169,8 @@ def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: 
 
     @app.post("/v1/completions", openapi_extra=described(CompletionRequest, TextCompletion))
     async def completions(http: Request) -> Response:
-        request_id = call_of(http.scope).request_id
-        body, asked = await reader.read(
-            http, completion_decoder, lambda body: completion_requests(body, http.headers, request_id)
-        )
+        origin = call_of(http.scope).origin
+        body, asked = await reader.read(http, completion_decoder, lambda body: completion_requests(body, http.headers, origin))
         with naming_the_constraint(body):
             if body.stream:
                 opening = generations.stream_all(http, asked, form_for(body, CompletionDialect()))
@@ -193,11 +195,13 @@ def _add_model_routes(app: FastAPI, core: Core) -> None:
     seen = FirstSeen()
 
     @app.get("/v1/models", openapi_extra=described(None, ModelList))
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(model, seen) for model in core.models()]}
+    async def list_models(http: Request) -> dict[str, Any]:
+        may_use = call_of(http.scope).caller.may_use
+        return {"object": "list", "data": [_model(model, seen) for model in core.models() if may_use(model.name)]}
 
     @app.get("/v1/models/{name:path}", openapi_extra=described(None, ModelAnswer))
-    async def retrieve_model(name: str) -> dict[str, Any]:
+    async def retrieve_model(name: str, http: Request) -> dict[str, Any]:
+        call_of(http.scope).caller.check_model(name)
         for model in core.models():
             if model.name == name:
                 return _model(model, seen)

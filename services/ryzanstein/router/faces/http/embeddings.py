@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ryzanstein import errors
 from ryzanstein.embeddings import MAX_INPUTS, Embedded, EmbeddingRequest, EmbedInput
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.prompts import TENANT_ID, TextPrompt, TokenPrompt, user_key, valid_tenant
+from ryzanstein.generation.prompts import TextPrompt, TokenPrompt, user_key
 from ryzanstein.generation.request import valid_priority
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
@@ -32,6 +32,7 @@ from ryzanstein.router.faces.openai.openapi import described
 from ryzanstein.router.faces.openai.requests.prompts import deadline_of, name_of
 from ryzanstein.router.faces.openai.requests.sampling import token_ids_of, whole
 from ryzanstein.router.faces.openai.requests.schemas import Body, TokenId, Whole
+from ryzanstein.router.faces.origin import RequestOrigin
 
 _INPUTS = re.compile(r"inputs((?:\[[0-9]+\])?)(?:\.(?:text|token_ids))?")
 _LARGE_NUMBERS = 16_384
@@ -78,9 +79,9 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
 
     @app.post("/v1/embeddings", openapi_extra=described(EmbeddingBody, EmbeddingList))
     async def embeddings(http: Request) -> Response:
-        request_id = call_of(http.scope).request_id
+        origin = call_of(http.scope).origin
         try:
-            body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, request_id))
+            body, asked = await reader.read(http, decoder, lambda body: embedding_request(body, http.headers, origin))
             # Named now: it may be another one when the vectors are there.
             asked = replace(asked, model=asked.model or core.model_of(""))
             embedded = await while_connected(http.receive, core.embed(asked))
@@ -94,7 +95,7 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
         return Response(content, media_type="application/json")
 
 
-def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], request_id: str) -> EmbeddingRequest:
+def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], origin: RequestOrigin) -> EmbeddingRequest:
     """Returns the request of a body. Raises INVALID_ARGUMENT that names the field."""
     if body.encoding_format not in (None, "float", "base64"):
         raise errors.invalid("encoding_format", "must be float or base64", body.encoding_format[:64])
@@ -104,12 +105,10 @@ def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], request_i
         dimensions=whole("dimensions", body.dimensions),
         prompt_name=name_of(body.prompt_name or "", "prompt_name"),
         priority=valid_priority(whole("priority", body.priority) or 0),
-        tenant=valid_tenant(headers.get(TENANT_ID, ""), user_key(body.user or "", "user")),
         deadline=deadline_of(headers),
-        request_id=request_id,
     )
     request.validate()
-    return request
+    return origin.owned_texts(request, user_key(body.user or "", "user"))
 
 
 def _inputs(given: str | list[str | int | float | list[int | float]]) -> tuple[EmbedInput, ...]:

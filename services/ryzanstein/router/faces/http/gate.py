@@ -1,4 +1,4 @@
-"""The middleware of every HTTP request: id, bounds on bodies and on concurrency, log line, metric.
+"""The middleware of every HTTP request: id, who sent it, bounds on bodies and on concurrency, log line, metric.
 
 It is plain ASGI around the application, so that it also sees errors in the framework.
 """
@@ -15,9 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import ANYONE, Caller
 from ryzanstein.request_id import request_id
+from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, ByteBudget, Departure
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpRefused, failure_from_error
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -25,7 +29,7 @@ log = structlog.get_logger(__name__)
 REQUEST_ID = "X-Request-Id"
 _CALL = "ryzanstein.call"
 ROUTER_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
-_QUIET = frozenset({"/healthz", "/readyz"})
+_QUIET = frozenset({"/health", "/healthz", "/readyz"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,18 @@ class HttpCall:
     """
 
     request_id: str
+    caller: Caller = ANYONE
     code: int = 0
     started: bool = False
+
+    @property
+    def origin(self) -> RequestOrigin:
+        return RequestOrigin(self.caller, self.request_id)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the caller, empty if it names none."""
+        return self.caller.tenant
 
 
 def call_of(scope: Scope) -> HttpCall:
@@ -71,8 +85,12 @@ def call_of(scope: Scope) -> HttpCall:
 class Gate:
     """ASGI middleware around the application."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry, entrance: Entrance, hosts: HostNames
+    ) -> None:
         self._app = app
+        self._hosts = hosts
+        self._entrance = entrance
         self._limits = limits
         self._telemetry = telemetry
         self._bounds = BodyBounds(limits.max_body_bytes, limits.body_timeout_s)
@@ -106,6 +124,7 @@ class Gate:
         try:
             if self._running > self._limits.max_requests:
                 raise errors.queue_full(self._running, self._limits.max_requests)
+            call.caller = self._let_in(scope)
             with BodyArrival(receive, Headers(scope=scope), self._bounds, self._arriving) as arrival:
                 departure = Departure(send, refuse, self._leaving, self._limits.write_timeout_s)
                 await self._app(scope, arrival.receive, departure.send)
@@ -121,6 +140,18 @@ class Gate:
                     log.exception("response failed", method=scope["method"], path=scope["path"][:256])
                 raise
             await failure_from_error(_domain_error(error, scope, call)).response()(scope, receive, send)
+
+    def _let_in(self, scope: Scope) -> Caller:
+        """Returns who sends the request, before a byte of a body is read.
+
+        Raises what `Entrance.admit_route` and `HostNames.check` raise.
+        """
+        if scope["path"] not in _QUIET:  # probes may come by any name
+            self._hosts.check(Headers(scope=scope).get("host", ""))
+        if scope["method"] == "OPTIONS":  # no route has it: CORS answers it, or it is not allowed
+            return ANYONE
+        headers = ((name.decode("latin-1"), value) for name, value in scope["headers"])
+        return self._entrance.admit_route(scope["method"], scope["path"], headers)
 
     def _ended(self, scope: Scope, call: HttpCall, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")

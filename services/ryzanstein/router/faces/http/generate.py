@@ -20,9 +20,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import ANYONE, Caller
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Delta, GenerationEvent, Started
+from ryzanstein.router.access.live import LiveCallers
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.answer import Answer, read_start
 from ryzanstein.router.faces.disconnect import Departing, OnDisconnect, on_disconnect
@@ -42,7 +44,7 @@ from ryzanstein.router.faces.openai.answers.dialect import (
     usage_body,
 )
 from ryzanstein.router.faces.openai.answers.writing import OneByOne, written
-from ryzanstein.router.faces.openai.requests.prompts import Completions, tenant_of
+from ryzanstein.router.faces.openai.requests.prompts import Completions
 
 
 async def first_wanted(core: Core, generation_id: str, cursor: Cursor, tenant: str = "") -> dict[int, int]:
@@ -73,9 +75,10 @@ Events = AsyncGenerator[GenerationEvent, None]
 class GenerationRoutes:
     """Serves generations of one core over HTTP."""
 
-    def __init__(self, core: Core, limits: HttpLimits) -> None:
+    def __init__(self, core: Core, limits: HttpLimits, live: LiveCallers) -> None:
         self._core = core
         self._limits = limits
+        self._live = live
 
     async def answer(self, http: Request, request: GenerationRequest, dialect: AnswerDialect) -> Response:
         """Returns the complete answer as JSON. Raises ClientLeft when the client disconnects."""
@@ -155,11 +158,11 @@ class GenerationRoutes:
         generation_id = bare_id(response_id)
         cursor = cursor_of(position, generation_id)
         form_of = partial(_form_of, response_id, include_usage, kind)
-        return await self._open(http, generation_id, cursor, form_of, tenant_of(http.headers))
+        return await self._open(http, generation_id, cursor, form_of, call_of(http.scope).caller)
 
     async def cancel(self, http: Request, response_id: str) -> Response:
         """Cancels a generation. Raises NOT_FOUND when it does not run."""
-        await self._core.cancel(bare_id(response_id), tenant=tenant_of(http.headers))
+        await self._core.cancel(bare_id(response_id), tenant=call_of(http.scope).tenant)
         return JSONResponse({"id": response_id, "object": "generation", "status": "cancelled"})
 
     async def _open(
@@ -168,11 +171,13 @@ class GenerationRoutes:
         generation_id: str,
         cursor: Cursor,
         form_of: Callable[[Started], AnswerForm],
-        tenant: str = "",
+        reader: Caller = ANYONE,
     ) -> EventStreamResponse[GenerationEvent]:
+        """Returns a stream of the generation, for a reader that came back; by default for who has just begun it."""
         with _naming_the_position():
-            wanted = await while_connected(http.receive, first_wanted(self._core, generation_id, cursor, tenant))
-            events: Events = self._core.follow(generation_id, wanted, tenant=tenant)
+            wanted = await while_connected(http.receive, first_wanted(self._core, generation_id, cursor, reader.tenant))
+            following = self._core.follow(generation_id, wanted, tenant=reader.tenant)
+            events: Events = self._live.while_in(reader, following)
             try:
                 started = await while_connected(http.receive, read_start(events))
                 form = form_of(started)

@@ -13,12 +13,14 @@ from ryzanstein import errors
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
+from ryzanstein.router.faces.http.gate import call_of
 from ryzanstein.router.faces.openai.answers.types import DetokenizeAnswer, TokenizeAnswer
 from ryzanstein.router.faces.openai.openapi import described
 from ryzanstein.router.faces.openai.requests.messages import conversation
 from ryzanstein.router.faces.openai.requests.prompts import name_of, template_options
 from ryzanstein.router.faces.openai.requests.sampling import token_ids_of
 from ryzanstein.router.faces.openai.requests.schemas import Body, ChatMessage, TokenId
+from ryzanstein.router.faces.origin import allowed_model
 
 MAX_TOKENS = 131_072
 _ABSENT: Any = None
@@ -52,7 +54,8 @@ def add_text_routes(app: FastAPI, core: Core, reader: BodyReader, max_messages: 
     @app.post("/tokenize", openapi_extra=described(TokenizeBody, TokenizeAnswer))
     async def tokenize(http: Request) -> Response:
         body, prompt = await reader.read(http, tokenize_decoder, lambda body: _prompt(body, max_messages))
-        model, special = name_of(body.model or "", "model"), body.add_special_tokens is not False
+        model = allowed_model(call_of(http.scope).caller, name_of(body.model or "", "model"))
+        special = body.add_special_tokens is not False
         found = await core.tokenize(model, prompt, special=special, with_texts=bool(body.return_token_strs))
         answer: dict[str, Any] = {"count": len(found.token_ids), "tokens": list(found.token_ids)}
         answer["max_model_len"] = _context(core, model)
@@ -62,7 +65,8 @@ def add_text_routes(app: FastAPI, core: Core, reader: BodyReader, max_messages: 
     @app.post("/detokenize", openapi_extra=described(DetokenizeBody, DetokenizeAnswer))
     async def detokenize(http: Request) -> Response:
         body, tokens = await reader.read(http, detokenize_decoder, lambda body: token_ids_of("tokens", body.tokens))
-        return JSONResponse({"prompt": await core.detokenize(name_of(body.model or "", "model"), tokens)})
+        model = allowed_model(call_of(http.scope).caller, name_of(body.model or "", "model"))
+        return JSONResponse({"prompt": await core.detokenize(model, tokens)})
 
 
 def _prompt(body: TokenizeBody, max_messages: int) -> Prompt:

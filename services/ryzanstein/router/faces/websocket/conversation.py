@@ -15,11 +15,11 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import Caller
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.generate import bare_id
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
 from ryzanstein.router.faces.openai.answers.failures import HttpRefused, failure_from_exception
-from ryzanstein.router.faces.openai.requests.prompts import tenant_of
 from ryzanstein.router.faces.websocket.connection import WebSocketConnection
 from ryzanstein.router.faces.websocket.frames import (
     Attach,
@@ -53,6 +53,7 @@ class Conversation:
         requests: SocketRequests,
         limits: SocketLimits,
         headers: Mapping[str, str],
+        caller: Caller,
         telemetry: SocketTelemetry,
     ) -> None:
         self._connection = connection
@@ -60,6 +61,7 @@ class Conversation:
         self._requests = requests
         self._limits = limits
         self._headers = headers
+        self._caller = caller
         self._telemetry = telemetry
         self._streams: dict[str, SocketStream] = {}
         self._tasks: dict[asyncio.Task[None], SocketStream | None] = {}
@@ -147,14 +149,14 @@ class Conversation:
         self._telemetry.ended(method, failure.status)
 
     async def _submitted(self, submit: Submit, stream: SocketStream) -> None:
-        submission = await self._requests.submission(submit, self._headers)
+        submission = await self._requests.submission(submit, self._headers, self._caller)
         stream.request_id = submission.request.request_id
         with bound_contextvars(request_id=submission.request.request_id), submission.naming():
             await stream.submit(submission)
 
     async def _attached(self, attach: Attach, stream: SocketStream) -> None:
         cursor = Cursor({**dict.fromkeys(attach.ended, 0), **attach.from_index}, set(attach.ended))
-        await stream.attach(attach.generation, cursor, attach.include_usage, tenant_of(self._headers))
+        await stream.attach(attach.generation, cursor, attach.include_usage, self._caller.tenant)
 
     async def _run(self, stream: SocketStream, work: Coroutine[Any, Any, None], method: str) -> None:
         """Runs a stream to its end, and tells its client how it failed."""
@@ -204,7 +206,7 @@ class Conversation:
                 raise errors.not_found("generation", frame.id or "")
             if len(self._tasks) > 2 * self._limits.max_streams:
                 raise errors.queue_full(len(self._tasks), 2 * self._limits.max_streams)
-            await self._core.cancel(bare_id(generation), tenant=tenant_of(self._headers))
+            await self._core.cancel(bare_id(generation), tenant=self._caller.tenant)
             self._write(Cancelled(generation))
         except Exception as error:
             failure = failure_from_exception(error, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from websockets.datastructures import Headers
@@ -17,6 +18,8 @@ from ryzanstein.router.faces.openai.answers.failures import MALFORMED, ORIGIN, H
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 
 SUBPROTOCOL = "ryzanstein.v1"
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Before a key that a browser offers as a subprotocol, as to OpenAI, because it cannot set headers. It is never echoed."""
 # What the parser would log is written by clients.
 _silent = logging.getLogger("ryzanstein.websocket.parser")
 _silent.setLevel(logging.CRITICAL + 1)
@@ -42,6 +45,12 @@ def accepted(upgrade: UpgradeRequest, limits: SocketLimits) -> ServerProtocol:
         raise _refusal(response.status_code, parser.handshake_exc)
     parser.writes.append(response.serialize())
     return parser
+
+
+def key_of_subprotocols(headers: Mapping[str, str]) -> str:
+    """Returns the key that is offered as a subprotocol; empty if there is none."""
+    offered = (each.strip() for each in headers.get("sec-websocket-protocol", "").split(","))
+    return next((each.removeprefix(KEY_PROTOCOL) for each in offered if each.startswith(KEY_PROTOCOL)), "")
 
 
 def _check_origin(headers: Headers, limits: SocketLimits) -> None:

@@ -36,6 +36,8 @@ class CloseCode(IntEnum):
     """Nothing from the client, not even a pong."""
     NOT_READING = 4002
     """The client takes no byte."""
+    KEY_ENDED = 4009
+    """The key was revoked or has expired."""
     MESSAGE_TIMEOUT = 4008
     """A message was not complete in time."""
 

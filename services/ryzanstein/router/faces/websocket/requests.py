@@ -10,7 +10,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from ryzanstein import errors
-from ryzanstein.generation.prompts import TENANT_ID
+from ryzanstein.auth.caller import Caller
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.request_id import request_id
 from ryzanstein.router.faces.disconnect import CANCEL_ON_DISCONNECT, RUN_DETACHED, on_disconnect
@@ -21,11 +21,12 @@ from ryzanstein.router.faces.openai.answers.failures import HttpFailure, HttpRef
 from ryzanstein.router.faces.openai.requests.prompts import Completions, chat_request, completion_requests
 from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
 from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.faces.request_key import HEADER as IDEMPOTENCY_KEY
 from ryzanstein.router.faces.websocket.frames import Attach, Cancel, ClientFrame, CreditFrame, Submit
 from ryzanstein.router.faces.websocket.stream import Submission
 
-# Those of a POST that a message may set. The tenant is that of the socket: a gateway sets it.
+# Those of a POST that a message may set. The caller is that of the socket.
 _OF_A_MESSAGE = {
     name.lower(): name
     for name in (
@@ -39,7 +40,7 @@ _OF_A_MESSAGE = {
     )
 }
 # Those of the handshake that hold for all messages, unless a message says otherwise.
-_OF_THE_SOCKET = (TENANT_ID, CANCEL_ON_DISCONNECT, RUN_DETACHED, "X-Request-Timeout-Ms", "traceparent")
+_OF_THE_SOCKET = (CANCEL_ON_DISCONNECT, RUN_DETACHED, "X-Request-Timeout-Ms", "traceparent")
 _NO_OBJECT = HttpFailure(400, "a message must be a JSON object with a type", None, "invalid_body")
 
 
@@ -75,27 +76,27 @@ class SocketRequests:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
 
-    async def submission(self, submit: Submit, socket_headers: Mapping[str, str]) -> Submission:
+    async def submission(self, submit: Submit, socket_headers: Mapping[str, str], caller: Caller) -> Submission:
         """Returns what a submit asks for. Raises HttpRefused or INVALID_ARGUMENT, as a POST does."""
         headers = _headers(submit, socket_headers)
-        identity = request_id(headers.get(REQUEST_ID, ""))
+        origin = RequestOrigin(caller, request_id(headers.get(REQUEST_ID, "")))
         match submit.url:
             case "/v1/chat/completions":
-                return await self._chat(submit, headers, identity)
+                return await self._chat(submit, headers, origin)
             case "/v1/completions":
-                return await self._completion(submit, headers, identity)
+                return await self._completion(submit, headers, origin)
         raise errors.invalid("url", "must be /v1/chat/completions or /v1/completions", submit.url[:64])
 
-    async def _chat(self, submit: Submit, headers: Headers, identity: str) -> Submission:
+    async def _chat(self, submit: Submit, headers: Headers, origin: RequestOrigin) -> Submission:
         def converted(body: ChatCompletionRequest) -> GenerationRequest:
-            return chat_request(_streaming(body), headers, identity, self._max_messages)
+            return chat_request(_streaming(body), headers, origin, self._max_messages)
 
         body, request = await self._parsed(submit, self._chats, converted)
         return _submission(body, request, ChatDialect(), headers)
 
-    async def _completion(self, submit: Submit, headers: Headers, identity: str) -> Submission:
+    async def _completion(self, submit: Submit, headers: Headers, origin: RequestOrigin) -> Submission:
         def converted(body: CompletionRequest) -> GenerationRequest:
-            return _only(completion_requests(_streaming(body), headers, identity))
+            return _only(completion_requests(_streaming(body), headers, origin))
 
         body, request = await self._parsed(submit, self._completions, converted)
         return _submission(body, request, CompletionDialect(), headers)

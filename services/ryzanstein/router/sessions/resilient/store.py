@@ -143,6 +143,16 @@ class ResilientSessions:
         self.recent.put(session_id, session, mark)
         return session
 
+    async def owner(self, session_id: str) -> str | None:
+        """Returns the tenant of a session, from memory where the store cannot say."""
+        if not self._backlog.touches(session_id) and not self._outage.reads_fail:
+            try:
+                return await self._bounded(self._store.owner(session_id), max(self._wait_s, _UNKNOWN_WAIT_S))
+            except StoreUnavailableError as error:
+                self._outage.begin(error, reading=True)
+        session = self._remembered(session_id)
+        return None if session is None else session.tenant
+
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         """Returns what is in the store.
 

@@ -14,17 +14,18 @@ from dataclasses import replace
 from itertools import islice
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import ClaimRequest, LocalClaims
 from ryzanstein.router.sessions.room import StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
-    MOST_SCANNED,
     OBJECT_MARK,
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
+    digest_of,
     extended,
     is_object,
     is_response,
@@ -72,6 +73,12 @@ class ResponseChains:
             heapq.heappop(self._leaves)
         return None
 
+    def leaves(self) -> Iterator[Session]:
+        """Yields the leaves, the least recently used one first."""
+        for used, session_id in sorted(self._leaves):
+            if self._used.get(session_id) == used and not self._num_children[session_id]:
+                yield self.kept[session_id]
+
     def delete(self, session_id: str) -> list[Session]:
         """Deletes a response or an object. Returns what is gone: a response that others continue stays for those."""
         if self._num_children[session_id]:
@@ -111,6 +118,8 @@ class ResponseChains:
 
 # What a session takes besides its messages.
 _SESSION_BYTES = 1024
+# Callers without a tenant have no share: without keys they are everybody.
+_NOBODY = ("", tenant_digest(""))
 
 
 class MemorySessions:
@@ -126,6 +135,8 @@ class MemorySessions:
         self._conversations: dict[str, Session] = {}
         self._responses = ResponseChains()
         self._stored: dict[str, set[str]] = {}
+        # By tenant of conversations, and by its digest of kept responses and their objects.
+        self._num_owned: Counter[str] = Counter()
         self._claims = LocalClaims()
         self._bytes = 0
 
@@ -154,14 +165,17 @@ class MemorySessions:
             self._responses.add(session)
         else:
             self._conversations[session_id] = session
+        self._num_owned[self._owner_key(session_id)] += 1
         self._uses(_SESSION_BYTES + bytes_of(messages))
         self._evict(session_id)
         return session
 
     def _evict(self, session_id: str) -> None:
         """Drops the least recently used ones until there is room, but not the session that was just written."""
-        like, evicted, written = self._like(session_id), 0, session_id.removesuffix(OBJECT_MARK)
-        oldest = self._responses.oldest if is_response(session_id) else self._oldest_conversation
+        like, written = self._like(session_id), session_id.removesuffix(OBJECT_MARK)
+        is_kept = is_response(session_id)
+        evicted = self._evict_own(session_id, written)
+        oldest = self._responses.oldest if is_kept else self._oldest_conversation
         while len(like) > self._bounds.most_like(session_id) and (gone := oldest()) and gone.session_id != written:
             self._remove(gone.session_id)
             evicted += 1
@@ -174,6 +188,25 @@ class MemorySessions:
         if evicted:
             self._room.on_evicted(evicted)
 
+    def _evict_own(self, session_id: str, written: str) -> int:
+        """Drops the oldest ones of the tenant that wrote this session, if it has more than its share. Returns how many."""
+        owner, most, evicted = self._owner_key(session_id), self._bounds.most_of_a_tenant(session_id), 0
+        while owner not in _NOBODY and self._num_owned[owner] > most and (gone := self._oldest_of(owner, written)):
+            self._remove(gone.session_id)
+            evicted += 1
+        return evicted
+
+    def _oldest_of(self, owner: str, written: str) -> Session | None:
+        if is_response(written):
+            own = (each for each in self._responses.leaves() if digest_of(each.session_id) == owner)
+        else:
+            held = self._claims.holds
+            own = (each for each in self._conversations.values() if each.tenant == owner and not held(each.session_id))
+        return next((each for each in own if each.session_id != written), None)
+
+    def _owner_key(self, session_id: str) -> str:
+        return digest_of(session_id) if is_response(session_id) else self._conversations[session_id].tenant
+
     def _oldest(self, written: str) -> Session | None:
         both = (self._oldest_conversation(), self._responses.oldest())
         return min((each for each in both if each is not None and each.session_id != written), key=_order, default=None)
@@ -184,6 +217,8 @@ class MemorySessions:
     def _remove(self, session_id: str) -> None:
         gone = self._responses.delete(session_id) if is_response(session_id) else [self._conversations.pop(session_id)]
         self._stored.pop(session_id, None)
+        for each in gone:
+            self._num_owned[digest_of(each.session_id) if is_response(each.session_id) else each.tenant] -= 1
         self._uses(-sum(_SESSION_BYTES + bytes_of(each.messages) for each in gone))
 
     def _uses(self, num_bytes: int) -> None:
@@ -196,13 +231,16 @@ class MemorySessions:
             raise errors.not_found("session", session_id)
         return session
 
+    async def owner(self, session_id: str) -> str | None:
+        session = self._like(session_id).get(session_id)
+        return None if session is None else session.tenant
+
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, start = checked_page_size(page_size), read_page_token(page_token)
-        newest_first = sorted(self._conversations.values(), key=_order, reverse=True)
+        own = (each for each in self._conversations.values() if each.tenant == tenant)
+        newest_first = sorted(own, key=_order, reverse=True)
         after = (replace(each, messages=()) for each in newest_first if not page_token or _order(each) < start)
-        num_scanned = MOST_SCANNED if tenant else size + 1
-        scanned = list(islice(after, num_scanned))
-        return page_of(scanned, size, tenant, more=len(scanned) == num_scanned)
+        return page_of(list(islice(after, size + 1)), size)
 
     async def delete(self, session_id: str) -> None:
         if (await self.get(session_id)).deleted:

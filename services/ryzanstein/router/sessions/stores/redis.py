@@ -18,17 +18,18 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, AuthorizationError
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, ClaimRequest, SessionBusyError
 from ryzanstein.router.sessions.store import (
     MOST_EVICTED,
-    MOST_SCANNED,
     OBJECT_MARK,
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
+    digest_of,
     is_object,
     is_response,
     needed_by,
@@ -42,7 +43,7 @@ from ryzanstein.router.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
 
-_SCRIPTS = ("CREATE", "APPEND", "DELETE", "LIST", "CLAIM", "RENEW", "RELEASE")
+_SCRIPTS = ("CREATE", "APPEND", "DELETE", "LIST", "OWN", "CLAIM", "RENEW", "RELEASE")
 _ADDED = 2
 _OF_ALL = ("sessions", "responses", "objects", "changed")
 _MOST_AT_ONCE = 1000
@@ -60,6 +61,7 @@ class RedisSessions:
         self._bounds = bounds
         self._on_evicted = on_evicted
         self._scripts = {name: client.register_script(getattr(scripts, name)) for name in _SCRIPTS}
+        self._listed_by_owner = False
         self.origin = uuid.uuid4().hex
         """Marks what this store publishes on `changed`."""
 
@@ -97,7 +99,8 @@ class RedisSessions:
         # The nonce distinguishes a command that was sent twice from an id that is taken.
         most, needed = self._bounds.most_like(session_id), needed_by(session_id, parent)
         values = (session_id, model, uuid.uuid4().hex, most, self._prefix, self.origin, tenant)
-        chain = (parent, needed, _mark(session_id), MOST_EVICTED)
+        owner, share = self._owner(session_id, tenant)
+        chain = (parent, needed, _mark(session_id), MOST_EVICTED, owner, share)
         keys = self._keys(session_id, "session", "messages", "sessions", "changed")
         rows = map(_packed, rows_of(parent, messages))
         made = await self._run("CREATE", keys, (*values, *chain, *rows), session_id)
@@ -134,18 +137,28 @@ class RedisSessions:
             "deleted" in fields,
         )
 
+    async def owner(self, session_id: str) -> str | None:
+        with _as_unavailable(session_id):
+            model, tenant = await self._client.hmget(f"{self._prefix}session:{session_id}", ["model", "tenant"])
+        return None if model is None else str(tenant or "")
+
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, position = checked_page_size(page_size), read_page_token(page_token)
-        scanned: list[Session] = []
-        more, at_once = True, min(MOST_SCANNED, _MOST_AT_ONCE) if tenant else size + 1
-        while more and len(scanned) < (MOST_SCANNED if tenant else size + 1):
-            values = (repr(position[0]), position[1], at_once, self._prefix)
-            num_ids, rows = await self._run("LIST", (f"{self._prefix}sessions",), values)
-            scanned += map(_listed, rows)
-            more = num_ids == at_once and bool(rows)
-            if more:
-                position = scanned[-1].update_time, scanned[-1].session_id
-        return page_of(scanned, size, tenant, more=more)
+        await self._list_those_of_earlier_versions()
+        values = (repr(position[0]), position[1], size + 1, self._prefix)
+        num_ids = -1
+        while num_ids < 0:  # each time it puts right some that are listed wrongly
+            num_ids, rows = await self._run("LIST", (f"{self._prefix}owned:tenant:{tenant}",), values)
+        return page_of(list(map(_listed, rows)), size)
+
+    async def _list_those_of_earlier_versions(self) -> None:
+        """Lists by their owners, once, all sessions that routers of an earlier version made before this one began."""
+        first = 0
+        while not self._listed_by_owner:
+            values = (first, first + _MOST_AT_ONCE - 1, self._prefix)
+            num_ids = await self._run("OWN", (f"{self._prefix}sessions",), values)
+            self._listed_by_owner = num_ids < _MOST_AT_ONCE
+            first += _MOST_AT_ONCE
 
     async def delete(self, session_id: str) -> None:
         values = (session_id, self.origin, self._prefix, _mark(session_id))
@@ -156,7 +169,7 @@ class RedisSessions:
         self, session_id: str, messages: Sequence[Message], *, model: str, node_id: str, generation_id: str = ""
     ) -> bool:
         keys = self._keys(session_id, "session", "messages", "turns", "sessions", "claim", "changed", "claimed")
-        values = (session_id, generation_id, model, node_id, self.origin, *map(_packed, rows_of("", messages)))
+        values = (session_id, generation_id, model, node_id, self.origin, self._prefix, *map(_packed, rows_of("", messages)))
         found = await self._run("APPEND", keys, values, session_id)
         if not found:
             raise errors.not_found("session", session_id)
@@ -184,6 +197,14 @@ class RedisSessions:
     async def _run(self, script: str, keys: Sequence[str], values: Sequence[str | int], session_id: str = "") -> Any:
         with _as_unavailable(session_id):
             return await self._scripts[script](keys=keys, args=values)
+
+    def _owner(self, session_id: str, tenant: str) -> tuple[str, int]:
+        """Returns what a session is listed by, and how many its tenant may have; 0: as many as all."""
+        most = self._bounds.most_of_a_tenant(session_id)
+        if not is_response(session_id):
+            return f"tenant:{tenant}", most if tenant else 0
+        digest = digest_of(session_id)
+        return f"response:{digest}", 0 if digest == tenant_digest("") else most
 
     def _keys(self, session_id: str, *kinds: str) -> tuple[str, ...]:
         """Returns the keys of a session. The ids of what is kept of responses are in sets of their own."""

@@ -25,7 +25,6 @@ from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, Claim, ClaimRequest, SessionBusyError
 from ryzanstein.router.sessions.room import StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
-    MOST_SCANNED,
     Session,
     SessionBounds,
     SessionPage,
@@ -165,6 +164,9 @@ class SqliteSessions:
     async def get(self, session_id: str) -> Session:
         return await self._run(lambda: self._get(session_id))
 
+    async def owner(self, session_id: str) -> str | None:
+        return await self._run(lambda: self._owner(session_id))
+
     async def list(self, page_size: int = 0, page_token: str = "", *, tenant: str = "") -> SessionPage:
         size, start = checked_page_size(page_size), read_page_token(page_token)
         return await self._run(lambda: self._list(size, start, tenant))
@@ -229,7 +231,7 @@ class SqliteSessions:
             if tenant:
                 db.execute("INSERT INTO tenants VALUES (?, ?)", (session_id, tenant))
             self._insert(session_id, 0, rows_of(parent, messages))
-            evicted = self._eviction.surplus(session_id)
+            evicted = self._eviction.over_share(session_id, tenant) + self._eviction.surplus(session_id)
         return Session(session_id, model, now, now, messages, tenant=tenant, parent=parent), evicted
 
     def _get(self, session_id: str) -> Session:
@@ -246,13 +248,21 @@ class SqliteSessions:
         return replace(_session(row, messages), parent=parent, deleted=deleted)
 
     def _list(self, size: int, start: tuple[float, str], tenant: str) -> SessionPage:
+        # Those of a tenant by the index of owners, those of nobody in the order of their use.
+        sessions = "tenants CROSS JOIN sessions USING (session_id)" if tenant else _SESSIONS
         query = (
-            f"SELECT {_COLUMNS} FROM {_SESSIONS} WHERE {CONVERSATIONS} AND (update_time, session_id) < (?, ?)"
-            " ORDER BY update_time DESC, session_id DESC LIMIT ?"
+            f"SELECT {_COLUMNS} FROM {sessions} WHERE {CONVERSATIONS} AND coalesce(tenant, '') = ?"
+            " AND (update_time, session_id) < (?, ?) ORDER BY update_time DESC, session_id DESC LIMIT ?"
         )
-        num_scanned = MOST_SCANNED if tenant else size + 1
-        rows = self._connection.execute(query, (*start, num_scanned)).fetchall()
-        return page_of([_session(row, ()) for row in rows], size, tenant, more=len(rows) == num_scanned)
+        if tenant:
+            query = query.replace("coalesce(tenant, '') = ?", "tenant = ?")
+        rows = self._connection.execute(query, (tenant, *start, size + 1)).fetchall()
+        return page_of([_session(row, ()) for row in rows], size)
+
+    def _owner(self, session_id: str) -> str | None:
+        query = f"SELECT coalesce(tenant, '') FROM {_SESSIONS} WHERE session_id = ?"
+        row = self._connection.execute(query, (session_id,)).fetchone()
+        return None if row is None else str(row[0])
 
     def _delete(self, session_id: str) -> None:
         with self.changes.changing(session_id), transaction(self._connection):

@@ -10,8 +10,9 @@ import contextlib
 import sqlite3
 import time
 
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.router.sessions.room import StoreRoom
-from ryzanstein.router.sessions.store import MOST_EVICTED, OBJECT_MARK, SessionBounds, is_response
+from ryzanstein.router.sessions.store import MOST_EVICTED, OBJECT_MARK, SessionBounds, digest_of, is_response
 from ryzanstein.router.sessions.stores.sqlite_chains import SqliteChains
 from ryzanstein.router.sessions.stores.sqlite_file import CONVERSATIONS, RESPONSES, transaction
 from ryzanstein.router.storage import sqlite_room as disk
@@ -27,6 +28,19 @@ _OLD_RESPONSES = (
     "SELECT used, CAST(session_id AS BLOB) FROM responses WHERE num_children = 0 AND session_id != :written"
     " ORDER BY used, session_id LIMIT :most"
 )
+_COUNT_OWN = "SELECT count(*) FROM tenants WHERE tenant = :owner"
+_OLD_OWN = (
+    "SELECT update_time, CAST(session_id AS BLOB) FROM tenants CROSS JOIN sessions USING (session_id)"
+    f" WHERE tenant = :owner AND session_id != :written AND {_UNCLAIMED} ORDER BY update_time, session_id LIMIT :most"
+)
+# Names of a tenant's responses are from its digest to what follows that in the alphabet.
+_COUNT_OWN_RESPONSES = "SELECT count(*) FROM sessions WHERE session_id > :owner AND session_id < :owner || '~'"
+_OLD_OWN_RESPONSES = (
+    "SELECT used, CAST(session_id AS BLOB) FROM responses WHERE num_children = 0 AND session_id > :owner"
+    " AND session_id < :owner || '~' AND session_id != :written ORDER BY used, session_id LIMIT :most"
+)
+# Of a tenant above its share so many go at once: to find its oldest ones, all of its own are looked at.
+_OWN_AT_ONCE = 64
 # From so much of the bound on, sessions are evicted: what is left over is for writes that come faster.
 _SPARE_SHARE = 16
 _MOST_AT_A_WRITE = 16
@@ -43,6 +57,24 @@ class SqliteEviction:
         self._most_used = room.max_bytes - room.max_bytes // _SPARE_SHARE
         self._written = ""
         self._reserve = min(disk.RESERVE_BYTES, room.max_bytes // (2 * _SPARE_SHARE))
+
+    def over_share(self, session_id: str, tenant: str) -> int:
+        """Deletes the least recently used ones of the tenant that wrote this session, if it has too many; returns how many."""
+        kept = is_response(session_id)
+        owner = digest_of(session_id) if kept else tenant
+        if owner in ("", tenant_digest("")):  # without keys they are everybody
+            return 0
+        count, oldest = (_COUNT_OWN_RESPONSES, _OLD_OWN_RESPONSES) if kept else (_COUNT_OWN, _OLD_OWN)
+        (num_own,) = self._connection.execute(count, {"owner": owner}).fetchone()
+        most = self._bounds.most_of_a_tenant(session_id)
+        if num_own <= most:
+            return 0
+        values = {"owner": owner, "written": session_id.removesuffix(OBJECT_MARK), "now": time.monotonic()}
+        at_once = min(int(num_own) - most + min(_OWN_AT_ONCE, most // 64), MOST_EVICTED)
+        rows = self._connection.execute(oldest, values | {"most": at_once}).fetchall()
+        for _, oldest_id in rows:
+            self._remove(oldest_id)
+        return len(rows)
 
     def surplus(self, session_id: str) -> int:
         """Deletes the least recently used ones of the kind that this session has, if there are too many; returns how many."""

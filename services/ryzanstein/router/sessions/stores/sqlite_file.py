@@ -98,6 +98,7 @@ def connect(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
             disk.let_shrink(db)
             # Where the schema is not what its version says, this fails and leaves the file as it is.
             _migrate(db, path)
+            _index_owners(db)
             write_ahead.turn_on(db, _OPEN_TIMEOUT_S)
             db.execute("PRAGMA synchronous = NORMAL")
             disk.convert(db)
@@ -166,6 +167,12 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
             for statement in filter(str.strip, step.split(";\n")):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _index_owners(db: sqlite3.Connection) -> None:
+    """Adds an index that versions of the same schema did not have. They use the file as before, and keep it up to date."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'tenants_by_name'").fetchone():
+        db.execute("CREATE INDEX IF NOT EXISTS tenants_by_name ON tenants (tenant, session_id)")
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:

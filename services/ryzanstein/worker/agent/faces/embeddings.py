@@ -26,9 +26,11 @@ from ryzanstein.generation.request import SamplingParams
 from ryzanstein.v1 import embedding_pb2 as pb
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from ryzanstein.wire.embeddings import embed_from_wire, embedded_to_wire
+from ryzanstein.wire.requests import cache_scope_from_wire
 from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.tokenizing import encoded
+from ryzanstein.worker.engine.memory.prefix import scope_root
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.telemetry import NodeEmbeddingMetrics
 from ryzanstein.worker.text.embedding import EmbeddingModel
@@ -47,7 +49,9 @@ class NodeEmbeddingServicer(EmbeddingServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        asked = replace(embed_from_wire(request), tenant=valid_tenant(metadata.get(TENANT_ID, ""), request.user))
+        tenant = valid_tenant(metadata.get(TENANT_ID, ""), request.user)
+        scope = cache_scope_from_wire(request.cache_scope)
+        asked = replace(embed_from_wire(request), tenant=tenant, cache_scope=scope)
         node, remaining_s = self._models.of(asked.model).node, context.time_remaining()
         deadline = None if remaining_s is None else time.monotonic() + remaining_s
         with self._metrics.call():
@@ -101,6 +105,7 @@ class NodeEmbedding:
             deadline=self._deadline,
             priority=self._asked.priority,
             tenant=self._asked.tenant,
+            cache_root=scope_root(self._asked.cache_scope),
             pooling=self._model.pooling,
         )
 

@@ -10,7 +10,7 @@ from grpc.aio import ServicerContext
 from ryzanstein import errors
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
-from ryzanstein.generation.request import CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
+from ryzanstein.generation.request import CACHE_SCOPES, CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
@@ -50,7 +50,7 @@ class WorkerServicer(WorkerServiceServicer):
                 model=hello.model,
                 beat_busy=duration(settings.tuning.beat_busy_s),
                 beat_idle=duration(settings.tuning.beat_idle_s),
-                features=[EXTENDED, TOOLS, PROMPT_CUTS, *([CONSTRAINTS] if node.constraints.able else [])],
+                features=[EXTENDED, TOOLS, PROMPT_CUTS, CACHE_SCOPES, *([CONSTRAINTS] if node.constraints.able else [])],
             )
             yield pb.ConnectResponse(hello=answer)
             async for frame in link.frames():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ryzanstein.generation.request import NodePlace
-from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.store import PageScope
 
 MAX_KEYS = 2**18  # of all conversations together
 MAX_CHAINS = 2**15
@@ -17,7 +17,7 @@ MAX_CHAINS = 2**15
 class Chain:
     """The pages of a conversation's newest turn, in order. `place`: the node to which they would go."""
 
-    scope: Scope
+    scope: PageScope
     place: NodePlace
     keys: list[bytes] = field(default_factory=list)
 

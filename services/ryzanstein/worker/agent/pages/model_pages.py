@@ -22,13 +22,13 @@ from ryzanstein.worker.agent.pages.mover import PageMover
 from ryzanstein.worker.agent.pages.outbox import MAX_QUEUED, Outbox
 from ryzanstein.worker.agent.pages.page import PageSizes, root_of
 from ryzanstein.worker.agent.pages.restoring import LEAST_TOKENS, MOST_S, PageSource, PrefillPace, Restoring
-from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.store import PageScope
 from ryzanstein.worker.agent.pages.tiers.node_store import NodeStore
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.agent.pages.weights import LoadedWeights
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.extents import Extents
-from ryzanstein.worker.engine.memory.prefix import chain_keys
+from ryzanstein.worker.engine.memory.prefix import chain_keys, scope_root
 from ryzanstein.worker.engine.messages import EngineStats, ReturnChoice, StepEvents
 from ryzanstein.worker.supervision.group import EngineGroup
 from ryzanstein.worker.supervision.messages import PagesAnswer, RankReady
@@ -45,12 +45,13 @@ _RETURN_S = 0.8  # less than a paused choice waits
 
 @dataclass(slots=True)
 class _Flow:
-    """The pages of a group: whose they are, where they go, and the last one that became full.
+    """The pages of a group: whose they are by cache scope and tenant, where they go, and the last one that became full.
 
     `held` wait until the digest of the weights is known.
     """
 
     model: str
+    cache_scope: str
     tenant: str
     outboxes: Sequence[Outbox]
     conversation: bytes
@@ -80,6 +81,7 @@ class ModelPages:
         self._conversations = Conversations()
         self._outboxes: dict[str, Outbox] = {}
         self._tiers = {name: Outbox(name, tier, traffic.no_limit, self.metrics) for name, tier in traffic.tiers.items()}
+        self._reads_earlier = "disk" in traffic.tiers
         self._extents = Extents()
         self._pace = PrefillPace()
         self._sources: dict[str, PageSource] = {name: PageSource(name, tier) for name, tier in traffic.tiers.items()}
@@ -125,11 +127,17 @@ class ModelPages:
         if self.mover is not None:
             self.mover.on_answer(answer)
 
-    def scope(self, model: str, tenant: str) -> Scope | None:
-        """Returns the scope of a tenant's pages; None while it is not known."""
-        if self.mover is None or self._weights is None or self._weights.digest is None:
+    def scope(self, model: str, cache_scope: str, tenant: str = "") -> PageScope | None:
+        """Returns the scope of these pages; None while it is not known.
+
+        `tenant` is whose they are: the version before had the empty cache scope alone, and divided
+        its pages on disk by tenants.
+        """
+        if self.mover is None or self._weights is None or (digest := self._weights.digest) is None:
             return None
-        return Scope(model, tenant, root_of(self._weights.digest, self._format, tenant), self.mover.sizes)
+        root = root_of(digest, self._format, cache_scope)
+        earlier = root_of(digest, self._format, tenant) if self._reads_earlier and tenant and not cache_scope else b""
+        return PageScope(model, cache_scope, root, self.mover.sizes, earlier)
 
     @property
     def weights_digest(self) -> bytes:
@@ -141,7 +149,7 @@ class ModelPages:
         if self._weights is not None:
             await self._weights.known(timeout_s)
 
-    async def checked(self, model: str, tenant: str, root: bytes) -> tuple[PageMover, Scope]:
+    async def checked(self, model: str, cache_scope: str, root: bytes) -> tuple[PageMover, PageScope]:
         """Returns what another node's request is about.
 
         Raises FAILED_PRECONDITION for foreign pages, or when this node moves none, and UNAVAILABLE
@@ -150,14 +158,14 @@ class ModelPages:
         if self._settings.kv_replication == "none":
             raise errors.failed_precondition("PAGES_OFF", "this node moves no pages (kv_replication none)")
         await self.known(_KNOWN_S)
-        scope = self.scope(model, tenant)
+        scope = self.scope(model, cache_scope)
         if scope is None or self.mover is None:
             self.metrics.refuse("not_ready")
             raise errors.unavailable("NODE_NOT_READY", f"node {self._settings.node_id} cannot take pages yet")
         if scope.root != root:
             self.metrics.refuse("foreign")
             log.warning("foreign pages refused", model=model)
-            raise errors.failed_precondition("FOREIGN_PAGES", "pages of other weights, another format or another tenant")
+            raise errors.failed_precondition("FOREIGN_PAGES", "pages of other weights, another format or another scope")
         return self.mover, scope
 
     def follow(self, group: int, attempt: Attempt, model: str) -> bool:
@@ -170,7 +178,9 @@ class ModelPages:
         if not outboxes:
             return False
         self._weights.identify()
-        self._flows[group] = _Flow(model, attempt.request.tenant, outboxes, attempt.conversation, place)
+        self._flows[group] = _Flow(
+            model, attempt.request.cache_scope, attempt.request.tenant, outboxes, attempt.conversation, place
+        )
         if len(self._flows) > _MAX_FLOWS:
             self._num_held -= len(self._flows.popitem(last=False)[1].held)
         return True
@@ -196,10 +206,10 @@ class ModelPages:
             return
         ends_s = time.monotonic() + MOST_S
         await self.known(min(MOST_S, max(_KNOWN_LEAST_S, self._pace.worth_s(len(tokens)))))
-        scope = self.scope(model, attempt.request.tenant)
+        scope = self.scope(model, attempt.request.cache_scope, attempt.request.tenant)
         if scope is None or self.mover is None:
             return
-        keys = chain_keys(tokens[:-1], self._extents.block_size)
+        keys = chain_keys(tokens[:-1], self._extents.block_size, scope_root(attempt.request.cache_scope))
         sources = [*(self._sources[name] for name in self._tiers), *self._previous(attempt)]
         await Restoring(self.mover, scope, self._extents, self._pace, self.metrics).run(keys, sources, ends_s)
 
@@ -223,7 +233,7 @@ class ModelPages:
         """Brings back pages of a paused choice from the tiers, where that is worth it, and lets it run on."""
         engine, flow, num = self._engine, self._flows.get(group), 0
         try:
-            scope = None if flow is None else self.scope(flow.model, flow.tenant)
+            scope = None if flow is None else self.scope(flow.model, flow.cache_scope, flow.tenant)
             if scope is not None and self.mover is not None:
                 restoring = Restoring(self.mover, scope, self._extents, self._pace, self.metrics)
                 await restoring.run(keys, [self._sources[name] for name in self._tiers], time.monotonic() + _RETURN_S)
@@ -237,7 +247,7 @@ class ModelPages:
         """Queues keys of a flow, or holds them, not too many, until the digest is known."""
         flow.held += keys
         self._num_held += len(keys)
-        if (scope := self.scope(flow.model, flow.tenant)) is not None and self.mover is not None:
+        if (scope := self.scope(flow.model, flow.cache_scope, flow.tenant)) is not None and self.mover is not None:
             self._queue(self.mover, scope, flow)
         elif self._num_held > MAX_QUEUED:
             self.metrics.drop("queue_full", len(flow.held))
@@ -249,11 +259,11 @@ class ModelPages:
             if flow.held:
                 self._take(flow, [])
 
-    def _queue(self, mover: PageMover, scope: Scope, flow: _Flow) -> None:
+    def _queue(self, mover: PageMover, scope: PageScope, flow: _Flow) -> None:
         for outbox in flow.outboxes:
             self._add(outbox, mover, scope, flow.last, flow.held)
         if flow.conversation and flow.place is not None:
-            name = scope.root + flow.conversation  # tenants may name theirs alike
+            name = scope.root + flow.conversation + flow.tenant.encode()  # others may name theirs alike
             if not flow.begun:
                 self._conversations.begin(name, Chain(scope, flow.place))
             self._conversations.add(name, flow.held)
@@ -264,7 +274,7 @@ class ModelPages:
         self._num_held -= len(flow.held)
         flow.last, flow.held = flow.held[-1], []
 
-    def _add(self, outbox: Outbox, mover: PageMover, scope: Scope, parent: bytes, keys: list[bytes]) -> None:
+    def _add(self, outbox: Outbox, mover: PageMover, scope: PageScope, parent: bytes, keys: list[bytes]) -> None:
         if outbox.add(mover, scope, parent, keys):
             self._telemetry.background.once("page_outbox", outbox.run())
         self.metrics.queued.set(sum(map(len, (*self._outboxes.values(), *self._tiers.values()))))
@@ -274,7 +284,7 @@ class ModelPages:
         if (outbox := self._outboxes.get(place.address)) is None:
             if len(self._outboxes) >= _MAX_NODES:
                 self._forget(min(self._outboxes, key=lambda address: self._outboxes[address].used_s))
-            store = NodeStore(place.address, lambda: self.metrics.refuse("corrupt"))
+            store = NodeStore(place.address, lambda: self.metrics.refuse("corrupt"), self._traffic.known)
             outbox = self._outboxes[place.address] = Outbox(place.node_id, store, self._traffic.rate, self.metrics)
         return outbox
 

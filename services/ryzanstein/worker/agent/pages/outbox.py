@@ -17,7 +17,7 @@ import structlog
 
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
+from ryzanstein.worker.agent.pages.store import PageScope, PageStore, StoreFailed
 from ryzanstein.worker.page_metrics import PageMetrics
 
 AT_ONCE_S = 0.1
@@ -59,7 +59,7 @@ class Queued:
     """A page that waits: where it is, under which scope it is sent, and what is before it in its chain."""
 
     mover: PageMover
-    scope: Scope
+    scope: PageScope
     key: bytes
     parent: bytes
 
@@ -94,7 +94,7 @@ class Outbox:
         """Sends again, however recently the store failed."""
         self._rests_until = 0.0
 
-    def add(self, mover: PageMover, scope: Scope, parent: bytes, keys: Sequence[bytes]) -> bool:
+    def add(self, mover: PageMover, scope: PageScope, parent: bytes, keys: Sequence[bytes]) -> bool:
         """Queues a piece of a chain, after the page `parent`. Returns whether `run` must be called."""
         self.used_s = time.monotonic()
         if self.rests:
@@ -148,7 +148,7 @@ class Outbox:
                 known.add(queued.key)
                 yield queued
 
-    async def _batches(self, mover: PageMover, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Sequence[Page]]:
+    async def _batches(self, mover: PageMover, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Sequence[Page]]:
         left = keys
         while left:
             size = mover.fits(left)

@@ -1,6 +1,6 @@
 """A page on its way: content under a key, with a checksum that binds both to what they are good for.
 
-A *root* names the weights, the format of the KV cache and the tenant. A page is good only where the
+A *root* names the weights, the format of the KV cache and the cache scope. A page is good only where the
 root is the same, and its checksum covers root, key and content. That finds damage and mix-ups. It
 does not find malice: whoever can reach a node's port can compute a checksum.
 """
@@ -61,9 +61,9 @@ class Page:
         return zlib.crc32(self.content, zlib.crc32(root + self.key))
 
 
-def root_of(weights: bytes, page_format: str, tenant: str) -> bytes:
-    """Returns the root of a tenant's pages of a model."""
+def root_of(weights: bytes, page_format: str, scope: str) -> bytes:
+    """Returns the root of a cache scope's pages of a model."""
     digest = blake2b(digest_size=ROOT_BYTES, person=b"ryzanstein-pages")
-    for part in (weights, page_format.encode(), tenant.encode()):
+    for part in (weights, page_format.encode(), scope.encode()):
         digest.update(len(part).to_bytes(4, "big") + part)
     return digest.digest()

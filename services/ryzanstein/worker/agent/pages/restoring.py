@@ -19,7 +19,7 @@ import structlog
 
 from ryzanstein.worker.agent.pages.mover import PageMover, PagesLost
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import PageStore, Scope, StoreFailed
+from ryzanstein.worker.agent.pages.store import PageScope, PageStore, StoreFailed
 from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.memory.travel import name_of
@@ -109,7 +109,7 @@ class PageSource:
 class Restoring:
     """One prompt's way back into the ranks: from one source after the other."""
 
-    def __init__(self, mover: PageMover, scope: Scope, extents: Extents, pace: PrefillPace, metrics: PageMetrics) -> None:
+    def __init__(self, mover: PageMover, scope: PageScope, extents: Extents, pace: PrefillPace, metrics: PageMetrics) -> None:
         self._mover, self._scope, self._extents = mover, scope, extents
         self._pace, self._metrics = pace, metrics
         self._ends_s = 0.0

@@ -10,13 +10,17 @@ from ryzanstein.worker.agent.pages.page import Page, PageSizes
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """Which pages are meant: of a model, for a tenant, under their root, of these sizes."""
+class PageScope:
+    """Which pages are meant: of a model, for a cache scope, under their root, of these sizes.
+
+    `earlier` is the root under which the version before wrote them to disk, if it is another one.
+    """
 
     model: str
-    tenant: str
+    name: str
     root: bytes
     sizes: PageSizes
+    earlier: bytes = b""
 
 
 class StoreFailed(Exception):
@@ -30,15 +34,15 @@ class StoreFailed(Exception):
 class PageStore(Protocol):
     """Pages outside of the ranks. All methods raise StoreFailed."""
 
-    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+    async def missing(self, scope: PageScope, keys: Sequence[bytes]) -> Sequence[int]:
         """Returns the places in `keys` of pages that the store does not have."""
         ...
 
-    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+    async def send(self, scope: PageScope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """Stores pages of one chain after the page `parent`, a batch at a time; returns how many were stored."""
         ...
 
-    def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    def fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """Yields pages in the order of `keys`, up to the first that is missing or damaged."""
         ...
 

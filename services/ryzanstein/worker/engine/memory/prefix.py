@@ -3,7 +3,8 @@
 A page's contents depend on its tokens and on all tokens before it, so its key is a hash over its
 own tokens and the key of its parent (a Merkle chain, as in vLLM's automatic prefix caching). Keys
 are 128-bit BLAKE2b: a client that could build two prompts with the same key would read another
-client's cache. Each group of layers has a block of its own for a page, found under (key, group).
+client's cache. The chains of a cache scope begin with a key of their own, so requests of two scopes
+share no page. Each group of layers has a block of its own for a page, found under (key, group).
 
 A sequence resumes after page m - 1 if its next token finds all that it sees: every page in groups
 that read all tokens, the last ones in groups with a window, and the hot pages of compressed blocks.
@@ -23,7 +24,6 @@ from ryzanstein.worker.engine.memory.blocks import BlockPool
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 
 KEY_BYTES = 16
-_ROOT = b""
 PageKey = tuple[bytes, int]
 """Under which a block is found: the key of its page, and the number of its group."""
 
@@ -38,19 +38,24 @@ class PageGroup:
     lasting: Lasting | None = None
 
 
+def scope_root(scope: str) -> bytes:
+    """Returns the key with which the chains of a cache scope begin: empty for the empty scope."""
+    return blake2b(scope.encode(), digest_size=KEY_BYTES, person=b"cache-scope").digest() if scope else b""
+
+
 def chain_key(parent: bytes, token_ids: SequenceOf[int]) -> bytes:
     """Returns the key of a page with these tokens after the page with key `parent`.
 
-    `parent` is empty for the first page.
+    `parent` is the root of the scope for the first page.
     """
     return blake2b(array("q", token_ids).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
 
 
-def chain_keys(token_ids: SequenceOf[int], block_size: int) -> list[bytes]:
-    """Returns the keys of the full blocks of a sequence."""
+def chain_keys(token_ids: SequenceOf[int], block_size: int, root: bytes = b"") -> list[bytes]:
+    """Returns the keys of the full blocks of a sequence whose scope has this root."""
     keys: list[bytes] = []
     for start in range(0, len(token_ids) - block_size + 1, block_size):
-        keys.append(chain_key(keys[-1] if keys else _ROOT, token_ids[start : start + block_size]))
+        keys.append(chain_key(keys[-1] if keys else root, token_ids[start : start + block_size]))
     return keys
 
 
@@ -142,4 +147,5 @@ class PrefixCache:
         size = self._extents.block_size
         while len(keys) < num_full:
             start = len(keys) * size
-            keys.append(chain_key(keys[-1] if keys else _ROOT, sequence.tokens(start, start + size)))
+            parent = keys[-1] if keys else sequence.group.message.cache_root
+            keys.append(chain_key(parent, sequence.tokens(start, start + size)))

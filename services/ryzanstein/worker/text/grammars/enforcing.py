@@ -54,7 +54,7 @@ async def judged(attempt: Attempt, model: TextModel, judge: ConstraintJudge) -> 
     if constraint is None:
         return None
     try:
-        verdict = await judge.judge(constraint, model)
+        verdict = await judge.judge(constraint, model, attempt.request.cache_scope)
     except RyzansteinError as error:
         prompt = attempt.request.prompt
         if error.violations and isinstance(prompt, ChatPrompt) and prompt.tools.must:

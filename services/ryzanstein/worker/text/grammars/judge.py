@@ -26,10 +26,11 @@ class ConstraintJudge(Protocol):
         """Whether constraints can be enforced here at all."""
         ...
 
-    async def judge(self, constraint: Constraint, model: TextModel) -> Verdict:
-        """Returns the verdict. Raises INVALID_ARGUMENT that names the field, where in it and why.
+    async def judge(self, constraint: Constraint, model: TextModel, scope: str = "") -> Verdict:
+        """Returns the verdict, remembered for the requests of this cache scope.
 
-        RESOURCE_EXHAUSTED: too many wait. UNAVAILABLE: the node cannot judge at the moment.
+        Raises INVALID_ARGUMENT that names the field, where in it and why. RESOURCE_EXHAUSTED: too many
+        wait. UNAVAILABLE: the node cannot judge at the moment.
         """
         ...
 
@@ -51,7 +52,7 @@ class NoJudge:
 
     able = False
 
-    async def judge(self, constraint: Constraint, model: TextModel) -> Verdict:
+    async def judge(self, constraint: Constraint, model: TextModel, scope: str = "") -> Verdict:
         raise errors.constraints_unsupported(model.name)
 
     async def tokens(self, model: TextModel) -> bytes:

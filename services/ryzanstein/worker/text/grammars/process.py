@@ -63,12 +63,12 @@ class GrammarProcess:
         self._num_waiting = 0
         self.able = find_spec("llguidance") is not None
 
-    async def judge(self, constraint: Constraint, model: TextModel) -> Verdict:
+    async def judge(self, constraint: Constraint, model: TextModel, scope: str = "") -> Verdict:
         opened = await self._opened(model)
-        known = opened.verdicts.get(constraint)
+        known = opened.verdicts.get(scope, constraint)
         self._observer.looked_up(known is not None)
         if known is None:
-            known = await self._judged(constraint, opened)
+            known = await self._judged(scope, constraint, opened)
         if isinstance(known, RyzansteinError):
             raise known
         return known
@@ -125,17 +125,17 @@ class GrammarProcess:
             del self._models[each]
             self._link.post(Close(each))
 
-    async def _judged(self, constraint: Constraint, model: _Model) -> Verdict | RyzansteinError:
+    async def _judged(self, scope: str, constraint: Constraint, model: _Model) -> Verdict | RyzansteinError:
         """Returns the verdict of the process, and remembers it."""
         self._bounds.admit(self._num_waiting)
         self._num_waiting += 1
         try:
             async with self._places:
-                if (known := model.verdicts.get(constraint)) is not None:
+                if (known := model.verdicts.get(scope, constraint)) is not None:
                     return known  # many ask for one constraint at the same time
                 answer = await self._ask(partial(Judge, key=model.key, constraint=constraint))
                 known = self._observer.verdict(constraint, answer)
-                model.verdicts.add(constraint, known)
+                model.verdicts.add(scope, constraint, known)
                 return known
         finally:
             self._num_waiting -= 1

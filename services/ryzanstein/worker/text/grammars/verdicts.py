@@ -24,23 +24,23 @@ _OWN_FAULT = {-signal.SIGPROF: _TIME, -signal.SIGXCPU: _TIME, -signal.SIGABRT: _
 
 
 class RememberedVerdicts:
-    """The verdicts of one model, the least recently used of which are forgotten."""
+    """The verdicts of one model by cache scope, the least recently used of which are forgotten."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Constraint, Verdict | RyzansteinError] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Constraint], Verdict | RyzansteinError] = OrderedDict()
         self._chars = 0
 
-    def get(self, constraint: Constraint) -> Verdict | RyzansteinError | None:
-        if (verdict := self._kept.get(constraint)) is not None:
-            self._kept.move_to_end(constraint)
+    def get(self, scope: str, constraint: Constraint) -> Verdict | RyzansteinError | None:
+        if (verdict := self._kept.get((scope, constraint))) is not None:
+            self._kept.move_to_end((scope, constraint))
         return verdict
 
-    def add(self, constraint: Constraint, verdict: Verdict | RyzansteinError) -> None:
-        if constraint not in self._kept:
+    def add(self, scope: str, constraint: Constraint, verdict: Verdict | RyzansteinError) -> None:
+        if (scope, constraint) not in self._kept:
             self._chars += len(constraint.text)
-        self._kept[constraint] = verdict
+        self._kept[scope, constraint] = verdict
         while len(self._kept) > _MAX_VERDICTS or self._chars > _MAX_VERDICT_CHARS:
-            self._chars -= len(self._kept.popitem(last=False)[0].text)
+            self._chars -= len(self._kept.popitem(last=False)[0][1].text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import chain
 
 import msgspec
@@ -23,6 +22,7 @@ import structlog
 from prometheus_client import Counter
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.generation.tokens import Started
@@ -199,4 +199,4 @@ def _not_found(error: RyzansteinError, field: str, response_id: str, why: str) -
 def _key(tenant: str, response_id: str) -> str:
     if not response_id.startswith(PREFIX) or len(response_id) > _MAX_ID_CHARS or response_id.endswith(OBJECT_MARK):
         raise errors.not_found("response", response_id)
-    return f"{blake2b(tenant.encode(), digest_size=8).hexdigest()}-{response_id}"
+    return f"{tenant_digest(tenant)}-{response_id}"

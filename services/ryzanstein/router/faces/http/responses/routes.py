@@ -32,7 +32,6 @@ from ryzanstein.router.faces.http.serving.presence import ClientLeft, while_conn
 from ryzanstein.router.faces.http.stream import EventStreamResponse
 from ryzanstein.router.faces.openai.answers.types import CancelledWork, DeletedResponse, InputItemList, ResponseAnswer
 from ryzanstein.router.faces.openai.openapi import described
-from ryzanstein.router.faces.openai.requests.prompts import tenant_of
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 MAX_PAGE = 100
@@ -68,7 +67,7 @@ class ResponseRoutes:
 
     async def create(self, http: Request, asked_for: Asked) -> Response:
         """Returns the response, or its events. A client that disconnects cancels it, unless it runs detached or has a key."""
-        tenant, previous = tenant_of(http.headers), asked_for.body.previous_response_id
+        tenant, previous = call_of(http.scope).tenant, asked_for.body.previous_response_id
         history: tuple[Message, ...] = ()
         if previous:
             history = await self._kept.conversation(tenant, previous, "previous_response_id")
@@ -104,7 +103,7 @@ class ResponseRoutes:
         items = body.input if isinstance(body.input, list) else []
         if len(items) > self._limits.max_messages:
             return body  # which is refused for that
-        return msgspec.structs.replace(body, input=await self._kept.with_items(tenant_of(http.headers), items))
+        return msgspec.structs.replace(body, input=await self._kept.with_items(call_of(http.scope).tenant, items))
 
     def _defaults_of(self, model: str) -> SamplingDefaults:
         return next((each.sampling_defaults for each in self._core.models() if each.name == model), NO_DEFAULTS)
@@ -151,10 +150,10 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
 
     @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponseAnswer))
     async def create(http: Request) -> Response:
-        request_id = call_of(http.scope).request_id
+        origin = call_of(http.scope).origin
 
         def convert(body: ResponsesRequest) -> Asked:
-            return asked(body, http.headers, request_id, limits.max_messages)
+            return asked(body, http.headers, origin, limits.max_messages)
 
         body, converted = await reader.read(http, decoder, lambda body: None if refers(body) else convert(body))
         asked_for = converted or convert(await routes.with_items(http, body))
@@ -166,7 +165,7 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
 
     @app.get("/v1/responses/{response_id}", openapi_extra=described(None, ResponseAnswer))
     async def retrieve(response_id: str, http: Request) -> Response:
-        return await routes.retrieve(tenant_of(http.headers), response_id)
+        return await routes.retrieve(call_of(http.scope).tenant, response_id)
 
     @app.get("/v1/responses/{response_id}/input_items", openapi_extra=described(None, InputItemList))
     async def input_items(
@@ -176,12 +175,12 @@ def add_response_routes(app: FastAPI, routes: ResponseRoutes, reader: BodyReader
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        return await routes.input_items(tenant_of(http.headers), response_id, ListPage(after, limit, order == "desc"))
+        return await routes.input_items(call_of(http.scope).tenant, response_id, ListPage(after, limit, order == "desc"))
 
     @app.delete("/v1/responses/{response_id}", openapi_extra=described(None, DeletedResponse))
     async def delete(response_id: str, http: Request) -> Response:
-        return await routes.delete(tenant_of(http.headers), response_id)
+        return await routes.delete(call_of(http.scope).tenant, response_id)
 
     @app.post("/v1/responses/{response_id}/cancel", openapi_extra=described(None, CancelledWork))
     async def cancel(response_id: str, http: Request) -> Response:
-        return await routes.cancel(tenant_of(http.headers), response_id)
+        return await routes.cancel(call_of(http.scope).tenant, response_id)

@@ -38,7 +38,16 @@ _TYPES = MappingProxyType(
     {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 499: "request_cancelled"}
 )
 # Codes that OpenAI clients check for.
-_CODES = MappingProxyType({"CONTEXT_TOO_LONG": "context_length_exceeded", "RATE_LIMITED": "rate_limit_exceeded"})
+_CODES = MappingProxyType(
+    {
+        "CONTEXT_TOO_LONG": "context_length_exceeded",
+        "RATE_LIMITED": "rate_limit_exceeded",
+        "KEY_MISSING": "missing_api_key",
+        "KEY_INVALID": "invalid_api_key",
+    }
+)
+# RFC 9110, 11.6.1.
+_CHALLENGE = MappingProxyType({"WWW-Authenticate": "Bearer"})
 # Why input was refused before it became a request, as in `ryzanstein_router_http_refused_total`.
 TOO_LARGE = "too_large"
 MALFORMED = "malformed"
@@ -46,6 +55,8 @@ TIMEOUT = "timeout"
 CONNECTIONS = "connections"
 MEMORY = "memory"
 ORIGIN = "origin"
+ACCESS = "access"
+HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,7 @@ class HttpRefused(Exception):
 def failure_from_error(error: RyzansteinError) -> HttpFailure:
     """Maps an error as in docs/reference/errors.md, with Retry-After where it says when to retry."""
     error = error.with_fields(_client_field)
-    headers = {}
+    headers = dict(_CHALLENGE) if error.code is Code.UNAUTHENTICATED else {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         # Finer than whole seconds; OpenAI clients prefer it.

@@ -12,14 +12,12 @@ from msgspec import Raw
 from ryzanstein import clock, errors
 from ryzanstein.generation.prompts import (
     MAX_NAME_CHARS,
-    TENANT_ID,
     ChatPrompt,
     Prompt,
     TemplateOptions,
     TextPrompt,
     TokenPrompt,
     user_key,
-    valid_tenant,
     with_variables,
 )
 from ryzanstein.generation.request import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest, SamplingParams, valid_priority
@@ -33,6 +31,7 @@ from ryzanstein.router.faces.openai.requests.schemas import (
     refuse_unsupported,
 )
 from ryzanstein.router.faces.openai.requests.tools import tools_of, without_format
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 _TIERS = {"auto": 0, "default": 0, "scale": 0, "flex": -5, "priority": 5}
@@ -72,7 +71,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def chat_request(
-    body: ChatCompletionRequest, headers: Mapping[str, str], request_id: str, max_messages: int
+    body: ChatCompletionRequest, headers: Mapping[str, str], origin: RequestOrigin, max_messages: int
 ) -> GenerationRequest:
     """Returns the request of a chat body. Raises INVALID_ARGUMENT that names the field."""
     refuse_unsupported(body)
@@ -80,14 +79,14 @@ def chat_request(
     prompt = ChatPrompt(messages, template_options(body), tools_of(body))
     sampling = without_format(sampling_params(body, _max_tokens(body), _chat_logprobs(body)), prompt.tools)
     _refuse_streamed_scores(body, sampling)
-    request = base_request(body, prompt, sampling, headers, request_id)
+    request = base_request(body, prompt, sampling, headers, origin)
     session_id = _session_id(body, headers)
     if session_id and prompt.template.continues:
         raise errors.invalid("continue_final_message", "is not supported in a session")
     return _keyed(replace(request, session_id=session_id), headers)
 
 
-def completion_requests(body: CompletionRequest, headers: Mapping[str, str], request_id: str) -> Completions:
+def completion_requests(body: CompletionRequest, headers: Mapping[str, str], origin: RequestOrigin) -> Completions:
     """Returns the requests of a completion body, with OpenAI's default of 16 tokens.
 
     Raises INVALID_ARGUMENT that names the field.
@@ -114,7 +113,7 @@ def completion_requests(body: CompletionRequest, headers: Mapping[str, str], req
         prompts = [_with_suffix(prompt, body) for prompt in prompts]
     key = key_of_header(headers.get(HEADER))
     echo = bool(body.echo)
-    requests = [replace(base_request(body, prompt, sampling, headers, request_id), never_cut=echo) for prompt in prompts]
+    requests = [replace(base_request(body, prompt, sampling, headers, origin), never_cut=echo) for prompt in prompts]
     if len(requests) > 1:
         requests = [keyed(each, f"{key}/{i}" if key else "", HEADER) for i, each in enumerate(requests)]
     else:
@@ -154,27 +153,23 @@ def _refuse_streamed_scores(body: GenerationOptions, sampling: SamplingParams) -
 
 
 def base_request(
-    body: GenerationOptions,
-    prompt: Prompt,
-    sampling: SamplingParams,
-    headers: Mapping[str, str],
-    request_id: str,
+    body: GenerationOptions, prompt: Prompt, sampling: SamplingParams, headers: Mapping[str, str], origin: RequestOrigin
 ) -> GenerationRequest:
-    """Returns a request without a session and without a key. Raises INVALID_ARGUMENT that names the field."""
+    """Returns a request without a session and without a key.
+
+    Raises INVALID_ARGUMENT that names the field, and what `RequestOrigin.owned` raises.
+    """
     traceparent = headers.get("traceparent", "")
-    user = user_key(body.user or "", "user")
-    return GenerationRequest(
+    request = GenerationRequest(
         model=name_of(body.model or "", "model"),
         prompt=prompt,
         sampling=sampling,
-        user=user,
+        user=user_key(body.user or "", "user"),
         priority=valid_priority(_priority(body)),
-        tenant=valid_tenant(headers.get(TENANT_ID, ""), user),
-        tenant_named=bool(headers.get(TENANT_ID)),
         deadline=deadline_of(headers),
-        request_id=request_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
+    return origin.owned(request)
 
 
 def _priority(body: GenerationOptions) -> int:
@@ -291,11 +286,3 @@ def deadline_of(headers: Mapping[str, str]) -> float | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and 1 <= int(value) <= _MAX_TIMEOUT_MS):
         raise errors.invalid("X-Request-Timeout-Ms", f"must be an integer in [1, {_MAX_TIMEOUT_MS}]", value[:32])
     return clock.unix_s() + int(value) / 1000
-
-
-def tenant_of(headers: Mapping[str, str]) -> str:
-    """Returns the tenant that the caller's gateway names: a request without a body has no user.
-
-    Raises INVALID_ARGUMENT, as for a request with one.
-    """
-    return valid_tenant(headers.get(TENANT_ID, ""), "")

@@ -21,7 +21,7 @@ import structlog
 
 from ryzanstein.files.private_files import opener, private_folder
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+from ryzanstein.worker.agent.pages.store import PageScope, StoreFailed
 from ryzanstein.worker.agent.pages.tiers.disk_folders import claim, mark_used, page_files, remove_abandoned, remove_empty
 
 log = structlog.get_logger(__name__)
@@ -58,18 +58,18 @@ class DiskTier:
         self._opened, self._writing = asyncio.Lock(), asyncio.Lock()
         self._is_open = False
 
-    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+    async def missing(self, scope: PageScope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`. The beginning of the chain is kept longest."""
         await self._open()
         self._mark_used()
-        paths = [self._path(scope, key) for key in keys]
+        paths = [self._place(scope, key)[0] for key in keys]
         missing = [place for place, path in enumerate(paths) if path not in self._sizes]
         for path in reversed(paths):
             if path in self._sizes:
                 self._sizes.move_to_end(path)
         return missing
 
-    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+    async def send(self, scope: PageScope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`. Raises StoreFailed when the disk is full; a tenth of the pages makes way then."""
         await self._open()
         self._mark_used()
@@ -78,7 +78,7 @@ class DiskTier:
             async for pages in batches:
                 for page in pages:
                     async with self._writing:  # the models of a node may have the same pages
-                        await self._write(self._path(scope, page.key), page, scope.root)
+                        await self._write(self._path(scope.root, page.key), page, scope.root)
                     stored += 1
         except OSError as error:
             removed = await self._shrink() if error.errno in _FULL else 0
@@ -112,15 +112,15 @@ class DiskTier:
         self._sizes[path] = size
         self._num_bytes += size
 
-    async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """See `PageStore.fetch`."""
         await self._open()
         self._mark_used()
         for start in range(0, len(keys), _READ_AT_ONCE):
-            some = [key for key in keys[start : start + _READ_AT_ONCE] if self._path(scope, key) in self._sizes]
-            files = [(self._path(scope, key), key) for key in some]
-            pages = await asyncio.to_thread(_read_all, files, scope.root)
-            self._lost([key for key, page in zip(some, pages, strict=True) if page is None], scope)
+            places = [(key, *self._place(scope, key)) for key in keys[start : start + _READ_AT_ONCE]]
+            some = [place for place in places if place[1] in self._sizes]
+            pages = await asyncio.to_thread(_read_all, some)
+            self._lost([path for (_, path, _), page in zip(some, pages, strict=True) if page is None])
             for key, page in zip(keys[start : start + _READ_AT_ONCE], pages, strict=False):
                 if page is None or page.key != key:
                     return
@@ -131,13 +131,13 @@ class DiskTier:
     async def close(self) -> None:
         """Does nothing: the tier is shared by the models of the node."""
 
-    def _lost(self, keys: Sequence[bytes], scope: Scope) -> None:
+    def _lost(self, paths: Sequence[Path]) -> None:
         """Forgets pages that are damaged or no longer there."""
-        if keys:
-            log.warning("pages on disk are damaged", folder=str(self._folder), pages=len(keys))
-        for key in keys:
+        if paths:
+            log.warning("pages on disk are damaged", folder=str(self._folder), pages=len(paths))
+        for path in paths:
             self._on_corrupt()
-            self._forget(self._path(scope, key))
+            self._forget(path)
         self._on_size(self._num_bytes)
 
     def _mark_used(self) -> None:
@@ -181,8 +181,15 @@ class DiskTier:
     def _forget(self, path: Path) -> None:
         self._num_bytes -= self._sizes.pop(path, 0)
 
-    def _path(self, scope: Scope, key: bytes) -> Path:
-        return self._folder / scope.root.hex() / key.hex()
+    def _path(self, root: bytes, key: bytes) -> Path:
+        return self._folder / root.hex() / key.hex()
+
+    def _place(self, scope: PageScope, key: bytes) -> tuple[Path, bytes]:
+        """Returns where a page is or would be, and the root of its checksum: it may be of the version before."""
+        path = self._path(scope.root, key)
+        if scope.earlier and path not in self._sizes and (earlier := self._path(scope.earlier, key)) in self._sizes:
+            return earlier, scope.earlier
+        return path, scope.root
 
 
 def _find(folder: Path) -> list[tuple[Path, int]]:
@@ -199,7 +206,7 @@ def _find(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _remove(paths: Sequence[Path]) -> None:
-    """Removes pages, and the folders of tenants that have none left."""
+    """Removes pages, and the folders of roots that have none left."""
     for path in paths:
         path.unlink(missing_ok=True)
     for folder in {path.parent for path in paths}:
@@ -221,8 +228,8 @@ def _write(path: Path, page: Page, root: bytes, oldest: Sequence[Path]) -> None:
         raise
 
 
-def _read_all(files: Sequence[tuple[Path, bytes]], root: bytes) -> list[Page | None]:
-    return [_read(path, key, root) for path, key in files]
+def _read_all(places: Sequence[tuple[bytes, Path, bytes]]) -> list[Page | None]:
+    return [_read(path, key, root) for key, path, root in places]
 
 
 def _no_link(path: str, flags: int) -> int:

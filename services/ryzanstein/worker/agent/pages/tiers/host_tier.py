@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import Scope
+from ryzanstein.worker.agent.pages.store import PageScope
 
 _Name = tuple[bytes, bytes]
 
@@ -22,7 +22,7 @@ class HostTier:
         self._pages: OrderedDict[_Name, tuple[bytes, int]] = OrderedDict()
         self._num_bytes = 0
 
-    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+    async def missing(self, scope: PageScope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`. The beginning of the chain is kept longest."""
         missing = [place for place, key in enumerate(keys) if (scope.root, key) not in self._pages]
         for key in reversed(keys):
@@ -30,7 +30,7 @@ class HostTier:
                 self._pages.move_to_end((scope.root, key))
         return missing
 
-    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+    async def send(self, scope: PageScope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`."""
         stored = 0
         async for pages in batches:
@@ -44,7 +44,7 @@ class HostTier:
         self._on_size(self._num_bytes)
         return stored
 
-    async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """See `PageStore.fetch`."""
         for key in keys:
             if (found := self._pages.get((scope.root, key))) is None:

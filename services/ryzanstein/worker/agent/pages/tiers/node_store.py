@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
@@ -13,8 +14,9 @@ from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
-from ryzanstein.worker.agent.pages.store import Scope, StoreFailed
+from ryzanstein.worker.agent.pages.store import PageScope, StoreFailed
 from ryzanstein.worker.agent.pages.tiers import pieces
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS, WHOLE_BYTES, Assembly, CorruptPage, frames_of, whole_pages
 
 _ASK_S = 5.0
@@ -23,23 +25,27 @@ _SHORT_REST_S, _LONG_REST_S = 2.0, 60.0
 
 
 class NodeStore:
-    """A `PageStore` on another node. `on_corrupt` is called for each page that arrives damaged."""
+    """A `PageStore` on another node. `on_corrupt` is called for each page that arrives damaged.
 
-    def __init__(self, address: str, on_corrupt: Callable[[], None]) -> None:
-        self._channel = open_channel(address, retries=False)
-        self._stub = PageServiceStub(self._channel)
-        self._on_corrupt = on_corrupt
+    It is dialled when it is first used, and used only while it is one of the `known` nodes.
+    """
+
+    def __init__(self, address: str, on_corrupt: Callable[[], None], known: KnownNodes) -> None:
+        self._address, self._known, self._on_corrupt = address, known, on_corrupt
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
         self._whole_bytes = 0  # that the node takes in one message, as it last said
 
-    async def missing(self, scope: Scope, keys: Sequence[bytes]) -> Sequence[int]:
+    async def missing(self, scope: PageScope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`."""
+        stub = await self._stub()
         with _failures():
             request = pb.OfferPagesRequest(scope=_wire(scope), keys=keys)
-            response = await self._stub.OfferPages(request, timeout=_ASK_S)
+            response = await stub.OfferPages(request, timeout=_ASK_S)
             self._whole_bytes = min(response.whole_pages_bytes, WHOLE_BYTES)
             return list(response.missing)
 
-    async def send(self, scope: Scope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
+    async def send(self, scope: PageScope, parent: bytes, batches: AsyncIterator[Sequence[Page]]) -> int:
         """See `PageStore.send`. Several pages go in one message if the node has said that it takes that."""
 
         async def frames() -> AsyncIterator[pb.SendPagesRequest]:
@@ -48,11 +54,12 @@ class NodeStore:
                 for frame in frames_of(pb.SendPagesRequest, pages, scope.root, scope.sizes, self._whole_bytes):
                     yield frame
 
+        stub = await self._stub()
         with _failures():
-            response = await self._stub.SendPages(frames(), timeout=_SEND_S)
+            response = await stub.SendPages(frames(), timeout=_SEND_S)
             return int(response.stored)
 
-    async def fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         """See `PageStore.fetch`.
 
         One call asks for at most `MAX_KEYS` pages. An answer of `ANSWER_BYTES` is not all of it.
@@ -66,12 +73,13 @@ class NodeStore:
                 return
             keys = keys[num:]
 
-    async def _fetch(self, scope: Scope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
+    async def _fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         assembly = Assembly(scope.root, scope.sizes)
         wanted = iter(keys)
+        stub = await self._stub()
         with _failures():
             request = pb.FetchPagesRequest(scope=_wire(scope), keys=keys, whole_pages_bytes=WHOLE_BYTES)
-            call = self._stub.FetchPages(request, timeout=_SEND_S)
+            call = stub.FetchPages(request, timeout=_SEND_S)
             try:
                 async for response in call:
                     for page in _pages(response, assembly, scope):
@@ -84,10 +92,20 @@ class NodeStore:
                 call.cancel()
 
     async def close(self) -> None:
-        await self._channel.close()
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _stub(self) -> Any:
+        """Returns the node's service. Raises StoreFailed."""
+        await self._known.check(self._address)
+        if self._closed:
+            raise StoreFailed("failed", _SHORT_REST_S)
+        self._channel = self._channel or open_channel(self._address, retries=False)
+        return PageServiceStub(self._channel)
 
 
-def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: Scope) -> Iterator[Page]:
+def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: PageScope) -> Iterator[Page]:
     """Yields the pages that a message has or completes."""
     if response.HasField("pages"):
         yield from whole_pages(response.pages, scope.root, scope.sizes)
@@ -117,5 +135,5 @@ def _failures() -> Iterator[None]:
         raise StoreFailed("failed", _SHORT_REST_S) from None
 
 
-def _wire(scope: Scope) -> pb.PageScope:
-    return pb.PageScope(model=scope.model, tenant=scope.tenant, root=scope.root)
+def _wire(scope: PageScope) -> pb.PageScope:
+    return pb.PageScope(model=scope.model, tenant=scope.name, root=scope.root)
