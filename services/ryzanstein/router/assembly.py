@@ -20,6 +20,7 @@ import structlog
 from ryzanstein.addresses import EVERY_HOST, join_address, with_port
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
+from ryzanstein.router.access.limits.allowance import TenantAllowance, no_limits
 from ryzanstein.router.choose import Chooser, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
 from ryzanstein.router.config import RouterSettings
@@ -39,7 +40,7 @@ from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.linker import Linker
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
-from ryzanstein.router.opening import journalled_core, open_journal, open_sessions, session_bounds
+from ryzanstein.router.opening import journalled_core, open_allowance, open_journal, open_sessions, session_bounds
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.store import SessionStore
@@ -71,6 +72,7 @@ class Router:
     linker: Linker
     telemetry: RouterTelemetry
     tracing: Tracing
+    allowance: TenantAllowance
 
 
 @contextlib.asynccontextmanager
@@ -104,11 +106,12 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
             telemetry.background,
         )
         stack.push_async_callback(claimed.close)
+        allowance = await stack.enter_async_context(open_allowance(settings, owner_id, telemetry, no_limits))
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed)
-        parts = CoreParts(links, turns, _policy(settings), telemetry, tracing)
+        parts = CoreParts(links, turns, _policy(settings), telemetry, tracing, allowance=allowance)
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
-        yield Router(core, sessions, links, linker, telemetry, tracing)
+        yield Router(core, sessions, links, linker, telemetry, tracing, allowance)
 
 
 async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:

@@ -10,6 +10,11 @@ from dataclasses import dataclass, replace
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.router.access.limits.allowance import LimitsOf, TenantAllowance
+from ryzanstein.router.access.limits.books.memory import MemoryUsage
+from ryzanstein.router.access.limits.books.sqlite import SqliteUsage
+from ryzanstein.router.access.limits.metrics import LimitMetrics
+from ryzanstein.router.access.limits.usage import MIN_KEEP_S, UsageBook
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.clustered import ClusteredCore, ClusterParts
 from ryzanstein.router.core.parts import CoreParts
@@ -97,6 +102,23 @@ def _resilient(
     store: SessionStore, settings: RouterSettings, telemetry: RouterTelemetry, changes: Changes | None = None
 ) -> ResilientSessions:
     return ResilientSessions(store, session_bounds(settings), settings.tuning.store, telemetry, changes)
+
+
+@asynccontextmanager
+async def open_allowance(
+    settings: RouterSettings, router_id: str, telemetry: RouterTelemetry, limits_of: LimitsOf
+) -> AsyncIterator[TenantAllowance]:
+    """Yields what tenants may use. Their counts are where sessions are; a store that is away may come back."""
+    metrics = LimitMetrics(telemetry.registry)
+    book: UsageBook
+    if settings.session_store == "memory":
+        book = MemoryUsage()
+    else:
+        path = (settings.session_dir or settings.state_dir) / "usage.db"
+        book = SqliteUsage(path, router_id, max(MIN_KEEP_S, 2 * _retention_s(settings)))
+    allowance = TenantAllowance(book, metrics, limits_of)
+    async with allowance.running(telemetry.background):
+        yield allowance
 
 
 @dataclass(frozen=True, slots=True)
