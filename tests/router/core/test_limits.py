@@ -255,3 +255,30 @@ async def test_counts_outlive_the_router(start_node: Any, start_router: Any, tmp
     limit(second, tokens_per_month=28)
     assert (await refused(ask(second))).reason == "QUOTA_EXHAUSTED"
     assert await used(second) == UsageCount(1, PROMPT, 20)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+async def test_a_generation_that_moves_to_another_router_is_charged_once(
+    start_node: Any, start_router: Any, start_redis: Any, tmp_path: Any, store: str
+) -> None:
+    node = await start_node("a", step_s=0.01)
+    settings: dict[str, Any] = {"session_store": store, "session_dir": tmp_path}
+    if store == "redis":
+        settings["redis_url"] = (await start_redis()).url
+    first, second = [await start_router(node, state_dir=tmp_path / str(i), **settings) for i in range(2)]
+    for router in (first, second):
+        limit(router, tokens_per_minute=100_000, concurrent=2, tokens_per_month=1_000_000)
+    stream = first.inference.StreamChat(inference.StreamChatRequest(chat=chat(100)), metadata=ACME)
+    generation_id = (await stream.read()).event.started.generation_id
+    for _ in range(5):
+        await stream.read()
+    await first.server.stop(0)  # nobody reaches it, and it does not know
+    again = second.inference.AttachGeneration(
+        inference.AttachGenerationRequest(generation_id=generation_id), metadata=ACME, timeout=20
+    )
+    events = [response.event async for response in again]
+    assert sum(len(event.delta.token_ids) for event in events) == 100
+    assert second.value("generations_taken_over_total", cause="unreachable") == 1
+    assert await used(second) == UsageCount(1, PROMPT, 100)
+    assert (await used(first)) == UsageCount(1, PROMPT, 100)
+    await ask(second, tokens=1)

@@ -38,7 +38,7 @@ LimitsOf = Callable[[str], TenantLimits]
 
 _CONCURRENT_RETRY_S = 1.0
 _LOAD_S = 1.0
-_ATTEND_S = 10.0
+_ATTEND_S = 5.0
 _MOST_LEVELS = 10_000
 
 

@@ -87,7 +87,7 @@ class Hold:
     def report(self) -> UsageReport:
         confirmed = self.confirmed or not self.live
         return UsageReport(
-            self.tenant, self.generation_id, self.count, self.known, self.live, confirmed, self.refund, self.local
+            self.tenant, self.generation_id, self.count, self.known, self.live, confirmed, self.refund, self.local, self.bounds
         )
 
     def ends_at(self, num_tokens: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ryzanstein import errors
+from ryzanstein.router.access.limits.bounds import UNBOUNDED, LimitBounds
 
 OTHER_TENANTS = "(other)"
 """Counts what is used under more names than a month keeps."""
@@ -69,7 +70,7 @@ class UsageReport:
     `known` of it is in the store as far as this router knows; it counts only where the store has
     forgotten the generation. `live`: it still runs. `confirmed`: the tokens of its prompt are counted, not
     estimated. `refund`: it did nothing, and its request is given back. `spent`: it was admitted without the
-    store, which counts its tokens and does not charge them to a rate.
+    store, which counts its tokens and does not charge them to a rate. `bounds`: the limits of the tenant.
     """
 
     tenant: str
@@ -80,6 +81,7 @@ class UsageReport:
     confirmed: bool = True
     refund: bool = False
     spent: bool = False
+    bounds: LimitBounds = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class UsageBook(Protocol):
         ...
 
     async def attend(self) -> int:
-        """Says that this router is there, and returns how many are. It is called every ten seconds or so."""
+        """Says that this router is there, and returns how many are. It is called every few seconds."""
         ...
 
     async def close(self) -> None: ...

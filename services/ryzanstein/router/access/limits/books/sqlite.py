@@ -160,7 +160,8 @@ def _total(db: sqlite3.Connection, month: str, tenant: str) -> int:
 
 def _rows(db: sqlite3.Connection, month: str, tenant: str | None) -> list[UsageRow]:
     rows = db.execute(
-        "SELECT tenant, requests, prompt, generated FROM usage WHERE month = ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY tenant",
+        "SELECT tenant, requests, prompt, generated FROM usage "
+        "WHERE month = ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY tenant",
         (month, tenant),
     )
     return [UsageRow(name, month, UsageCount(*counts)) for name, *counts in rows]

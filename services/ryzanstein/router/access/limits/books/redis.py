@@ -1,0 +1,175 @@
+"""The limits of tenants in one Redis server, which all routers check, and the counts of months there.
+
+A request costs one round trip. Every operation may be repeated: a generation is charged once under its id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+from ryzanstein.auth.caller import tenant_digest
+from ryzanstein.router.access.limits.books.redis_scripts import ADMIT, ATTEND, KEYS, REPORT, USAGE_KEEP_MS
+from ryzanstein.router.access.limits.bounds import UNBOUNDED, LimitAnswer, LimitBounds, LimitKind, TenantLevel
+from ryzanstein.router.access.limits.gcra import Rate
+from ryzanstein.router.access.limits.usage import (
+    MAX_TENANTS,
+    OTHER_TENANTS,
+    UsageCount,
+    UsageReport,
+    UsageRow,
+    this_month,
+)
+from ryzanstein.router.storage.redis_client import redis_failures
+
+HOLD_S = 60.0
+"""How long a generation counts as running without being renewed, for example after its router died."""
+_ATTENDED_S = 30.0
+_MOST_PER_SCRIPT = 100
+
+_Call = tuple[str, Sequence[str], Sequence[Any]]
+
+
+class RedisLimits:
+    """The `SharedLimits` of routers that share a Redis server.
+
+    A generation is known for `keep_s` after its last report. Keys begin with `prefix`.
+    """
+
+    def __init__(self, client: Redis, prefix: str, router_id: str, keep_s: float, hold_s: float = HOLD_S) -> None:
+        self._client, self._prefix, self._router_id = client, prefix, router_id
+        self._times = (round(hold_s * 1000), round(keep_s * 1000))
+        self._shas = {
+            script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest() for script in (ADMIT, REPORT, ATTEND)
+        }
+        self._named: tuple[str, set[str]] = "", set()
+
+    async def admit(
+        self, tenant: str, bounds: LimitBounds, generation_id: str, estimate: int, before: Sequence[UsageReport]
+    ) -> LimitAnswer:
+        month = -1 if bounds.month is None else bounds.month
+        concurrent = -1 if bounds.concurrent is None else bounds.concurrent
+        given = (generation_id, estimate, *self._times, *_rates(bounds), concurrent, month)
+        calls = [*self._reporting(tenant, bounds, before), (ADMIT, self._keys(tenant), given)]
+        refused, wait_us, requests, tokens, running, used, _ = (await self._run(calls))[-1]
+        level = TenantLevel(float(requests), float(tokens), int(running), int(used))
+        return LimitAnswer(LimitKind(refused), float(wait_us), level)
+
+    async def write(self, reports: Sequence[UsageReport]) -> dict[str, tuple[str, int]]:
+        grouped: dict[tuple[str, LimitBounds], list[UsageReport]] = {}
+        for report in reports:
+            grouped.setdefault((report.tenant, report.bounds), []).append(report)
+        names = await self._names(tenant for tenant, bounds in grouped if bounds is UNBOUNDED)
+        calls: list[_Call] = []
+        tenants: list[str] = []
+        for (tenant, bounds), own in grouped.items():
+            calls += self._reporting(names.get(tenant, tenant), bounds, own)
+            tenants += [tenant] * (len(calls) - len(tenants))
+        await self._name({tenant for tenant, bounds in grouped if bounds is not UNBOUNDED})
+        answers = await self._run(calls)
+        return {tenant: (str(month), int(used)) for tenant, (month, used) in zip(tenants, answers, strict=True)}
+
+    async def total(self, tenant: str) -> tuple[str, int]:
+        month = this_month()
+        rows = await self.rows(month, tenant)
+        return month, sum(row.count.tokens for row in rows)
+
+    async def rows(self, month: str, tenant: str | None) -> list[UsageRow]:
+        with redis_failures():
+            names = [tenant] if tenant is not None else sorted(await self._client.smembers(self._index(month)))
+            pipeline = self._client.pipeline(transaction=False)
+            for name in names:
+                pipeline.hmget(self._usage(name) + month, "requests", "prompt", "generated", "tenant")
+            found = await pipeline.execute() if names else []
+        pairs = zip(names, found, strict=True)
+        return [UsageRow(name, month, _count(counts)) for name, counts in pairs if counts[3] is not None]
+
+    async def attend(self) -> int:
+        call = (ATTEND, (f"{self._prefix}limits:routers",), (self._router_id, round(_ATTENDED_S * 1000)))
+        return int((await self._run([call]))[0])
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _reporting(self, tenant: str, bounds: LimitBounds, reports: Sequence[UsageReport]) -> Iterator[_Call]:
+        waiting = iter(reports)
+        while some := list(islice(waiting, _MOST_PER_SCRIPT)):
+            values = [tenant, *self._times, *_rates(bounds), USAGE_KEEP_MS]
+            for report in some:
+                flags = (report.live, report.confirmed, report.refund, report.spent)
+                values += [report.generation_id, *map(int, flags), *report.count, *report.known]
+            yield REPORT, self._keys(tenant), values
+
+    async def _run(self, calls: Sequence[_Call]) -> list[Any]:
+        """Runs scripts in one round trip, in their order. All are sent again if the server does not know one."""
+        with redis_failures():
+            try:
+                return await self._executed(calls)
+            except NoScriptError:
+                for script in self._shas:
+                    await self._client.script_load(script)
+                return await self._executed(calls)
+
+    async def _executed(self, calls: Sequence[_Call]) -> list[Any]:
+        if len(calls) == 1:
+            ((script, keys, values),) = calls
+            return [await self._client.evalsha(self._shas[script], len(keys), *keys, *values)]
+        pipeline = self._client.pipeline(transaction=False)
+        for script, keys, values in calls:
+            pipeline.evalsha(self._shas[script], len(keys), *keys, *values)
+        return await pipeline.execute()
+
+    async def _names(self, tenants: Iterable[str]) -> dict[str, str]:
+        """Returns the names that tenants without limits are counted under, where these are others."""
+        names: dict[str, str] = {}
+        month, known = self._of_this_month()
+        for tenant in tenants:
+            if tenant not in known:
+                with redis_failures():
+                    has_room = await self._client.scard(self._index(month)) < MAX_TENANTS
+                    if not has_room and not await self._client.sismember(self._index(month), tenant):
+                        names[tenant] = OTHER_TENANTS
+        await self._name({names.get(tenant, tenant) for tenant in tenants})
+        return names
+
+    async def _name(self, tenants: set[str]) -> None:
+        """Names tenants in the list of the month."""
+        month, known = self._of_this_month()
+        if new := tenants - known:
+            with redis_failures():
+                await self._client.sadd(self._index(month), *new)
+                await self._client.pexpire(self._index(month), USAGE_KEEP_MS)
+            known |= new
+
+    def _of_this_month(self) -> tuple[str, set[str]]:
+        month = this_month()
+        if self._named[0] != month:
+            self._named = month, set()
+        return self._named
+
+    def _keys(self, tenant: str) -> Sequence[str]:
+        digest = tenant_digest(tenant)
+        return (*(f"{self._prefix}limits:{{{digest}}}:{name}" for name in KEYS), self._usage(tenant))
+
+    def _usage(self, tenant: str) -> str:
+        return f"{self._prefix}usage:{{{tenant_digest(tenant)}}}:"
+
+    def _index(self, month: str) -> str:
+        return f"{self._prefix}usage:tenants:{month}"
+
+
+def _rates(bounds: LimitBounds) -> Sequence[str | int]:
+    return (*_rate(bounds.requests), *_rate(bounds.tokens))
+
+
+def _rate(rate: Rate | None) -> Sequence[str | int]:
+    return (-1, -1) if rate is None else (repr(rate.interval_us), rate.burst)
+
+
+def _count(counts: Sequence[str | None]) -> UsageCount:
+    return UsageCount(*(int(each or 0) for each in counts[:3]))
