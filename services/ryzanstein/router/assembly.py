@@ -34,6 +34,7 @@ from ryzanstein.router.faces.grpc.inference import InferenceServicer
 from ryzanstein.router.faces.grpc.operators import RouterServicer
 from ryzanstein.router.faces.grpc.peers import PeerServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
+from ryzanstein.router.faces.grpc.usage import UsageServicer
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
@@ -51,10 +52,12 @@ from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
+from ryzanstein.v1 import usage_pb2 as used
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
+from ryzanstein.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
 from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
@@ -126,7 +129,7 @@ async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContext
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
-    files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR)
+    files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR, used.DESCRIPTOR)
     services = [service for each in files for service in each.services_by_name.values()]
     records = settings.tuning.max_request_records
     server = RpcServer(
@@ -143,6 +146,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_SessionServiceServicer_to_server(SessionServicer(router.sessions, calls, counts), server.server)
     add_EmbeddingServiceServicer_to_server(EmbeddingServicer(router.core, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
+    add_UsageServiceServicer_to_server(UsageServicer(router.allowance, calls), server.server)
     if isinstance(router.core, ClusteredCore):
         add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     return server

@@ -37,8 +37,8 @@ def scope_missing(scope: str) -> RyzansteinError:
     return RyzansteinError(f"the API key lacks the scope {scope!r}", Code.PERMISSION_DENIED, "SCOPE_MISSING", {"scope": scope})
 
 
-def tenant_not_yours() -> RyzansteinError:
-    return RyzansteinError("x-tenant-id: names another tenant than the API key's", Code.PERMISSION_DENIED, "TENANT_NOT_YOURS")
+def tenant_not_yours(field: str = "x-tenant-id") -> RyzansteinError:
+    return RyzansteinError(f"{field}: names another tenant than the API key's", Code.PERMISSION_DENIED, "TENANT_NOT_YOURS")
 
 
 def priority_not_allowed(priority: int, most: int) -> RyzansteinError:

@@ -160,10 +160,6 @@ class TenantAllowance:
             return NO_HEADERS
         return headers(bounds, self._level(tenant))
 
-    def limits(self, tenant: str) -> TenantLimits:
-        """Returns the limits of a tenant."""
-        return self.limits_of(tenant)
-
     async def usage(self, month: str, tenant: str | None) -> list[UsageRow]:
         """Returns what a tenant used in a month, or all of them. An empty month is this one.
 

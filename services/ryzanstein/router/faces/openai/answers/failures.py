@@ -38,7 +38,13 @@ _TYPES = MappingProxyType(
     {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 499: "request_cancelled"}
 )
 # Codes that OpenAI clients check for.
-_CODES = MappingProxyType({"CONTEXT_TOO_LONG": "context_length_exceeded", "RATE_LIMITED": "rate_limit_exceeded"})
+_CODES = MappingProxyType(
+    {
+        "CONTEXT_TOO_LONG": "context_length_exceeded",
+        "RATE_LIMITED": "rate_limit_exceeded",
+        "QUOTA_EXHAUSTED": "insufficient_quota",
+    }
+)
 # Why input was refused before it became a request, as in `ryzanstein_router_http_refused_total`.
 TOO_LARGE = "too_large"
 MALFORMED = "malformed"
@@ -95,6 +101,9 @@ def failure_from_error(error: RyzansteinError) -> HttpFailure:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         # Finer than whole seconds; OpenAI clients prefer it.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
+    if error.reason == "QUOTA_EXHAUSTED":
+        # OpenAI's clients try every 429 again that does not say so.
+        headers["x-should-retry"] = "false"
     return HttpFailure(
         status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),
         message=error.message,
