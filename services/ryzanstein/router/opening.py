@@ -120,7 +120,7 @@ async def open_allowance(
         from ryzanstein.router.storage.redis_client import redis_client
 
         client = redis_client(settings.redis_url.get_secret_value())
-        book = shared = RedisLimits(client, settings.redis_prefix, router_id, keep_s)
+        book = shared = RedisLimits(client, settings.redis_prefix, router_id, telemetry.background, keep_s=keep_s)
         linger_s = 0.002
     elif settings.session_store == "sqlite":
         book = SqliteUsage((settings.session_dir or settings.state_dir) / "usage.db", router_id, keep_s)

@@ -66,7 +66,7 @@ def _table(rows: list[usage_pb2.TenantUsage]) -> FittedTable:
 
 def _document(row: usage_pb2.TenantUsage) -> dict[str, Any]:
     """Returns a row for scripts. A limit that there is not is null."""
-    limits = {name: getattr(row.limits, name) if row.limits.HasField(name) else None for name in _LIMITS}
+    limits = dict.fromkeys(_LIMITS) | {field.name: value for field, value in row.limits.ListFields() if field.name in _LIMITS}
     return {
         "tenant": row.tenant,
         "month": row.month,

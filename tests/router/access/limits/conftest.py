@@ -49,14 +49,15 @@ async def start_limited() -> AsyncIterator[Starter]:
             nonlocal count
             count += 1
             shared: SharedLimits | None = None
-            if redis is not None:
-                book = shared = RedisLimits(redis_client(redis.url), "test:", f"router-{count}", 300.0, hold_s)
-            assert book is not None
             registry = CollectorRegistry()
+            background = Background("router", registry)
+            if redis is not None:
+                book = shared = RedisLimits(redis_client(redis.url), "test:", f"router-{count}", background, hold_s=hold_s)
+            assert book is not None
             allowance = TenantAllowance(
                 book, LimitMetrics(registry), lambda _: limits or TenantLimits(), shared=shared, linger_s=0.002
             )
-            await stack.enter_async_context(allowance.running(Background("router", registry)))
+            await stack.enter_async_context(allowance.running(background))
             return LimitedRouter(allowance, registry)
 
         yield start

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from ryzanstein.auth.tenants import TenantLimits
+from ryzanstein.process.background import Background
 from ryzanstein.router.access.limits.books import redis as redis_book
 from ryzanstein.router.access.limits.books import redis_scripts as scripts
 from ryzanstein.router.access.limits.books.redis import RedisLimits
@@ -74,7 +76,7 @@ class StillLimits(RedisLimits):
             assert scripts.KEEP in script
             still = script.replace(scripts.CLOCK, clock).replace(scripts.KEEP, "")
             monkeypatch.setattr(redis_book, name, still)
-        super().__init__(client, "test:", "r", 1e6, 1e6)
+        super().__init__(client, "test:", "r", Background("router", CollectorRegistry()), keep_s=1e6, hold_s=1e6)
 
     async def set(self, now: float) -> None:
         seconds, micros = divmod(int(now), 1_000_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -193,3 +194,27 @@ async def test_a_server_that_is_away_adds_no_wait_and_loses_no_count(
         await router.used()
     count = await routers[0].used()
     assert (count.requests, count.tokens) == (admitted, used)
+
+
+async def test_a_server_that_hangs_holds_requests_up_once(
+    start_redis: Any, start_limited: Any, until: Callable[..., Any]
+) -> None:
+    redis = await start_redis()
+    router = await start_limited(redis, limits=TenantLimits(requests_per_second=1e6, burst=1000))
+    used = await request(router, 1, 1)
+    redis.process.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        used += sum(await asyncio.gather(*(request(router, 1, 1) for _ in range(20))))
+        assert 0.45 < time.monotonic() - began < 1.5
+        assert router.value("limits_degraded") == 1
+        began = time.monotonic()
+        for _ in range(100):
+            used += 2
+            await request(router, 1, 1)
+        assert time.monotonic() - began < 0.2
+    finally:
+        redis.process.send_signal(signal.SIGCONT)
+    await until(lambda: router.value("limits_degraded") == 0)
+    await router.used()
+    assert (await router.used()).tokens == used

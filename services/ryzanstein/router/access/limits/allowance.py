@@ -98,7 +98,7 @@ class TenantAllowance:
         *,
         shared: SharedLimits | None = None,
         linger_s: float = 0.05,
-        wait_s: float = 0.3,
+        wait_s: float = 0.5,
     ) -> None:
         """`book` is `shared` where limits are shared. A request waits for it at most `wait_s`."""
         self.limits_of = limits_of
@@ -229,32 +229,43 @@ class TenantAllowance:
     # How a request is admitted.
 
     async def _answer(self, hold: Hold) -> LimitAnswer:
-        shared = self._shared
-        if shared is None:
+        if self._shared is None:
             if hold.bounds.month is not None and not self._ledger.knows(hold.tenant, this_month()):
                 await self._learn(hold.tenant)
             return self._answer_alone(hold)
-        if self._backlog.up:
-            freeing = list(self._freeing.get(hold.tenant, {}).values())
-            reports = [each.report for each in freeing]
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    answer = await shared.admit(hold.tenant, hold.bounds, hold.generation_id, hold.estimate, reports)
-            except (ConnectionError, TimeoutError) as error:
-                self._backlog.failed(error)
-            except asyncio.CancelledError:
-                hold.release()  # it may have been admitted
-                raise
-            else:
-                for each, report in zip(freeing, reports, strict=True):
-                    self._written(each, report)
-                self._learned(hold, answer.level)
-                return answer
+        if not self._backlog.up:
+            return self._answer_alone(hold)
+        answer = await self._shared_answer(self._shared, hold)
+        if answer is None:
             answer = self._answer_alone(hold)
             if answer.refused:
                 hold.release()  # it may have been admitted there
-            return answer
-        return self._answer_alone(hold)
+        return answer
+
+    async def _shared_answer(self, shared: SharedLimits, hold: Hold) -> LimitAnswer | None:
+        """Returns what the routers' common limits answer; None if that does not come in time."""
+        freeing = [each for each in self._freeing.get(hold.tenant, {}).values() if not each.sending]
+        reports = [each.report for each in freeing]
+        for each in freeing:
+            each.sending = True
+        try:
+            async with asyncio.timeout(self._wait_s):
+                answer = await shared.admit(hold.tenant, hold.bounds, hold.generation_id, hold.estimate, reports)
+        except (ConnectionError, TimeoutError) as error:
+            self._backlog.failed(error)
+            return None
+        except asyncio.CancelledError:
+            hold.release()  # it may have been admitted
+            raise
+        finally:
+            for each in freeing:
+                each.sending = False
+        for each, report in zip(freeing, reports, strict=True):
+            self._written(each, report)
+            if not each.live:
+                self._backlog.drop(each)
+        self._learned(hold, answer.level)
+        return answer
 
     def _learned(self, hold: Hold, level: TenantLevel) -> None:
         if len(self._levels) >= _MOST_LEVELS:

@@ -124,9 +124,14 @@ class UsageBacklog:
         reports = [hold.report for hold in batch]
         for hold in batch:
             hold.tries += 1
+            hold.sending = True
             if self._sums.get(hold.tenant) is hold:
                 del self._sums[hold.tenant]
-        totals = await self._book.write(reports)
+        try:
+            totals = await self._book.write(reports)
+        finally:
+            for hold in batch:
+                hold.sending = False
         for hold, report in zip(batch, reports, strict=True):
             hold.tries = 0
             self._on_written(hold, report)

@@ -54,6 +54,7 @@ class Hold:
         "prompt",
         "refund",
         "requests",
+        "sending",
         "tenant",
         "tries",
     )
@@ -76,6 +77,8 @@ class Hold:
         """What metrics and the month count already."""
         self.known = NOTHING
         """What is in the store."""
+        self.sending = False
+        """A report of it is on its way to the store."""
         self.tries = 0
         """How often it was sent to the store in vain."""
 

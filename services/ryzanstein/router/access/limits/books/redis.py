@@ -5,20 +5,20 @@ A request costs one round trip. Every operation may be repeated: a generation is
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
 
 from ryzanstein.auth.caller import tenant_digest
+from ryzanstein.process.background import Background
+from ryzanstein.router.access.limits.books.redis_pipeline import ScriptCall, ScriptPipeline
 from ryzanstein.router.access.limits.books.redis_scripts import ADMIT, ATTEND, KEYS, REPORT, USAGE_KEEP_MS
 from ryzanstein.router.access.limits.bounds import UNBOUNDED, LimitAnswer, LimitBounds, LimitKind, TenantLevel
 from ryzanstein.router.access.limits.gcra import Rate
 from ryzanstein.router.access.limits.usage import (
     MAX_TENANTS,
+    MIN_KEEP_S,
     OTHER_TENANTS,
     UsageCount,
     UsageReport,
@@ -32,8 +32,6 @@ HOLD_S = 60.0
 _ATTENDED_S = 30.0
 _MOST_PER_SCRIPT = 100
 
-_Call = tuple[str, Sequence[str], Sequence[Any]]
-
 
 class RedisLimits:
     """The `SharedLimits` of routers that share a Redis server.
@@ -41,12 +39,19 @@ class RedisLimits:
     A generation is known for `keep_s` after its last report. Keys begin with `prefix`.
     """
 
-    def __init__(self, client: Redis, prefix: str, router_id: str, keep_s: float, hold_s: float = HOLD_S) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        prefix: str,
+        router_id: str,
+        background: Background,
+        *,
+        keep_s: float = MIN_KEEP_S,
+        hold_s: float = HOLD_S,
+    ) -> None:
         self._client, self._prefix, self._router_id = client, prefix, router_id
         self._times = (round(hold_s * 1000), round(keep_s * 1000))
-        self._shas = {
-            script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest() for script in (ADMIT, REPORT, ATTEND)
-        }
+        self._pipeline = ScriptPipeline(client, (ADMIT, REPORT, ATTEND), background)
         self._named: tuple[str, set[str]] = "", set()
 
     async def admit(
@@ -56,7 +61,7 @@ class RedisLimits:
         concurrent = -1 if bounds.concurrent is None else bounds.concurrent
         given = (generation_id, estimate, *self._times, *_rates(bounds), concurrent, month)
         calls = [*self._reporting(tenant, bounds, before), (ADMIT, self._keys(tenant), given)]
-        refused, wait_us, requests, tokens, running, used, _ = (await self._run(calls))[-1]
+        refused, wait_us, requests, tokens, running, used, _ = (await self._pipeline.run(calls))[-1]
         level = TenantLevel(float(requests), float(tokens), int(running), int(used))
         return LimitAnswer(LimitKind(refused), float(wait_us), level)
 
@@ -64,14 +69,14 @@ class RedisLimits:
         grouped: dict[tuple[str, LimitBounds], list[UsageReport]] = {}
         for report in reports:
             grouped.setdefault((report.tenant, report.bounds), []).append(report)
-        names = await self._names(tenant for tenant, bounds in grouped if bounds is UNBOUNDED)
-        calls: list[_Call] = []
+        names = await self._names([tenant for tenant, bounds in grouped if bounds is UNBOUNDED])
+        calls: list[ScriptCall] = []
         tenants: list[str] = []
         for (tenant, bounds), own in grouped.items():
             calls += self._reporting(names.get(tenant, tenant), bounds, own)
             tenants += [tenant] * (len(calls) - len(tenants))
         await self._name({tenant for tenant, bounds in grouped if bounds is not UNBOUNDED})
-        answers = await self._run(calls)
+        answers = await self._pipeline.run(calls)
         return {tenant: (str(month), int(used)) for tenant, (month, used) in zip(tenants, answers, strict=True)}
 
     async def total(self, tenant: str) -> tuple[str, int]:
@@ -81,7 +86,7 @@ class RedisLimits:
 
     async def rows(self, month: str, tenant: str | None) -> list[UsageRow]:
         with redis_failures():
-            names = [tenant] if tenant is not None else sorted(await self._client.smembers(self._index(month)))
+            names = [tenant] if tenant is not None else sorted(map(str, await self._client.smembers(self._index(month))))
             pipeline = self._client.pipeline(transaction=False)
             for name in names:
                 pipeline.hmget(self._usage(name) + month, "requests", "prompt", "generated", "tenant")
@@ -91,12 +96,12 @@ class RedisLimits:
 
     async def attend(self) -> int:
         call = (ATTEND, (f"{self._prefix}limits:routers",), (self._router_id, round(_ATTENDED_S * 1000)))
-        return int((await self._run([call]))[0])
+        return int((await self._pipeline.run([call]))[0])
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    def _reporting(self, tenant: str, bounds: LimitBounds, reports: Sequence[UsageReport]) -> Iterator[_Call]:
+    def _reporting(self, tenant: str, bounds: LimitBounds, reports: Sequence[UsageReport]) -> Iterator[ScriptCall]:
         waiting = iter(reports)
         while some := list(islice(waiting, _MOST_PER_SCRIPT)):
             values = [tenant, *self._times, *_rates(bounds), USAGE_KEEP_MS]
@@ -105,26 +110,7 @@ class RedisLimits:
                 values += [report.generation_id, *map(int, flags), *report.count, *report.known]
             yield REPORT, self._keys(tenant), values
 
-    async def _run(self, calls: Sequence[_Call]) -> list[Any]:
-        """Runs scripts in one round trip, in their order. All are sent again if the server does not know one."""
-        with redis_failures():
-            try:
-                return await self._executed(calls)
-            except NoScriptError:
-                for script in self._shas:
-                    await self._client.script_load(script)
-                return await self._executed(calls)
-
-    async def _executed(self, calls: Sequence[_Call]) -> list[Any]:
-        if len(calls) == 1:
-            ((script, keys, values),) = calls
-            return [await self._client.evalsha(self._shas[script], len(keys), *keys, *values)]
-        pipeline = self._client.pipeline(transaction=False)
-        for script, keys, values in calls:
-            pipeline.evalsha(self._shas[script], len(keys), *keys, *values)
-        return await pipeline.execute()
-
-    async def _names(self, tenants: Iterable[str]) -> dict[str, str]:
+    async def _names(self, tenants: Sequence[str]) -> dict[str, str]:
         """Returns the names that tenants without limits are counted under, where these are others."""
         names: dict[str, str] = {}
         month, known = self._of_this_month()

@@ -28,8 +28,8 @@ from ryzanstein.router.access.limits.usage import (
 )
 from ryzanstein.router.storage import sqlite_room as disk
 from ryzanstein.router.storage import sqlite_wal as write_ahead
+from ryzanstein.router.storage.bounds import USAGE_BYTES
 
-MAX_BYTES = 64 * 2**20
 ATTENDED_S = 30.0
 _MOST_KEPT = 100_000
 _BUSY_S = 1.0
@@ -185,7 +185,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     try:
         disk.let_shrink(db)
         write_ahead.turn_on(db, _BUSY_S)
-        disk.bound(db, MAX_BYTES)
+        disk.bound(db, USAGE_BYTES)
         # A crash of the process loses nothing, a power cut at most the last counts.
         db.execute("PRAGMA synchronous = NORMAL")
         with _transaction(db):
