@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -39,6 +40,7 @@ LimitsOf = Callable[[str], TenantLimits]
 _CONCURRENT_RETRY_S = 1.0
 _LOAD_S = 1.0
 _ATTEND_S = 5.0
+_RENEW_TURNS = 4
 _MOST_LEVELS = 10_000
 
 
@@ -123,8 +125,7 @@ class TenantAllowance:
             raise errors.invalid("sampling.max_tokens", f"must be at most {bound} for this tenant", max_tokens)
 
     async def admit(self, tenant: str, generation_id: str, estimate: int) -> Hold:
-        limits = self.limits_of(tenant)
-        bounds = UNBOUNDED if limits is NO_LIMITS else bounds_of(limits)
+        bounds = self._bounds(tenant)
         hold = Hold(self, tenant, generation_id, bounds, estimate)
         if bounds is not UNBOUNDED:
             answer = await self._answer(hold)
@@ -134,12 +135,12 @@ class TenantAllowance:
         return hold
 
     def adopt(self, tenant: str, generation_id: str, prompt_tokens: int | None, num_tokens: int) -> Hold:
-        hold = Hold(self, tenant, generation_id, bounds_of(self.limits_of(tenant)))
+        hold = Hold(self, tenant, generation_id, self._bounds(tenant))
         if prompt_tokens is not None:
             hold.prompt, hold.requests, hold.confirmed = prompt_tokens, 1, True
         hold.generated = num_tokens
         hold.counted = hold.count  # by the metrics of the other router
-        if hold.bounds.any:
+        if hold.limited:
             hold.next_at, hold.local = num_tokens + STEP_TOKENS, self._shared is None
             now = now_us()
             self._ledger.count(tenant, hold.count.tokens, now)
@@ -155,7 +156,7 @@ class TenantAllowance:
             hold.ends_at(bound * num_choices)
 
     def shown(self, tenant: str) -> Mapping[str, str]:
-        bounds = bounds_of(self.limits_of(tenant))
+        bounds = self._bounds(tenant)
         if bounds.requests is None and bounds.tokens is None:
             return NO_HEADERS
         return headers(bounds, self._level(tenant))
@@ -193,7 +194,7 @@ class TenantAllowance:
 
     def reports(self, hold: Hold) -> None:
         more = hold.count.beyond(hold.counted)
-        limited = hold.bounds.any
+        limited = hold.limited
         if more.tokens or more.requests:
             hold.counted = hold.counted.plus(more)
             self._metrics.used(hold.tenant, more)
@@ -349,7 +350,7 @@ class TenantAllowance:
         """Learns that a report is in the store."""
         more = report.count.beyond(hold.known)
         hold.known = hold.known.plus(more)
-        if hold.bounds.any:
+        if hold.limited:
             self._ledger.count(hold.tenant, -more.tokens, now_us())
         if not report.live and not hold.live:
             self.folded(hold)
@@ -357,7 +358,7 @@ class TenantAllowance:
     def _totalled(self, tenant: str, month: str, total: int) -> None:
         """Learns what a tenant has used of the month, which may be all of it."""
         held = self._held.get(tenant)
-        if not bounds_of(self.limits_of(tenant)).any:
+        if self._bounds(tenant) is UNBOUNDED:
             return
         self._ledger.stored(tenant, month, total, 0, now_us())
         for hold in (held or {}).values():
@@ -369,18 +370,25 @@ class TenantAllowance:
 
     async def _attend(self) -> None:
         """Counts the routers, and renews what runs here."""
-        while True:
+        for turn in itertools.count():
             if self._backlog.up:
                 try:
                     self._routers = max(1, await self._book.attend())
                 except ConnectionError as error:
                     self._backlog.failed(error)
-                if self._shared is not None:
-                    for holds in self._held.values():
-                        for hold in holds.values():
-                            if hold.bounds.any:
-                                self._backlog.put(hold)
+                if self._shared is not None and turn % _RENEW_TURNS == 0:
+                    self._renew()
             await asyncio.sleep(_ATTEND_S)
+
+    def _renew(self) -> None:
+        for holds in self._held.values():
+            for hold in holds.values():
+                if hold.limited:
+                    self._backlog.put(hold)
+
+    def _bounds(self, tenant: str) -> LimitBounds:
+        limits = self.limits_of(tenant)
+        return UNBOUNDED if limits is NO_LIMITS else bounds_of(limits)
 
     def _share(self, bounds: LimitBounds) -> LimitBounds:
         return bounds.share(self._routers)

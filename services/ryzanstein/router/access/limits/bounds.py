@@ -36,10 +36,6 @@ class LimitBounds:
     concurrent: int | None = None
     month: int | None = None
 
-    @property
-    def any(self) -> bool:
-        return self is not UNBOUNDED
-
     def share(self, of: int) -> LimitBounds:
         """Returns what one of so many routers gives out alone. The month stays whole: its count is shared later."""
         if of <= 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from ryzanstein.router.access.limits.bounds import LimitBounds
+from ryzanstein.router.access.limits.bounds import UNBOUNDED, LimitBounds
 from ryzanstein.router.access.limits.usage import NOTHING, UsageCount, UsageReport
 
 STEP_TOKENS = 256
@@ -47,6 +47,7 @@ class Hold:
         "generated",
         "generation_id",
         "known",
+        "limited",
         "live",
         "local",
         "most",
@@ -64,6 +65,7 @@ class Hold:
         self.tenant = tenant
         self.generation_id = generation_id
         self.bounds = bounds
+        self.limited = bounds is not UNBOUNDED
         self.estimate = estimate
         self.prompt = self.generated = self.requests = 0
         self.live = True
@@ -72,7 +74,7 @@ class Hold:
         self.confirmed = self.refund = False
         self.most = _NEVER
         """Generated tokens after which the answer ends."""
-        self.next_at = STEP_TOKENS if bounds.any else _NEVER
+        self.next_at = STEP_TOKENS if self.limited else _NEVER
         self.counted = NOTHING
         """What metrics and the month count already."""
         self.known = NOTHING
@@ -101,14 +103,14 @@ class Hold:
     def accepted(self, prompt_tokens: int) -> None:
         """Counts the prompt, as the node that accepted it did, instead of the estimate."""
         self.prompt, self.requests, self.confirmed = prompt_tokens, 1, True
-        if self.bounds.any:
+        if self.limited:
             self._keeper.reports(self)
 
     def grown(self, num_tokens: int) -> bool:
         """Counts the generated tokens of a generation that goes on. Returns True if its answer must end here."""
         self.generated = max(self.generated, num_tokens)
-        self.next_at = min(num_tokens + STEP_TOKENS, self.most) if self.bounds.any else self.most
-        if self.bounds.any:
+        self.next_at = min(num_tokens + STEP_TOKENS, self.most) if self.limited else self.most
+        if self.limited:
             self._keeper.reports(self)
         return num_tokens >= self.most or self._keeper.is_over(self)
 
@@ -123,7 +125,7 @@ class Hold:
         """Holds again: a generation that had ended goes on."""
         if not self.live:
             self.live = True
-            self.next_at = min(self.generated + STEP_TOKENS if self.bounds.any else _NEVER, self.most)
+            self.next_at = min(self.generated + STEP_TOKENS if self.limited else _NEVER, self.most)
             self._keeper.reports(self)
 
     def release(self, *, joined: bool = False) -> None:

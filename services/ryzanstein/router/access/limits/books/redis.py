@@ -53,6 +53,9 @@ class RedisLimits:
         self._times = (round(hold_s * 1000), round(keep_s * 1000))
         self._pipeline = ScriptPipeline(client, (ADMIT, REPORT, ATTEND), background)
         self._named: tuple[str, set[str]] = "", set()
+        """A month, and the tenants that are in its list."""
+        self._is_full = False
+        """No more tenants are counted by name, and all of them are known."""
 
     async def admit(
         self, tenant: str, bounds: LimitBounds, generation_id: str, estimate: int, before: Sequence[UsageReport]
@@ -112,16 +115,21 @@ class RedisLimits:
 
     async def _names(self, tenants: Sequence[str]) -> dict[str, str]:
         """Returns the names that tenants without limits are counted under, where these are others."""
-        names: dict[str, str] = {}
         month, known = self._of_this_month()
-        for tenant in tenants:
-            if tenant not in known:
-                with redis_failures():
-                    has_room = await self._client.scard(self._index(month)) < MAX_TENANTS
-                    if not has_room and not await self._client.sismember(self._index(month), tenant):
-                        names[tenant] = OTHER_TENANTS
-        await self._name({names.get(tenant, tenant) for tenant in tenants})
+        new = [tenant for tenant in tenants if tenant not in known]
+        room = 0 if self._is_full or not new else MAX_TENANTS - await self._num_named(month)
+        if new and room < len(new) and not self._is_full:
+            with redis_failures():
+                known |= set(map(str, await self._client.smembers(self._index(month))))
+            self._is_full = room <= 0
+            new = [tenant for tenant in new if tenant not in known]
+        names = dict.fromkeys(new[max(0, room) :], OTHER_TENANTS)
+        await self._name({names.get(tenant, tenant) for tenant in new})
         return names
+
+    async def _num_named(self, month: str) -> int:
+        with redis_failures():
+            return int(await self._client.scard(self._index(month)))
 
     async def _name(self, tenants: set[str]) -> None:
         """Names tenants in the list of the month."""
@@ -135,7 +143,7 @@ class RedisLimits:
     def _of_this_month(self) -> tuple[str, set[str]]:
         month = this_month()
         if self._named[0] != month:
-            self._named = month, set()
+            self._named, self._is_full = (month, set()), False
         return self._named
 
     def _keys(self, tenant: str) -> Sequence[str]:
