@@ -196,6 +196,7 @@ async def test_without_a_key_every_method_is_unauthenticated_before_its_message_
         ([("Authorization", f"Bearer {'a' * 9000}")], "invalid_api_key"),
         ([("X-Api-Key", "rz_\xe9")], "invalid_api_key"),
     ],
+    ids=["unknown", "foreign", "scheme", "short", "two", "twice", "long", "not-ascii"],
 )
 async def test_a_bad_credential_has_one_typed_answer(keyed: Keyed, headers: list[tuple[str, str]], code: str) -> None:
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers]
