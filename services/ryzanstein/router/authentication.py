@@ -98,7 +98,7 @@ async def _tokens(
             "OIDC_NOT_INSTALLED", f"oidc_issuer needs the PyJWT package: pip install ryzanstein[oidc] ({error})"
         ) from error
     issuer = IssuerKeys(Provider(settings.oidc_issuer), metrics)
-    await issuer.fetch()
+    await issuer.start()
     _supervise(stack, telemetry, "oidc_keys", issuer.run)
     terms = TokenTerms(settings.oidc_issuer, settings.oidc_audience, settings.oidc_tenant_claim)
     return Tokens(terms, issuer, (lambda _: DEFAULT_RULES) if keys is None else keys.rules_of)

@@ -130,6 +130,14 @@ async def test_a_token_names_its_caller(open_tokens: Open, provider: Any, algori
     assert access.outcome("") == "key_missing"
 
 
+async def test_a_provider_on_this_machine_is_asked_without_a_proxy(
+    open_tokens: Open, provider: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    access = await open_tokens()
+    assert access.outcome(token(provider)) == "token"
+
+
 @pytest.mark.parametrize(
     ("given", "scopes"),
     [
@@ -369,6 +377,21 @@ async def test_a_provider_on_a_bad_day_holds_nobody_up(
     assert started.outcome(made) == "keys_unavailable"
     provider.answer = provider.publish
     await until(lambda: started.outcome(made) == "token")
+
+
+async def test_a_silent_provider_holds_up_no_start(
+    open_tokens: Open, provider: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuers, "START_S", 0.1)
+    monkeypatch.setattr(issuers, "LEAST_BETWEEN_S", 0.1)
+    speaks = threading.Event()
+    provider.answer = lambda handler: (speaks.wait(5), provider.publish(handler))
+    before = time.monotonic()
+    access = await open_tokens()
+    assert time.monotonic() - before < 2
+    assert access.outcome(token(provider)) == "keys_unavailable"
+    speaks.set()
+    await until(lambda: access.outcome(token(provider)) == "token")
 
 
 @pytest.mark.parametrize("changed", [{"issuer": "http://127.0.0.1:1"}, {"jwks_uri": "http://example.com/"}, {"jwks_uri": 3}])

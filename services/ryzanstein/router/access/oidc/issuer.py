@@ -16,6 +16,7 @@ from ryzanstein.router.access.telemetry import KeyMetrics
 log = structlog.get_logger(__name__)
 
 SOURCE = "oidc"
+START_S = 5.0
 REFRESH_S = 600.0
 LEAST_BETWEEN_S = 30.0
 MAX_AGE_S = 24 * 3600.0
@@ -49,7 +50,7 @@ class IssuerKeys:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Fetches the keys for ever. The first time is at once, unless `fetch` was called before."""
+        """Fetches the keys for ever. The first time is at once, unless `start` was called before."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._tried_at + self._pause_s() - self._clock())):
@@ -57,6 +58,12 @@ class IssuerKeys:
             await asyncio.sleep(max(0.0, self._tried_at + LEAST_BETWEEN_S - self._clock()))
             self._wanted.clear()
             await self.fetch()
+
+    async def start(self) -> None:
+        """Fetches the keys for the first time. A provider that answers late holds no router up: `run` tries again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                await self.fetch()
 
     async def fetch(self) -> None:
         """Fetches the keys once. Where that fails, the last ones stay."""
@@ -74,7 +81,7 @@ class IssuerKeys:
         self._metrics.loaded(SOURCE, len(keys))
 
     def _pause_s(self) -> float:
-        return LEAST_BETWEEN_S if self._fault else REFRESH_S
+        return REFRESH_S if self.keys and not self._fault else LEAST_BETWEEN_S
 
     def _failed(self, fault: str) -> None:
         self._metrics.failed(SOURCE)

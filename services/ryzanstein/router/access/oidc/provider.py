@@ -45,7 +45,9 @@ class Provider:
     def __init__(self, issuer: str) -> None:
         self._issuer = issuer
         self._keys_url = ""
-        self._opener = urllib.request.build_opener(_SecureRedirects)
+        # A proxy of the environment may lead to a provider elsewhere, never to one on this machine.
+        proxies: dict[str, str] | None = None if issuer.startswith("https:") else {}
+        self._opener = urllib.request.build_opener(_SecureRedirects, urllib.request.ProxyHandler(proxies))
 
     def keys(self) -> dict[str, SigningKey]:
         """Returns the keys that sign tokens, by their ids. Raises ProviderError."""

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from ryzanstein.auth.keys.records import KeySnapshot
 from ryzanstein.auth.keys.redis_keys import KeysRedisError, RedisKeys
@@ -15,6 +18,7 @@ from ryzanstein.router.access.stores.saved import SavedKeys
 from ryzanstein.router.access.stores.source import FoundKeys, KeysUnreadableError
 
 _SAVE_EVERY_S = 10.0
+_Result = TypeVar("_Result")
 _LOST = (
     "Redis has no keys, though it had some: it was emptied, or restarted without its data; "
     "where that is meant, remove {name} from the state_dir of every router and start it again"
@@ -29,6 +33,8 @@ class RedisKeySource:
     def __init__(self, keys: RedisKeys, saved: SavedKeys) -> None:
         self._keys, self._saved = keys, saved
         self._version: str | None = None
+        # A look that was cancelled goes on in its thread, while the source is closed in another.
+        self._one_at_a_time = threading.Lock()
         self._snapshot = KeySnapshot()
         self._unsaved, self._saved_at = False, -math.inf
 
@@ -36,10 +42,14 @@ class RedisKeySource:
         return await asyncio.to_thread(self._saved.load)
 
     async def newer(self) -> KeySnapshot | None:
-        return await asyncio.to_thread(self._newer)
+        return await asyncio.to_thread(self._alone, self._newer)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self._alone, self._close)
+
+    def _alone(self, act: Callable[[], _Result]) -> _Result:
+        with self._one_at_a_time:
+            return act()
 
     def _newer(self) -> KeySnapshot | None:
         try:

@@ -51,7 +51,7 @@ class SavedKeys:
         try:
             private_folder(self._path.parent)
             alongside.unlink(missing_ok=True)
-            with open(alongside, "w", opener=opener) as file:
+            with open(alongside, "w", encoding="utf-8", opener=opener) as file:
                 file.writelines(keys_text(snapshot))
                 file.flush()
                 os.fsync(file.fileno())
