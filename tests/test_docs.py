@@ -56,7 +56,7 @@ def test_the_pages_stay_few_and_short() -> None:
     """Besides the runbooks. What draws a table is no word."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
     assert len(pages) <= 39  # who may use a router has pages of its own: keys, limits, certificates
-    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 60_000
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 62_000
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 

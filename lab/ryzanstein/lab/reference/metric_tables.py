@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.router.access.limits.metrics import LimitMetrics
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.websocket.telemetry import SocketTelemetry
 from ryzanstein.router.journal.metrics import JournalMetrics
@@ -41,6 +42,7 @@ def metrics_page() -> str:
 def _router() -> CollectorRegistry:
     telemetry = RouterTelemetry()
     JournalMetrics(telemetry.registry)
+    LimitMetrics(telemetry.registry)
     SocketTelemetry(telemetry)
     KeptResponses(MemorySessions(SessionBounds(), lambda _: None), telemetry)
     return telemetry.registry
