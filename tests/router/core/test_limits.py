@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
+from ryzanstein import errors
 from ryzanstein.auth.tenants import TenantLimits
+from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.router.access.limits.usage import NOTHING, UsageCount, this_month
+from ryzanstein.router.core import embeddings
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 
@@ -282,3 +287,29 @@ async def test_a_generation_that_moves_to_another_router_is_charged_once(
     assert await used(second) == UsageCount(1, PROMPT, 100)
     assert (await used(first)) == UsageCount(1, PROMPT, 100)
     await ask(second, tokens=1)
+
+
+async def test_vectors_are_charged_for_their_inputs_at_the_end(
+    start_node: Any, start_router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await start_router(await start_node("a"))
+    limit(router, tokens_per_minute=1000, concurrent=1)
+    core = router.router.core
+    failing = True
+
+    async def answering(link: Any, asked: EmbeddingRequest, inputs: Any) -> list[Embedded]:
+        assert holds(router) == 1
+        if failing:
+            raise errors.invalid("dimensions", "must be at most 8")
+        return [Embedded(array("f", [1.0]), 5) for _ in inputs]
+
+    monkeypatch.setattr(embeddings, "embed", answering)
+    request = EmbeddingRequest("demo", (TextPrompt(TEXT), TextPrompt(TEXT)), tenant="acme")
+    with pytest.raises(RyzansteinError):
+        await core.embed(request)
+    assert await used(router) == NOTHING
+    failing = False
+    assert len(await core.embed(request)) == 2
+    assert await used(router) == UsageCount(1, 10, 0)
+    assert int(router.router.allowance.shown("acme")["x-ratelimit-remaining-tokens"]) >= 990
+    assert holds(router) == 0

@@ -210,4 +210,4 @@ async def test_the_scripts_know_the_calendar(start_redis: Callable[..., Any], mo
         ):
             at = datetime.fromisoformat(text).replace(tzinfo=UTC)
             await shared.set((at.timestamp() - EPOCH_S) * 1e6)
-            assert (await shared.write([UsageReport("t", text, UsageCount(1, 1, 1))]))["t"][0] == text[:7]
+            assert (await shared.write([UsageReport("t", text.replace(" ", "T"), UsageCount(1, 1, 1))]))["t"][0] == text[:7]

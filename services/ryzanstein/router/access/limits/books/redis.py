@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.process.background import Background
 from ryzanstein.router.access.limits.books.redis_pipeline import ScriptCall, ScriptPipeline
-from ryzanstein.router.access.limits.books.redis_scripts import ADMIT, ATTEND, KEYS, REPORT, USAGE_KEEP_MS
+from ryzanstein.router.access.limits.books.redis_scripts import ADMIT, ATTEND, REPORT, USAGE_KEEP_MS
 from ryzanstein.router.access.limits.bounds import UNBOUNDED, LimitAnswer, LimitBounds, LimitKind, TenantLevel
 from ryzanstein.router.access.limits.gcra import Rate
 from ryzanstein.router.access.limits.usage import (
@@ -63,10 +63,10 @@ class RedisLimits:
         month = -1 if bounds.month is None else bounds.month
         concurrent = -1 if bounds.concurrent is None else bounds.concurrent
         given = (generation_id, estimate, *self._times, *_rates(bounds), concurrent, month)
-        calls = [*self._reporting(tenant, bounds, before), (ADMIT, self._keys(tenant), given)]
-        refused, wait_us, requests, tokens, running, used, _ = (await self._pipeline.run(calls))[-1]
+        calls = [*self._reporting(tenant, bounds, before), (ADMIT, self._keys(tenant), (_words(given),))]
+        refused, wait_us, requests, tokens, running, used = (await self._pipeline.run(calls))[-1].split()
         level = TenantLevel(float(requests), float(tokens), int(running), int(used))
-        return LimitAnswer(LimitKind(refused), float(wait_us), level)
+        return LimitAnswer(LimitKind(int(refused)), float(wait_us), level)
 
     async def write(self, reports: Sequence[UsageReport]) -> dict[str, tuple[str, int]]:
         grouped: dict[tuple[str, LimitBounds], list[UsageReport]] = {}
@@ -107,11 +107,11 @@ class RedisLimits:
     def _reporting(self, tenant: str, bounds: LimitBounds, reports: Sequence[UsageReport]) -> Iterator[ScriptCall]:
         waiting = iter(reports)
         while some := list(islice(waiting, _MOST_PER_SCRIPT)):
-            values = [tenant, *self._times, *_rates(bounds), USAGE_KEEP_MS]
+            values = [*self._times, *_rates(bounds), USAGE_KEEP_MS]
             for report in some:
                 flags = (report.live, report.confirmed, report.refund, report.spent)
                 values += [report.generation_id, *map(int, flags), *report.count, *report.known]
-            yield REPORT, self._keys(tenant), values
+            yield REPORT, self._keys(tenant), (_words(values), tenant)
 
     async def _names(self, tenants: Sequence[str]) -> dict[str, str]:
         """Returns the names that tenants without limits are counted under, where these are others."""
@@ -147,14 +147,17 @@ class RedisLimits:
         return self._named
 
     def _keys(self, tenant: str) -> Sequence[str]:
-        digest = tenant_digest(tenant)
-        return (*(f"{self._prefix}limits:{{{digest}}}:{name}" for name in KEYS), self._usage(tenant))
+        return f"{self._prefix}limits:{{{tenant_digest(tenant)}}}:", self._usage(tenant)
 
     def _usage(self, tenant: str) -> str:
         return f"{self._prefix}usage:{{{tenant_digest(tenant)}}}:"
 
     def _index(self, month: str) -> str:
         return f"{self._prefix}usage:tenants:{month}"
+
+
+def _words(values: Sequence[str | int]) -> str:
+    return " ".join(map(str, values))
 
 
 def _rates(bounds: LimitBounds) -> Sequence[str | int]:

@@ -6,13 +6,15 @@ full); `holds`, the generations that run, by the time until which they count wit
 a hash that says for each generation what it was charged, what is reserved for its prompt, and what of it is
 in the month; `known`, until when that is kept; `reserved`, the sum of what is reserved. `usage:…:MONTH` is a
 hash with the counts. The buckets compute as `gcra` does, in the same order.
+
+KEYS are what the names of the limits and of the months begin with. Arguments are words in ARGV[1], which cost
+less than arguments of their own.
 """
 
 from __future__ import annotations
 
 from ryzanstein.router.access.limits.gcra import EPOCH_S, MAX_DEBT_US
 
-KEYS = ("requests", "tokens", "holds", "counted", "known", "reserved")
 USAGE_KEEP_MS = 400 * 24 * 3600 * 1000
 
 CLOCK = "local time = redis.call('TIME')"
@@ -24,6 +26,10 @@ _PRELUDE = f"""
 {CLOCK}
 local now = (time[1] - {EPOCH_S}) * 1000000 + time[2]
 local now_ms = math.floor(now / 1000)
+local requests_key, tokens_key, holds = KEYS[1] .. 'requests', KEYS[1] .. 'tokens', KEYS[1] .. 'holds'
+local counted, known, reserved_key = KEYS[1] .. 'counted', KEYS[1] .. 'known', KEYS[1] .. 'reserved'
+local args = {{}}
+for word in string.gmatch(ARGV[1], '%S+') do args[#args + 1] = word end
 local function keep(key, ms) {KEEP} end
 local function whole(number) return string.format('%.0f', number) end
 local function month_of(seconds)
@@ -38,7 +44,7 @@ local function month_of(seconds)
     return string.format('%04d-%02d', year + era * 400 + (month <= 2 and 1 or 0), month)
 end
 local month = month_of(time[1])
-local usage = KEYS[7] .. month
+local usage = KEYS[2] .. month
 local function used()
     local counts = redis.call('HMGET', usage, 'prompt', 'generated')
     return tonumber(counts[1] or '0') + tonumber(counts[2] or '0')
@@ -59,74 +65,73 @@ local function wait(at, cost, interval, burst)
     return math.max(now, at) + math.min(cost, burst) * interval - burst * interval - now
 end
 local function read(id)
-    local row = redis.call('HGET', KEYS[4], id)
+    local row = redis.call('HGET', counted, id)
     if not row then return nil end
     local charge, reserved, requests, prompt, generated = string.match(row, '(%d+) (%d+) (%d+) (%d+) (%d+)')
     return {{tonumber(charge), tonumber(reserved), tonumber(requests), tonumber(prompt), tonumber(generated)}}
 end
 local function write(id, row, keep_ms)
     for i = 1, 5 do row[i] = whole(row[i]) end
-    redis.call('HSET', KEYS[4], id, table.concat(row, ' '))
-    redis.call('ZADD', KEYS[5], now_ms + keep_ms, id)
+    redis.call('HSET', counted, id, table.concat(row, ' '))
+    redis.call('ZADD', known, now_ms + keep_ms, id)
 end
 local function reserve(tokens)
-    if tokens ~= 0 then redis.call('INCRBY', KEYS[6], whole(tokens)) end
+    if tokens ~= 0 then redis.call('INCRBY', reserved_key, whole(tokens)) end
 end
 local function kept(hold_ms, keep_ms)
-    keep(KEYS[3], 2 * hold_ms)
-    keep(KEYS[4], 2 * keep_ms)
-    keep(KEYS[5], 2 * keep_ms)
-    keep(KEYS[6], 2 * keep_ms)
+    keep(holds, 2 * hold_ms)
+    keep(counted, 2 * keep_ms)
+    keep(known, 2 * keep_ms)
+    keep(reserved_key, 2 * keep_ms)
 end
 -- Holds that nobody renews count no more, and what is known for long enough is forgotten.
 local function sweep()
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now_ms, 'LIMIT', 0, 100)) do
-        redis.call('ZREM', KEYS[3], id)
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', holds, '-inf', now_ms, 'LIMIT', 0, 100)) do
+        redis.call('ZREM', holds, id)
         local row = read(id)
         if row and row[2] > 0 then
             reserve(-row[2])
             row[2] = 0
             for i = 1, 5 do row[i] = whole(row[i]) end
-            redis.call('HSET', KEYS[4], id, table.concat(row, ' '))
+            redis.call('HSET', counted, id, table.concat(row, ' '))
         end
     end
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now_ms, 'LIMIT', 0, 100)) do
-        redis.call('ZREM', KEYS[5], id)
-        redis.call('HDEL', KEYS[4], id)
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', known, '-inf', now_ms, 'LIMIT', 0, 100)) do
+        redis.call('ZREM', known, id)
+        redis.call('HDEL', counted, id)
     end
 end
 local function answer(refused, wait_us)
-    local requests, tokens = math.max(0, full_at(KEYS[1]) - now), math.max(0, full_at(KEYS[2]) - now)
-    local running = redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf')
-    local texts = {{whole(wait_us), string.format('%.17g', requests), string.format('%.17g', tokens), whole(used())}}
-    return {{refused, texts[1], texts[2], texts[3], running, texts[4], month}}
+    local requests, tokens = math.max(0, full_at(requests_key) - now), math.max(0, full_at(tokens_key) - now)
+    local running = redis.call('ZCOUNT', holds, '(' .. now_ms, '+inf')
+    return string.format('%d %.0f %.17g %.17g %d %.0f', refused, wait_us, requests, tokens, running, used())
 end
 """
 
-# ARGV: id, estimate, hold_ms, keep_ms, then interval and burst of requests, interval and burst of tokens, concurrent,
-# tokens of the month; -1: no limit. Returns the number of the limit that refuses or 0, when to come back, when the
-# buckets are full, how many run, the tokens of the month, and which month it is.
+# Words: id, estimate, hold_ms, keep_ms, then interval and burst of requests, interval and burst of tokens, concurrent,
+# tokens of the month; -1: no limit. Returns as words the number of the limit that refuses or 0, when to come back,
+# when the buckets are full, how many run, and the tokens of the month.
 ADMIT = (
     _PRELUDE
     + """
-local id, estimate, hold_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local interval, burst, token_interval, token_burst = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local concurrent, most = tonumber(ARGV[9]), tonumber(ARGV[10])
+local id, estimate, hold_ms, keep_ms = args[1], tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
+local interval, burst, token_interval, token_burst = tonumber(args[5]), tonumber(args[6]), tonumber(args[7]), tonumber(args[8])
+local concurrent, most = tonumber(args[9]), tonumber(args[10])
 sweep()
 if read(id) then return answer(0, 0) end
-if most >= 0 and used() + tonumber(redis.call('GET', KEYS[6]) or '0') + estimate > most then return answer(4, 0) end
-if concurrent >= 0 and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then return answer(3, 0) end
+if most >= 0 and used() + tonumber(redis.call('GET', reserved_key) or '0') + estimate > most then return answer(4, 0) end
+if concurrent >= 0 and redis.call('ZCOUNT', holds, '(' .. now_ms, '+inf') >= concurrent then return answer(3, 0) end
 if interval >= 0 then
-    local wait_us = wait(full_at(KEYS[1]), 1, interval, burst)
+    local wait_us = wait(full_at(requests_key), 1, interval, burst)
     if wait_us > 0 then return answer(1, wait_us) end
 end
 if token_interval >= 0 then
-    local wait_us = wait(full_at(KEYS[2]), estimate, token_interval, token_burst)
+    local wait_us = wait(full_at(tokens_key), estimate, token_interval, token_burst)
     if wait_us > 0 then return answer(2, wait_us) end
 end
-if interval >= 0 then fill(KEYS[1], charged(full_at(KEYS[1]), 1, interval, burst)) end
-if token_interval >= 0 then fill(KEYS[2], charged(full_at(KEYS[2]), estimate, token_interval, token_burst)) end
-redis.call('ZADD', KEYS[3], now_ms + hold_ms, id)
+if interval >= 0 then fill(requests_key, charged(full_at(requests_key), 1, interval, burst)) end
+if token_interval >= 0 then fill(tokens_key, charged(full_at(tokens_key), estimate, token_interval, token_burst)) end
+redis.call('ZADD', holds, now_ms + hold_ms, id)
 write(id, {estimate, estimate, 0, 0, 0}, keep_ms)
 reserve(estimate)
 kept(hold_ms, keep_ms)
@@ -134,26 +139,26 @@ return answer(0, 0)
 """
 )
 
-# ARGV: tenant, hold_ms, keep_ms, interval of requests and its burst, interval of tokens and its burst (-1: no limit),
+# ARGV[2]: tenant. Words: hold_ms, keep_ms, interval of requests and its burst, interval of tokens and its burst (-1: no limit),
 # usage_keep_ms, then of each generation: id, live, confirmed, refund, spent (each 0 or 1), requests, prompt, generated, and
 # what of the last three is known to be counted. Returns the month and its tokens.
 REPORT = (
     _PRELUDE
     + """
-local hold_ms, keep_ms = tonumber(ARGV[2]), tonumber(ARGV[3])
-local interval, burst, token_interval, token_burst = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local hold_ms, keep_ms = tonumber(args[1]), tonumber(args[2])
+local interval, burst, token_interval, token_burst = tonumber(args[3]), tonumber(args[4]), tonumber(args[5]), tonumber(args[6])
 local charge, refunds, more = 0, 0, {0, 0, 0}
 sweep()
-for i = 9, #ARGV, 11 do
-    local id, live, confirmed = ARGV[i], ARGV[i + 1] == '1', ARGV[i + 2] == '1'
-    local refund, spent = ARGV[i + 3] == '1', ARGV[i + 4] == '1'
+for i = 8, #args, 11 do
+    local id, live, confirmed = args[i], args[i + 1] == '1', args[i + 2] == '1'
+    local refund, spent = args[i + 3] == '1', args[i + 4] == '1'
     local row = read(id)
     if not row then
-        row = {0, 0, tonumber(ARGV[i + 8]), tonumber(ARGV[i + 9]), tonumber(ARGV[i + 10])}
+        row = {0, 0, tonumber(args[i + 8]), tonumber(args[i + 9]), tonumber(args[i + 10])}
         row[1] = row[4] + row[5]
     end
     for j = 1, 3 do
-        local new = math.max(row[2 + j], tonumber(ARGV[i + 4 + j]))
+        local new = math.max(row[2 + j], tonumber(args[i + 4 + j]))
         more[j] = more[j] + new - row[2 + j]
         row[2 + j] = new
     end
@@ -165,20 +170,22 @@ for i = 9, #ARGV, 11 do
     if not spent then charge = charge + target - row[1] end
     row[1] = target
     if live then
-        redis.call('ZADD', KEYS[3], now_ms + hold_ms, id)
-    elseif redis.call('ZREM', KEYS[3], id) == 1 and refund then
+        redis.call('ZADD', holds, now_ms + hold_ms, id)
+    elseif redis.call('ZREM', holds, id) == 1 and refund then
         refunds = refunds + 1
     end
     write(id, row, keep_ms)
 end
-if charge ~= 0 and token_interval >= 0 then fill(KEYS[2], charged(full_at(KEYS[2]), charge, token_interval, token_burst)) end
-if refunds > 0 and interval >= 0 then fill(KEYS[1], charged(full_at(KEYS[1]), -refunds, interval, burst)) end
+if charge ~= 0 and token_interval >= 0 then
+    fill(tokens_key, charged(full_at(tokens_key), charge, token_interval, token_burst))
+end
+if refunds > 0 and interval >= 0 then fill(requests_key, charged(full_at(requests_key), -refunds, interval, burst)) end
 for j, name in ipairs({'requests', 'prompt', 'generated'}) do
     if more[j] > 0 then redis.call('HINCRBY', usage, name, whole(more[j])) end
 end
 if more[1] + more[2] + more[3] > 0 then
-    redis.call('HSET', usage, 'tenant', ARGV[1])
-    keep(usage, tonumber(ARGV[8]))
+    redis.call('HSET', usage, 'tenant', ARGV[2])
+    keep(usage, tonumber(args[7]))
 end
 kept(hold_ms, keep_ms)
 return {month, whole(used())}
