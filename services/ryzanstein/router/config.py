@@ -15,7 +15,7 @@ from ryzanstein.files.state_home import default_state
 from ryzanstein.router.access.oidc.urls import is_secure
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
-from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
+from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED, USAGE_BYTES
 from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.router.tuning import MOVED, RouterTuning
 
@@ -176,7 +176,7 @@ class RouterSettings(ServiceSettings):
     @property
     def disk_bytes(self) -> int:
         """What the files of a router with `session_store` sqlite take at most. Its logs are not in files of its own."""
-        other = 2 * LOG_BYTES + MOST_DAMAGED_BYTES + OTHER_FILES_BYTES
+        other = 3 * LOG_BYTES + MOST_DAMAGED_BYTES + USAGE_BYTES + OTHER_FILES_BYTES
         return (self.max_store_bytes or STORE_BYTES["sqlite"]) + self.max_journal_bytes + other
 
     @field_validator("redis_url")

@@ -10,6 +10,11 @@ from dataclasses import dataclass, replace
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.router.access.limits.allowance import LimitsOf, SharedLimits, TenantAllowance
+from ryzanstein.router.access.limits.books.memory import MemoryUsage
+from ryzanstein.router.access.limits.books.sqlite import SqliteUsage
+from ryzanstein.router.access.limits.metrics import LimitMetrics
+from ryzanstein.router.access.limits.usage import MIN_KEEP_S, UsageBook
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.clustered import ClusteredCore, ClusterParts
 from ryzanstein.router.core.parts import CoreParts
@@ -97,6 +102,33 @@ def _resilient(
     store: SessionStore, settings: RouterSettings, telemetry: RouterTelemetry, changes: Changes | None = None
 ) -> ResilientSessions:
     return ResilientSessions(store, session_bounds(settings), settings.tuning.store, telemetry, changes)
+
+
+@asynccontextmanager
+async def open_allowance(
+    settings: RouterSettings, router_id: str, telemetry: RouterTelemetry, limits_of: LimitsOf
+) -> AsyncIterator[TenantAllowance]:
+    """Yields what tenants may use. Their counts are where sessions are; a store that is away may come back."""
+    metrics = LimitMetrics(telemetry.registry)
+    keep_s = max(MIN_KEEP_S, 2 * _retention_s(settings))
+    book: UsageBook
+    shared: SharedLimits | None = None
+    linger_s = 0.05
+    if settings.session_store == "redis":
+        # An optional dependency: it is installed only where it is used.
+        from ryzanstein.router.access.limits.books.redis import RedisLimits
+        from ryzanstein.router.storage.redis_client import redis_client
+
+        client = redis_client(settings.redis_url.get_secret_value())
+        book = shared = RedisLimits(client, settings.redis_prefix, router_id, telemetry.background, keep_s=keep_s)
+        linger_s = 0.002
+    elif settings.session_store == "sqlite":
+        book = SqliteUsage((settings.session_dir or settings.state_dir) / "usage.db", router_id, keep_s)
+    else:
+        book = MemoryUsage()
+    allowance = TenantAllowance(book, metrics, limits_of, shared=shared, linger_s=linger_s)
+    async with allowance.running(telemetry.background):
+        yield allowance
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,15 @@ def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
 
     Without `retries` a failed connect is reported at once (for node links).
     """
+    return grpc.aio.insecure_channel(address, options=client_options(retries=retries))
+
+
+def client_options(*, retries: bool = True) -> tuple[tuple[str, str | int], ...]:
+    """Returns the options of a channel, for callers that open it themselves."""
     retry: tuple[tuple[str, str | int], ...] = (
         (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
     )
-    return grpc.aio.insecure_channel(address, options=(*CLIENT_OPTIONS, *retry))
+    return (*CLIENT_OPTIONS, *retry)
 
 
 def open_blocking_channel(address: str) -> grpc.Channel:

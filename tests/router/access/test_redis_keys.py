@@ -224,6 +224,7 @@ async def test_before_the_first_key_every_key_is_invalid(open_router: Open, unti
         ("tenants", "acme", "3", "must be a table"),
         ("revoked", SECOND.key_id, '"now"', "must be a time"),
     ],
+    ids=range(7),
 )
 async def test_what_is_no_key_leaves_the_last_good_ones(
     open_router: Open, keys: Any, redis: Any, until: Until, *, place: str, name: str, text: str, told: str

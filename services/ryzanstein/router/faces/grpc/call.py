@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,7 +79,13 @@ class PeerCall:
 class Calls:
     """Opens calls, with a span and a count for each."""
 
-    def __init__(self, telemetry: RouterTelemetry, tracing: Tracing) -> None:
+    def __init__(
+        self,
+        telemetry: RouterTelemetry,
+        tracing: Tracing,
+        limits_shown: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+    ) -> None:
+        self._limits_shown = limits_shown
         self._telemetry = telemetry
         self._tracing = tracing
 
@@ -90,7 +96,10 @@ class Calls:
             remaining_s = context.time_remaining()
             deadline = None if remaining_s is None else clock.unix_s() + remaining_s
             request_id = str(get_contextvars().get("request_id") or uuid.uuid4().hex)
-            yield RpcCall(RequestOrigin(caller(), request_id), parent, deadline, on_disconnect(metadata))
+            who = caller()
+            yield RpcCall(RequestOrigin(who, request_id), parent, deadline, on_disconnect(metadata))
+            if shown := self._limits_shown(who.tenant):
+                context.set_trailing_metadata(tuple(shown.items()))
 
     @contextmanager
     def peer_call(self, method: str, context: _Context) -> Iterator[PeerCall]:

@@ -20,7 +20,7 @@ from ryzanstein.addresses import split_address
 from ryzanstein.cluster import MemberAddresses
 from ryzanstein.worker.agent.pages.store import StoreFailed
 
-_LEARN_S = 1.0  # a node that just joined is known after the next beat
+_LEARN_S = 0.5  # a node that just joined is known after the next beat; less than a fetch may take at least
 _KEPT_S = 60.0  # after the orchestrator no longer names an address: it may have just restarted, or the node
 _BEATS_APART_S = 0.1
 _REST_S = 10.0
