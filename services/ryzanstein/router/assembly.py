@@ -103,7 +103,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         access = await stack.enter_async_context(open_authenticator(settings, telemetry))
-        sessions = await _stored(stack, open_sessions(settings, telemetry), settings)
+        sessions = await _stored(stack, open_sessions(settings, telemetry, access.limits_of), settings)
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
         table = NodeTable()
