@@ -15,7 +15,7 @@ from ryzanstein.worker.supervision.group import LossCause
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "errors.md"
 SERVICES = ("router", "worker", "orchestrator")
-RESERVED = {"UNAUTHENTICATED", "PERMISSION_DENIED", "RATE_LIMITED"}
+RESERVED = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
 # Where the reason is among the arguments of whatever makes an error, by the name of the callable.
 MAKERS = {"RyzansteinError": 2, "StoreUnavailableError": 2, "unavailable": 0, "failed_precondition": 0}
 KINDS = {"not_found": "{}_NOT_FOUND", "already_exists": "{}_EXISTS"}

@@ -16,6 +16,7 @@ from ryzanstein.cluster import (
     Deployment,
     Instruction,
     Load,
+    MemberAddresses,
     ModelNeed,
     ModelReport,
     Node,
@@ -231,23 +232,27 @@ def test_a_node_survives_the_wire(node: Node) -> None:
     st.lists(reports, max_size=3).map(tuple),
     uint64,
     st.lists(st.builds(ModelNeed, texts, uint64, texts), max_size=3).map(tuple),
+    st.none() | st.binary(max_size=8),
 )
 def test_a_node_report_survives_the_wire(
-    beat: Beat | None, models: tuple[ModelReport, ...], memory_bytes: int, needs: tuple[ModelNeed, ...]
+    beat: Beat | None, models: tuple[ModelReport, ...], memory_bytes: int, needs: tuple[ModelNeed, ...], digest: bytes | None
 ) -> None:
-    report = NodeReport(beat, models, memory_bytes, needs)
+    report = NodeReport(beat, models, memory_bytes, needs, digest)
     packed = heartbeat_to_wire("a", "lease", report).SerializeToString()
     request = orchestrator.HeartbeatRequest.FromString(packed)
     assert (request.node_id, request.lease_id) == ("a", "lease")
     assert node_report_from_wire(request) == report
 
 
-@given(st.lists(deployments, max_size=3).map(tuple), st.booleans(), st.lists(texts, max_size=3).map(tuple))
+members = st.builds(MemberAddresses, st.binary(max_size=8), st.lists(texts, max_size=3).map(tuple))
+
+
+@given(st.lists(deployments, max_size=3).map(tuple), st.booleans(), st.lists(texts, max_size=3).map(tuple), st.none() | members)
 def test_an_instruction_survives_the_wire_and_an_older_node_reads_its_first_deployment(
-    wanted: tuple[Deployment, ...], drain: bool, paths: tuple[str, ...]
+    wanted: tuple[Deployment, ...], drain: bool, paths: tuple[str, ...], members: MemberAddresses | None
 ) -> None:
-    wire = instruction_to_wire(Instruction(wanted, drain, paths))
-    assert instruction_from_wire(wire) == Instruction(wanted, drain, paths)
+    wire = instruction_to_wire(Instruction(wanted, drain, paths, members=members))
+    assert instruction_from_wire(wire) == Instruction(wanted, drain, paths, members=members)
     assert (deployment_from_wire(wire.deployment) if wire.HasField("deployment") else None) == (wanted[0] if wanted else None)
 
 

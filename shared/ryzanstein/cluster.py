@@ -157,13 +157,26 @@ class ModelNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberAddresses:
+    """Where all nodes of a cluster are reached. `digest` is never empty, and the same for the same addresses."""
+
+    digest: bytes
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node tells the orchestrator with a beat. `needs` answer `Instruction.measure_paths`."""
+    """What a node tells the orchestrator with a beat.
+
+    `needs` answer `Instruction.measure_paths`. `members_digest` is that of `Instruction.members`, as it
+    was told them last, empty before; None: an older node, which is not told.
+    """
 
     beat: Beat | None
     models: tuple[ModelReport, ...] = ()
     memory_bytes: int = 0
     needs: tuple[ModelNeed, ...] = ()
+    members_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +240,12 @@ class Instruction:
 
     What it was started with it serves as well, as far as that fits. `plural` is false from an older
     orchestrator, whose only deployment takes the place of the node's first model.
-    `measure_paths` are directories whose memory needs it should report.
+    `measure_paths` are directories whose memory needs it should report. `members` are None where they are
+    what it was told before, or an older orchestrator does not say them.
     """
 
     deployments: tuple[Deployment, ...] = ()
     drain: bool = False
     measure_paths: tuple[str, ...] = ()
     plural: bool = True
+    members: MemberAddresses | None = None

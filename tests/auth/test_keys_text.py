@@ -14,7 +14,7 @@ from ryzanstein.auth.caller import DEFAULT_SCOPES, Scope
 from ryzanstein.auth.key_form import ApiKey
 from ryzanstein.auth.keys import keys_text as module
 from ryzanstein.auth.keys.key_fields import check_new
-from ryzanstein.auth.keys.keys_text import KeysTextError, key_text, keys_text, read_keys, revoked_text
+from ryzanstein.auth.keys.keys_text import KeysTextError, key_text, keys_text, read_appended, read_keys, revoked_text
 from ryzanstein.auth.keys.records import KeyRecord, KeySnapshot
 from ryzanstein.auth.tenants import TenantLimits, TenantRules
 
@@ -200,6 +200,35 @@ def test_many_keys_are_read_in_seconds() -> None:
     began = time.process_time()
     assert len(snapshot(text).keys) == 1000
     assert time.process_time() - began < 0.5
+
+
+@settings(max_examples=60)
+@given(st.lists(records, min_size=1, max_size=4, unique_by=lambda record: record.key_id), st.booleans(), st.data())
+def test_what_was_appended_is_read_as_if_all_was_read(keys: list[KeyRecord], twice: bool, data: st.DataObject) -> None:
+    """At every cut, also within a table, and where a key is there twice."""
+    texts = [*map(key_text, keys), revoked_text(keys[0].key_id, 1.0), "[tenant.acme]\nsessions = 3\n"]
+    whole = "\n".join(texts + ([key_text(keys[0])] if twice else [])).encode()
+    cut = data.draw(st.integers(0, len(whole)))
+    try:
+        known = read_keys(whole[:cut])
+    except KeysTextError:
+        return
+    read = read_appended(known, whole[known.whole_bytes :])
+    if twice:
+        assert read is None
+    elif read is not None:
+        assert read == read_keys(whole)
+
+
+def test_an_appended_key_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = read_keys(BY_HAND.encode())
+    other = key_text(replace(RECORD, key_id="B" * 12))
+    read = read_appended(known, other.encode())
+    assert read == read_keys((BY_HAND + other).encode())
+    revoked = revoked_text(KEY.key_id, 1.0)
+    assert read_appended(known, revoked.encode()) == read_keys((BY_HAND + revoked).encode())
+    for whole_must_be_read in (key_text(RECORD), "note = 'a'\n", "[tenant.acme]\n", "[[key]]\ncolour = 1\n", "# a\n"):
+        assert read_appended(known, whole_must_be_read.encode()) is None
 
 
 def test_what_could_not_be_read_again_is_no_new_key() -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
+
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -27,6 +35,50 @@ def prefilled(harness: Any, node_id: str) -> float:
 
 def test_the_backup_continues_from_pages_and_computes_almost_nothing(stormy: Any) -> None:
     assert_continues_almost_at_once(stormy, num_nodes=3)
+
+
+def test_a_node_dials_no_address_but_those_of_nodes(stormy: Any, holds: Any) -> None:
+    """Whoever may submit to a node names a place of which the node fetches pages, and one to which it sends them."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        listening = f"127.0.0.1:{stranger.getsockname()[1]}"
+        before = {cause: metric(stormy, "node-0", REFUSED, cause=cause) for cause in ("address", "not_member")}
+        for i, address in enumerate((listening, stormy.cluster.router_address, "169.254.169.254:80", "unix:/tmp/x")):
+            submit_to(stormy.cluster.services["node-0"].grpc_address, address, i)
+        for cause, num in before.items():
+            assert holds(lambda cause=cause, num=num: metric(stormy, "node-0", REFUSED, cause=cause) >= num + 2, 20)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+
+REFUSED = "ryzanstein_worker_page_addresses_refused_total"
+
+
+def submit_to(node: str, address: str, number: int) -> None:
+    """Has a node answer a prompt, as its router, with this address as that of two other nodes."""
+    place = worker.NodePlace(node_id="stranger", address=address)
+    text = inference.Message(role=inference.ROLE_USER, content=f"{number}: {LONG}")
+    submit = worker.Submit(
+        handle=1,
+        generation_id=f"g-{number}",
+        messages=inference.Messages(messages=[text]),
+        sampling=inference.SamplingParams(seed=1, max_tokens=2),
+        backup=place,
+        previous=place,
+        conversation_key=bytes([number]) * 16,
+    )
+    ended = threading.Event()
+
+    def frames() -> Iterator[worker.ConnectRequest]:
+        yield worker.ConnectRequest(hello=worker.RouterHello(router_id=f"stranger-{number}"))
+        yield worker.ConnectRequest(submit=submit)
+        ended.wait(30)
+
+    with grpc.insecure_channel(node) as channel:
+        answers = worker_grpc.WorkerServiceStub(channel).Connect(frames(), timeout=30)
+        assert any(answer.HasField("output") and answer.output.finished for answer in answers)
+        ended.set()
+        answers.cancel()
 
 
 def test_compressed_pages_are_replicated_too(compressed: Any) -> None:

@@ -289,7 +289,7 @@ def test_no_prompt_reaches_a_node_that_is_not_the_one_that_it_says(cluster: Loca
         lines = httpx.get(process.metrics_url, trust_env=False).text
     assert {name: fake.prompts for name, fake in fakes.items()} == dict.fromkeys(fakes, 0)
     assert {name for name, fake in fakes.items() if fake.frames} == {"another node's id"}, "the handshake refuses the rest"
-    assert 'breaker{node_id="node-0"} 0.0' in lines
+    assert 'breaker_state{node_id="node-0"} 0.0' in lines
 
 
 @dataclass
@@ -385,7 +385,7 @@ def test_a_denied_router_loses_its_links_and_a_denied_node_its_work(cluster: Loc
             assert until(lambda: up().get("node-0") == 0) < 2.5
             lines = httpx.get(process.metrics_url, trust_env=False).text
             assert 'link_losses_total{cause="not_trusted",node_id="node-0"} 1.0' in lines
-            assert 'breaker{node_id="node-0"} 0.0' in lines
+            assert 'breaker_state{node_id="node-0"} 0.0' in lines
         finally:
             denied.unlink()
         until(lambda: up().get("node-0") == 1)

@@ -98,5 +98,15 @@ def with_redis(overlay: Callable[..., list[Document]]) -> list[Document]:
 
 
 @pytest.fixture(scope="session")
+def with_keys(overlay: Callable[..., list[Document]]) -> list[Document]:
+    return overlay("base", "keys")
+
+
+@pytest.fixture(scope="session")
+def with_everything(overlay: Callable[..., list[Document]]) -> list[Document]:
+    return overlay("base", "keys", "redis-sessions", "pod-monitor", "otlp-traces")
+
+
+@pytest.fixture(scope="session")
 def with_traces(overlay: Callable[..., list[Document]]) -> list[Document]:
     return overlay("base", "otlp-traces")

@@ -82,13 +82,36 @@ def test_the_monitoring_namespace_reaches_the_metrics_ports_that_the_pod_monitor
 
 
 def test_with_redis_routers_reach_it_and_each_other_and_nothing_else_is_opened(with_redis: list[Document]) -> None:
-    opened = NEEDED | {("router", "router")}
     flows = {(source, target) for source in PODS for target in PODS if allowed(with_redis, source, target, "grpc")}
-    assert flows == opened
+    assert flows == NEEDED
+    peers = {(source, target) for source in PODS for target in PODS if allowed(with_redis, source, target, "peers")}
+    assert peers == {("router", "router")}
     out = {
         name: [rule for spec in policies_for(with_redis, name, "Egress") for rule in spec.get("egress", [])] for name in PODS
     }
     assert [name for name in PODS if any(admits(rule, "to", "redis", "6379") for rule in _as_text(out[name]))] == ["router"]
+
+
+def test_with_everything_strangers_reach_the_faces_alone_and_routers_alone_the_port_for_routers(
+    with_everything: list[Document],
+) -> None:
+    rules = [
+        (name, rule)
+        for name in PODS
+        for spec in policies_for(with_everything, name, "Ingress")
+        for rule in spec.get("ingress", [])
+    ]
+    assert {(name, port["port"]) for name, rule in rules if "from" not in rule for port in rule["ports"]} == {
+        ("router", "grpc"),
+        ("router", "http"),
+    }
+    peers = {(source, target) for source in PODS for target in PODS if allowed(with_everything, source, target, "peers")}
+    assert peers == {("router", "router")}
+    # From another namespace comes the one that collects metrics, to the port of metrics.
+    abroad = [rule for _, rule in rules if any("namespaceSelector" in side for side in rule.get("from", []))]
+    assert {port["port"] for rule in abroad for port in rule["ports"]} == {"metrics"}
+    (service,) = [each for each in with_everything if each["kind"] == "Service" and each["metadata"]["name"] == "router"]
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == {"grpc", "http"}
 
 
 def test_with_traces_those_that_send_them_reach_the_collector_that_they_are_told(with_traces: list[Document]) -> None:

@@ -79,7 +79,7 @@ class Serving:
     stub: pb_grpc.OrchestratorServiceStub
 
     async def register(self, node_id: str = "a", incarnation: str = "1", **more: object) -> pb.RegisterNodeResponse:
-        node = pb.Node(node_id=node_id, address="127.0.0.1:50061", incarnation=incarnation, tp=1, **more)
+        node = pb.Node(**{"node_id": node_id, "address": "127.0.0.1:50061", "incarnation": incarnation, "tp": 1, **more})
         return await self.stub.RegisterNode(pb.RegisterNodeRequest(node=node), timeout=10)
 
     async def node_ids(self) -> list[str]:

@@ -100,6 +100,19 @@ async def test_each_restart_has_an_epoch_of_its_own(path):
     assert len(epochs) == 3
 
 
+async def test_while_settling_nodes_are_not_told_that_the_others_are_gone(path, make_node):
+    async with restored(path) as control:
+        for node_id in "ab":
+            come_back(control, make_node(node_id))
+        await control.close()
+    async with restored(path, tuning={"settle_s": 3600}) as control:
+        grant = control.register(make_node("a"))
+        asking = NodeReport(Beat(1, NodeState.READY), members_digest=b"")
+        assert control.beat("a", grant.lease_id, asking).members is None
+        come_back(control, make_node("b"))
+        assert control.beat("a", grant.lease_id, asking).members is not None
+
+
 async def test_while_settling_nodes_keep_what_they_serve_and_afterwards_the_placement_rules(path, make_node):
     async with restored(path) as control:
         deployment = await control.deploy(Deployment("m", "/m", 1))

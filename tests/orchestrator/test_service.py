@@ -25,10 +25,12 @@ class Beats:
         self._node_id, self._lease_id, self._sequence = node_id, lease_id, 0
         self.call = serving.stub.Heartbeat()
 
-    async def beat(self, **fields):
+    async def beat(self, digest=None, **fields):
         self._sequence += 1
         beat = worker_pb2.Beat(sequence=self._sequence, **fields)
-        await self.call.write(pb.HeartbeatRequest(node_id=self._node_id, lease_id=self._lease_id, beat=beat))
+        await self.call.write(
+            pb.HeartbeatRequest(node_id=self._node_id, lease_id=self._lease_id, beat=beat, members_digest=digest)
+        )
         answer = await asyncio.wait_for(self.call.read(), 10)
         assert answer is not grpc.aio.EOF
         return answer
@@ -54,6 +56,22 @@ async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
     assert (node.address, node.incarnation, node.state) == ("127.0.0.1:50061", "i", READY)
     watch.cancel()
+
+
+async def test_a_node_is_told_where_the_others_are_once(serving):
+    grants = [await serving.register(node_id, address=f"10.0.0.{i}:50061") for i, node_id in enumerate("ab")]
+    beats = [Beats(serving, node_id, grant.lease_id) for node_id, grant in zip("ab", grants, strict=True)]
+    older = await beats[0].beat(state=READY)
+    assert not older.HasField("members"), "a node of the version before does not ask"
+    members = (await beats[0].beat(b"", state=READY)).members
+    assert list(members.addresses) == ["10.0.0.0:50061", "10.0.0.1:50061"]
+    assert not (await beats[0].beat(members.digest, state=READY)).HasField("members")
+    assert (await beats[1].beat(b"other", state=READY)).members == members
+    await serving.stub.LeaveNode(pb.LeaveNodeRequest(node_id="b", lease_id=grants[1].lease_id))
+    left = (await beats[0].beat(members.digest, state=READY)).members
+    assert list(left.addresses) == ["10.0.0.0:50061"]
+    await serving.register("b", address="10.0.0.1:50061")
+    assert (await beats[0].beat(left.digest, state=READY)).members == members, "the same addresses have one digest"
 
 
 async def test_a_node_whose_beats_stop_leaves_when_its_lease_runs_out(serving_at, eventually):

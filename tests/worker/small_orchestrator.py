@@ -17,7 +17,7 @@ class SmallOrchestrator(OrchestratorServiceServicer):
     """Start it with `serve`. Changing `leases` voids the present one."""
 
     def __init__(self) -> None:
-        self.leases = 0
+        self.leases, self.interval_ms = 0, 20
         self.nodes: list[pb.Node] = []
         self.beats: asyncio.Queue[pb.HeartbeatRequest] = asyncio.Queue()
         self.left: list[tuple[str, str]] = []
@@ -37,7 +37,7 @@ class SmallOrchestrator(OrchestratorServiceServicer):
         self.leases += 1
         self.nodes.append(request.node)
         response = pb.RegisterNodeResponse(lease_id=f"lease-{self.leases}")
-        response.heartbeat_interval.FromMilliseconds(20)
+        response.heartbeat_interval.FromMilliseconds(self.interval_ms)
         return response
 
     async def Heartbeat(self, request_iterator: Any, context: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,28 @@ async def test_vectors_are_cut_where_the_model_says_so_and_what_it_cannot_do_is_
         asked = attempt(prompt=TextPrompt("1 2 3"), max_tokens=2)
         stream = await link.run(replace(asked, request=replace(asked.request, model="")))
         assert stream.failed.reason == "EMBEDDINGS_ONLY"
+
+
+async def test_a_text_that_another_cache_scope_gave_is_computed_whole(cut_node: Any, eventually: Any) -> None:
+    node, stub = cut_node
+    text = "7 8 9 " * 60
+
+    def prefilled() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        counted = [line for line in lines if line.startswith('ryzanstein_worker_tokens_total{kind="prefill"}')]
+        return float(counted[0].rpartition(" ")[2]) if counted else 0.0
+
+    async def has_computed() -> bool:
+        return expected - 20 < await asyncio.to_thread(prefilled) < expected + 100
+
+    expected = await asyncio.to_thread(prefilled)
+    for scope, is_new in (("", True), ("a", True), ("b", True), ("a", False), ("", False)):
+        (vector,) = (await stub.Embed(texts(text, cache_scope=scope))).embeddings
+        assert vector.prompt_tokens > 150
+        expected += vector.prompt_tokens if is_new else 0
+        await eventually(has_computed)
+    assert "cache_scope" in (await refused(stub, texts(text, cache_scope="s" * 257))).message
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(cut_node: Any, eventually: Any) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import Deployment, Instruction, Node, NodeReport
+from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
@@ -87,6 +88,7 @@ class ControlPlane:
             max_watchers=settings.tuning.max_watchers,
         )
         self._closed = False
+        self._known_members: MemberAddresses | None = None
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
         self._measuring = 0
@@ -126,7 +128,20 @@ class ControlPlane:
         if self._settling is not None:
             self._settling.reported(node_id)
             self._settle()
-        return self._reconciler.instruct(node)
+        instruction, members = self._reconciler.instruct(node), self._members()
+        if report.members_digest in (None, members.digest) or self._settling is not None:
+            return instruction
+        return replace(instruction, members=members)
+
+    def _members(self) -> MemberAddresses:
+        """Returns where the nodes are reached, as of the last change of a node."""
+        if self._known_members is None:
+            addresses = tuple(
+                sorted({each for node in self._registry.nodes() for each in (node.address, node.tls_address) if each})
+            )
+            digest = blake2b("\0".join(addresses).encode(), digest_size=8).digest()
+            self._known_members = MemberAddresses(digest, addresses)
+        return self._known_members
 
     def leave(self, node_id: str, lease_id: str) -> None:
         self._registry.leave(node_id, lease_id)
@@ -247,6 +262,7 @@ class ControlPlane:
         self._hub.publish(change)
         if isinstance(change, NodeChanged) and change.load_only:
             return
+        self._known_members = None
         if isinstance(change, NodeLeft):
             self._needs.forget(change.node_id)
         self._telemetry.nodes.set(len(self._registry))

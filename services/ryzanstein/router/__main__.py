@@ -34,8 +34,8 @@ from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
-from ryzanstein.router.faces.http.hosts import HostNames
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits

@@ -26,6 +26,7 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.access.entrance import Entrance
+from ryzanstein.router.access.limits.allowance import TenantAllowance
 from ryzanstein.router.access.live import LOOK_S
 from ryzanstein.router.authentication import open_authenticator
 from ryzanstein.router.choose import Chooser, PolicyChoice
@@ -42,13 +43,14 @@ from ryzanstein.router.faces.grpc.inference import InferenceServicer
 from ryzanstein.router.faces.grpc.operators import RouterServicer
 from ryzanstein.router.faces.grpc.peers import PeerServicer, RelayServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
+from ryzanstein.router.faces.grpc.usage import UsageServicer
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.linker import Linker
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
-from ryzanstein.router.opening import journalled_core, open_journal, open_sessions, session_bounds
+from ryzanstein.router.opening import journalled_core, open_allowance, open_journal, open_sessions, session_bounds
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.names import OwnedSessions
@@ -62,10 +64,12 @@ from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
+from ryzanstein.v1 import usage_pb2 as used
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
+from ryzanstein.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
 from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
@@ -91,6 +95,7 @@ class Router:
     linker: Linker
     telemetry: RouterTelemetry
     tracing: Tracing
+    allowance: TenantAllowance
 
 
 @contextlib.asynccontextmanager
@@ -108,8 +113,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         access = await stack.enter_async_context(open_authenticator(settings, telemetry))
-        entrance = Entrance(access.authenticator, telemetry.registry)
-        sessions = await _stored(stack, open_sessions(settings, telemetry), settings)
+        sessions = await _stored(stack, open_sessions(settings, telemetry, access.limits_of), settings)
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
         table = NodeTable()
@@ -130,14 +134,16 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
             telemetry.background,
         )
         stack.push_async_callback(claimed.close)
+        allowance = await stack.enter_async_context(open_allowance(settings, owner_id, telemetry, access.limits_of))
+        entrance = Entrance(access.authenticator, telemetry.registry, allowance.shown)
         owned = OwnedSessions(sessions, settings.unowned_tenant)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed, owned)
-        parts = CoreParts(links, turns, _policy(settings), telemetry, tracing)
+        parts = CoreParts(links, turns, _policy(settings), telemetry, tracing, allowance=allowance)
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
         telemetry.background.supervise("access", partial(_show_out, entrance, core))
         malformed = malformed_requests("router", telemetry.registry)
-        yield Router(core, sessions, owned, entrance, tls, malformed, links, linker, telemetry, tracing)
+        yield Router(core, sessions, owned, entrance, tls, malformed, links, linker, telemetry, tracing, allowance)
 
 
 async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:
@@ -152,7 +158,7 @@ async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContext
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
-    files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR)
+    files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR, used.DESCRIPTOR)
     services = [service for each in files for service in each.services_by_name.values()]
     server = RpcServer(
         settings.host,
@@ -163,12 +169,13 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         reading=RequestReading(settings.tuning.max_request_records, router.malformed),
         guard=router.entrance,
     )
-    calls = Calls(router.telemetry, router.tracing)
+    calls = Calls(router.telemetry, router.tracing, router.entrance.limits_shown)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts, router.entrance.live), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.owned, calls, counts), server.server)
     add_EmbeddingServiceServicer_to_server(EmbeddingServicer(router.core, calls, counts), server.server)
     add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
+    add_UsageServiceServicer_to_server(UsageServicer(router.allowance, calls), server.server)
     return server
 
 

@@ -12,9 +12,10 @@ from pydantic_settings import NoDecode
 
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
+from ryzanstein.router.access.oidc.urls import is_secure
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
-from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED
+from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED, USAGE_BYTES
 from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.router.tuning import MOVED, RouterTuning
 
@@ -85,10 +86,21 @@ class RouterSettings(ServiceSettings):
     auth: Literal["off", "optional", "required"] | None = Field(
         None,
         description="off: everybody may call; optional: who sends a key must send a valid one; required: everybody must; "
-        "unset: required where keys_file is given, else off",
+        "unset: required where a source of keys is given, else off",
     )
     keys_file: Path | None = Field(
         None, description="file of keys and tenants, made by `ryzanstein keys add`; see docs/operate/access.md"
+    )
+    keys_redis: bool = Field(False, description="read keys and tenants from Redis, at redis_url; in place of keys_file")
+    keys_max_age_s: float = Field(
+        900.0, ge=1, description="how long keys are trusted while Redis is away; after that, callers get KEYS_UNAVAILABLE"
+    )
+    oidc_issuer: str = Field(
+        "", max_length=2048, description="https:// address of an OpenID provider whose tokens (JWT) are accepted beside keys"
+    )
+    oidc_audience: str = Field("", max_length=2048, description="audience that its tokens must have")
+    oidc_tenant_claim: str = Field(
+        "tenant", min_length=1, max_length=256, description="claim of its tokens that names the tenant"
     )
 
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
@@ -146,15 +158,16 @@ class RouterSettings(ServiceSettings):
     @property
     def auth_mode(self) -> Literal["off", "optional", "required"]:
         """`auth`, or what it is unless set: keys that are given are required."""
-        return self.auth or ("required" if self._has_keys else "off")
+        return self.auth or ("required" if self.has_keys or self.oidc_issuer else "off")
 
     @property
     def protected(self) -> bool:
         return self.auth_mode == "required"
 
     @property
-    def _has_keys(self) -> bool:
-        return self.keys_file is not None
+    def has_keys(self) -> bool:
+        """Whether a source of keys is given."""
+        return self.keys_file is not None or self.keys_redis
 
     @property
     def store_bytes(self) -> int:
@@ -164,13 +177,20 @@ class RouterSettings(ServiceSettings):
     @property
     def disk_bytes(self) -> int:
         """What the files of a router with `session_store` sqlite take at most. Its logs are not in files of its own."""
-        other = 2 * LOG_BYTES + MOST_DAMAGED_BYTES + OTHER_FILES_BYTES
+        other = 3 * LOG_BYTES + MOST_DAMAGED_BYTES + USAGE_BYTES + OTHER_FILES_BYTES
         return (self.max_store_bytes or STORE_BYTES["sqlite"]) + self.max_journal_bytes + other
 
     @field_validator("redis_url")
     @classmethod
     def _is_redis_url(cls, url: SecretStr) -> SecretStr:
         return SecretStr(checked_redis_url(url.get_secret_value())) if url.get_secret_value() else url
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _is_issuer(cls, url: str) -> str:
+        if url and not is_secure(url):
+            raise ValueError("must be an https:// address, or an http:// address of this machine")
+        return url
 
     @model_validator(mode="after")
     def _state_is_placed(self) -> Self:
@@ -179,14 +199,20 @@ class RouterSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _redis_has_a_url(self) -> Self:
-        if self.session_store == "redis" and not self.redis_url.get_secret_value():
-            raise ValueError("session_store redis requires redis_url")
+        if not self.redis_url.get_secret_value():
+            for wanted, name in ((self.session_store == "redis", "session_store redis"), (self.keys_redis, "keys_redis")):
+                if wanted:
+                    raise ValueError(f"{name} requires redis_url")
         return self
 
     @model_validator(mode="after")
     def _auth_has_a_source(self) -> Self:
-        if self.auth in ("optional", "required") and not self._has_keys:
-            raise ValueError(f"auth {self.auth} requires keys_file")
+        if self.auth in ("optional", "required") and not (self.has_keys or self.oidc_issuer):
+            raise ValueError(f"auth {self.auth} requires keys_file, keys_redis or oidc_issuer")
+        if self.keys_redis and self.keys_file is not None:
+            raise ValueError("keys_file and keys_redis cannot both be given")
+        if self.oidc_issuer and not self.oidc_audience:
+            raise ValueError("oidc_issuer requires oidc_audience")
         return self
 
     @field_validator("model_policy", mode="before")

@@ -10,6 +10,11 @@ from dataclasses import dataclass, replace
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.router.access.limits.allowance import LimitsOf, SharedLimits, TenantAllowance, no_limits
+from ryzanstein.router.access.limits.books.memory import MemoryUsage
+from ryzanstein.router.access.limits.books.sqlite import SqliteUsage
+from ryzanstein.router.access.limits.metrics import LimitMetrics
+from ryzanstein.router.access.limits.usage import MIN_KEEP_S, UsageBook
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.core.clustered import ClusteredCore, ClusterParts
 from ryzanstein.router.core.parts import CoreParts
@@ -32,31 +37,34 @@ from ryzanstein.rpc.client import PLAIN, Dialer
 log = structlog.get_logger(__name__)
 
 
-def session_bounds(settings: RouterSettings) -> SessionBounds:
+def session_bounds(settings: RouterSettings, limits_of: LimitsOf = no_limits) -> SessionBounds:
     # A kept response is its conversation and itself.
     most = (settings.max_sessions, settings.max_session_messages, settings.max_session_chars, 2 * settings.max_responses)
-    return SessionBounds(*most, max_bytes=settings.store_bytes // LARGEST_SHARE)
+    room = settings.store_bytes // LARGEST_SHARE
+    return SessionBounds(*most, max_bytes=room, most_sessions_of=lambda tenant: limits_of(tenant).sessions)
 
 
 @asynccontextmanager
-async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[ServingStore]:
-    """Yields the session store and closes it at the end.
+async def open_sessions(
+    settings: RouterSettings, telemetry: RouterTelemetry, limits_of: LimitsOf = no_limits
+) -> AsyncIterator[ServingStore]:
+    """Yields the session store, of which tenants have these limits, and closes it at the end.
 
     Raises OSError, sqlite3.Error or FAILED_PRECONDITION when the store exists and cannot be used. A
     Redis server that is away is not an error: it may come back.
     """
     if settings.session_store == "redis":
-        async with _open_redis(settings, telemetry) as sessions:
+        async with _open_redis(settings, telemetry, session_bounds(settings, limits_of)) as sessions:
             yield sessions
         return
     store: ServingStore
     metrics = telemetry.store_room
     evicted, room = metrics.evicted("number"), StoreRoom(settings.store_bytes, metrics.used.set, metrics.evicted("bytes"))
     if settings.session_store == "memory":
-        store = MemorySessions(session_bounds(settings), evicted, room)
+        store = MemorySessions(session_bounds(settings, limits_of), evicted, room)
     else:
         path = (settings.session_dir or settings.state_dir) / "sessions.db"
-        opened = await SqliteSessions.open(path, session_bounds(settings), evicted, room)
+        opened = await SqliteSessions.open(path, session_bounds(settings, limits_of), evicted, room)
         store = _resilient(opened, settings, telemetry, opened.changes)
     try:
         yield store
@@ -65,7 +73,9 @@ async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) ->
 
 
 @asynccontextmanager
-async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[ServingStore]:
+async def _open_redis(
+    settings: RouterSettings, telemetry: RouterTelemetry, bounds: SessionBounds
+) -> AsyncIterator[ServingStore]:
     try:
         # An optional dependency: installed only where it is used.
         from ryzanstein.router.sessions.stores.redis import RedisSessions
@@ -78,7 +88,7 @@ async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> A
 
     url = settings.redis_url.get_secret_value()
     log.info("sessions in Redis", address=address(url))
-    bounds, evicted = session_bounds(settings), telemetry.store_room.evicted("number")
+    evicted = telemetry.store_room.evicted("number")
     store = await RedisSessions.open(redis_client(url), settings.redis_prefix, bounds, evicted)
     sessions = _resilient(store, settings, telemetry)
     recent = sessions.recent
@@ -98,6 +108,33 @@ def _resilient(
     store: SessionStore, settings: RouterSettings, telemetry: RouterTelemetry, changes: Changes | None = None
 ) -> ResilientSessions:
     return ResilientSessions(store, session_bounds(settings), settings.tuning.store, telemetry, changes)
+
+
+@asynccontextmanager
+async def open_allowance(
+    settings: RouterSettings, router_id: str, telemetry: RouterTelemetry, limits_of: LimitsOf
+) -> AsyncIterator[TenantAllowance]:
+    """Yields what tenants may use. Their counts are where sessions are; a store that is away may come back."""
+    metrics = LimitMetrics(telemetry.registry)
+    keep_s = max(MIN_KEEP_S, 2 * _retention_s(settings))
+    book: UsageBook
+    shared: SharedLimits | None = None
+    linger_s = 0.05
+    if settings.session_store == "redis":
+        # An optional dependency: it is installed only where it is used.
+        from ryzanstein.router.access.limits.books.redis import RedisLimits
+        from ryzanstein.router.storage.redis_client import redis_client
+
+        client = redis_client(settings.redis_url.get_secret_value())
+        book = shared = RedisLimits(client, settings.redis_prefix, router_id, telemetry.background, keep_s=keep_s)
+        linger_s = 0.002
+    elif settings.session_store == "sqlite":
+        book = SqliteUsage((settings.session_dir or settings.state_dir) / "usage.db", router_id, keep_s)
+    else:
+        book = MemoryUsage()
+    allowance = TenantAllowance(book, metrics, limits_of, shared=shared, linger_s=linger_s)
+    async with allowance.running(telemetry.background):
+        yield allowance
 
 
 @dataclass(frozen=True, slots=True)

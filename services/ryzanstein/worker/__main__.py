@@ -26,7 +26,6 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
@@ -146,7 +145,7 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, templates, telemetry.first, metrics.port, tls=tls)
+        await _serve_rpc(settings, models, templates, telemetry.first, metrics_port=metrics.port, traffic=traffic, tls=tls)
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -161,8 +160,9 @@ async def _serve_rpc(
     models: NodeModels,
     templates: ChatRenderer,
     telemetry: WorkerTelemetry,
-    metrics_port: int,
     *,
+    metrics_port: int,
+    traffic: PageTraffic,
     tls: ServiceTls | None,
 ) -> None:
     services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
@@ -184,7 +184,7 @@ async def _serve_rpc(
         "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
     )
     try:
-        await _live(settings, models, telemetry, rpc, dialer_of(tls))
+        await _live(settings, models, telemetry, rpc, traffic)
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
@@ -193,7 +193,7 @@ async def _serve_rpc(
 
 
 async def _live(
-    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, dialer: Dialer
+    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, traffic: PageTraffic
 ) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
     background = telemetry.background
@@ -207,8 +207,8 @@ async def _live(
     tasks = []
     if settings.orchestrator:
         address = ReachableAddress(settings.advertise_address, settings.host, rpc.port, rpc.tls_port)
-        member = NodeMember(models, deployed, memory, address)
-        membership = NodeMembership(settings.orchestrator, member, telemetry, dialer)
+        member = NodeMember(models, deployed, memory, address, traffic.known)
+        membership = NodeMembership(settings.orchestrator, member, telemetry, traffic.dialer)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
     models.stop()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-DROPS = ("queue_full", "gone", "resting", "unimplemented", "unavailable", "draining", "refused", "failed")
+DROPS = ("queue_full", "gone", "resting", "unimplemented", "unavailable", "draining", "refused", "failed", "unknown_node")
+ADDRESSES = ("address", "not_member")
 REFUSALS = ("foreign", "corrupt", "malformed", "not_ready", "no_room")
 SOURCES = ("node", "host", "disk")
 WAYS = ("tier", "computing")
@@ -23,6 +24,9 @@ class PageMetrics:
         self._received_bytes = counter("page_bytes_received_total", "Bytes of pages taken from other nodes.")
         self._dropped = counter("pages_dropped_total", "Pages that were to be sent and were not, by cause.", "cause")
         self._refused = counter("pages_refused_total", "Pages of others that were not taken, by cause.", "cause")
+        self._addresses = counter(
+            "page_addresses_refused_total", "Attempts to reach a node at an address that was not dialled, by cause.", "cause"
+        )
         self._restored = counter("pages_restored_total", "Pages fetched instead of computed, by source.", "source")
         self._restore_failures = counter("page_restore_failures_total", "Fetches of pages that failed, by source.", "source")
         self._resumed = counter(
@@ -36,6 +40,8 @@ class PageMetrics:
             self._dropped.labels(cause)
         for cause in REFUSALS:
             self._refused.labels(cause)
+        for cause in ADDRESSES:
+            self._addresses.labels(cause)
         for way in WAYS:
             self._resumed.labels(way)
         for source in SOURCES:
@@ -55,6 +61,9 @@ class PageMetrics:
 
     def refuse(self, cause: str, num_pages: int = 1) -> None:
         self._refused.labels(cause).inc(num_pages)
+
+    def refuse_address(self, cause: str) -> None:
+        self._addresses.labels(cause).inc()
 
     def resumed(self, way: str) -> None:
         self._resumed.labels(way).inc()

@@ -37,8 +37,8 @@ def scope_missing(scope: str) -> RyzansteinError:
     return RyzansteinError(f"the API key lacks the scope {scope!r}", Code.PERMISSION_DENIED, "SCOPE_MISSING", {"scope": scope})
 
 
-def tenant_not_yours() -> RyzansteinError:
-    return RyzansteinError("x-tenant-id: names another tenant than the API key's", Code.PERMISSION_DENIED, "TENANT_NOT_YOURS")
+def tenant_not_yours(field: str = "x-tenant-id") -> RyzansteinError:
+    return RyzansteinError(f"{field}: names another tenant than the API key's", Code.PERMISSION_DENIED, "TENANT_NOT_YOURS")
 
 
 def priority_not_allowed(priority: int, most: int) -> RyzansteinError:
@@ -66,3 +66,29 @@ def not_your_name(name: str, peer: str) -> RyzansteinError:
 
 def peer_denied(peer: str) -> RyzansteinError:
     return RyzansteinError(f"the certificate of {peer} is denied", Code.PERMISSION_DENIED, "PEER_DENIED", {"peer": peer})
+
+
+def rate_limited(
+    quota: str, limit: float, remaining: int, reset: str, *, retry_after_s: float, tenant: str = ""
+) -> RyzansteinError:
+    """Returns the refusal of a request above a rate of its tenant.
+
+    `quota` names the limit, `reset` says in how long nothing of it is used.
+    """
+    message = f"too many requests: {quota.replace('_', ' ')} is limited to {_number(limit)}"
+    metadata = _of_quota(tenant, quota, limit, remaining) | {"reset": reset}
+    return RyzansteinError(message, Code.RESOURCE_EXHAUSTED, "RATE_LIMITED", metadata, retry_after_s=retry_after_s)
+
+
+def quota_exhausted(quota: str, limit: int, remaining: int, *, tenant: str = "") -> RyzansteinError:
+    """Returns the refusal of a request above what its tenant may use. Trying again soon is of no use, so it says no time."""
+    message = f"the quota is used up: {quota.replace('_', ' ')} is limited to {limit}, {remaining} are left"
+    return RyzansteinError(message, Code.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED", _of_quota(tenant, quota, limit, remaining))
+
+
+def _number(limit: float) -> str:
+    return str(int(limit)) if limit == int(limit) else f"{limit:g}"
+
+
+def _of_quota(tenant: str, quota: str, limit: float, remaining: int) -> dict[str, str]:
+    return {"subject": f"tenant:{tenant}", "quota": quota, "limit": _number(limit), "remaining": str(remaining)}

@@ -42,6 +42,7 @@ PUBLIC_METHODS: Mapping[str, Need] = MappingProxyType(
         f"{_V1}SessionService/ListSessions": _SESSIONS,
         f"{_V1}SessionService/DeleteSession": _SESSIONS,
         f"{_V1}EmbeddingService/Embed": _INFER,
+        f"{_V1}UsageService/GetUsage": Need(Scope.USAGE),
         f"{_V1}RouterService/GetRouterStatus": Need(Scope.STATUS),
         "/grpc.health.v1.Health/Check": OPEN,
         "/grpc.health.v1.Health/List": OPEN,

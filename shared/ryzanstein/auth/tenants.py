@@ -18,11 +18,12 @@ _GROUP, _OWN = "group:", "tenant:"
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """How much a tenant may use. None: there is no limit of this kind.
+    """The limits of one tenant. None: there is no limit of this kind.
 
-    `requests_per_second` is the mean rate, of which `burst` requests may come at once. Tokens are those
-    of prompts and answers. `hard_month` ends an answer in its middle when the month's tokens are used
-    up; without it, what has begun goes on. `max_tokens` bounds the answer of one request.
+    `requests_per_second` is the mean rate, of which `burst` requests may come at once; None: those of
+    one second. `tokens_per_minute` and `tokens_per_month` count prompts and answers. `concurrent` bounds
+    running generations. With `hard_month` an answer ends where the month's tokens do; without it, what
+    has begun goes on. `max_tokens` bounds one answer, `sessions` the conversations that are kept.
     """
 
     requests_per_second: float | None = None

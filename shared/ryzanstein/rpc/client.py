@@ -59,11 +59,14 @@ def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
 
     Without `retries` a failed connect is reported at once (for node links).
     """
-    return grpc.aio.insecure_channel(address, options=_options(retries))
+    return grpc.aio.insecure_channel(address, options=client_options(retries=retries))
 
 
-def _options(retries: bool) -> _Options:
-    retry: _Options = (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
+def client_options(*, retries: bool = True) -> tuple[tuple[str, str | int], ...]:
+    """Returns the options of a channel, for callers that open it themselves."""
+    retry: tuple[tuple[str, str | int], ...] = (
+        (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
+    )
     return (*CLIENT_OPTIONS, *retry)
 
 
@@ -120,7 +123,7 @@ class Dialer:
         """
         if self._certificates is None:
             return open_channel(address, retries=retries)
-        options = (*_options(retries), *_name(expect, self._certificates))
+        options = (*client_options(retries=retries), *_name(expect, self._certificates))
         return grpc.aio.secure_channel(address, _credentials(self._certificates.current), options=options)
 
     def open_blocking(self, address: str, expect: Expect) -> grpc.Channel:

@@ -35,9 +35,15 @@ def status_from_error(error: RyzansteinError) -> status_pb2.Status:
     if error.resource is not None:
         kind, name = error.resource
         details.append(error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name))
-    if error.reason == "RATE_LIMITED":
+    if error.reason in ("RATE_LIMITED", "QUOTA_EXHAUSTED"):
+        limit = error.metadata.get("limit", "")
         quota = error_details_pb2.QuotaFailure()
-        quota.violations.add(subject=error.metadata.get("subject", ""), description=error.message)
+        quota.violations.add(
+            subject=error.metadata.get("subject", ""),
+            description=error.message,
+            quota_metric=error.metadata.get("quota", ""),
+            quota_value=int(limit) if limit.isdecimal() and len(limit) < 19 else 0,
+        )
         details.append(quota)
     if error.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()

@@ -7,6 +7,7 @@ from ryzanstein.cluster import (
     Deployment,
     Instruction,
     Load,
+    MemberAddresses,
     ModelNeed,
     ModelReport,
     Node,
@@ -148,6 +149,7 @@ def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orches
         models=map(model_report_to_wire, report.models),
         memory_bytes=report.memory_bytes,
         needs=[orchestrator.ModelNeed(path=need.path, bytes=need.bytes, error=need.error) for need in report.needs],
+        members_digest=report.members_digest,
     )
 
 
@@ -157,17 +159,20 @@ def node_report_from_wire(wire: orchestrator.HeartbeatRequest) -> NodeReport:
         tuple(map(model_report_from_wire, wire.models)),
         wire.memory_bytes,
         tuple(ModelNeed(need.path, need.bytes, need.error) for need in wire.needs),
+        wire.members_digest if wire.HasField("members_digest") else None,
     )
 
 
 def instruction_to_wire(instruction: Instruction) -> orchestrator.HeartbeatResponse:
     deployments = [deployment_to_wire(deployment) for deployment in instruction.deployments]
+    members = instruction.members
     return orchestrator.HeartbeatResponse(
         deployment=deployments[0] if deployments else None,
         drain=instruction.drain,
         deployments=deployments,
         plural=instruction.plural,
         measure_paths=instruction.measure_paths,
+        members=None if members is None else orchestrator.MemberAddresses(digest=members.digest, addresses=members.addresses),
     )
 
 
@@ -176,7 +181,8 @@ def instruction_from_wire(wire: orchestrator.HeartbeatResponse) -> Instruction:
         deployments = tuple(map(deployment_from_wire, wire.deployments))
     else:
         deployments = (deployment_from_wire(wire.deployment),) if wire.HasField("deployment") else ()
-    return Instruction(deployments, wire.drain, tuple(wire.measure_paths), wire.plural)
+    members = MemberAddresses(wire.members.digest, tuple(wire.members.addresses)) if wire.HasField("members") else None
+    return Instruction(deployments, wire.drain, tuple(wire.measure_paths), wire.plural, members)
 
 
 def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.cluster.conformance.asked import Asked, Refusal, Reply
 from tests.cluster.conformance.http_driver import bare, refusal, take_choice, take_usage
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 
@@ -61,7 +61,12 @@ class SocketDriver:
 
     def _socket(self, tenant: str) -> ClientConnection:
         if tenant not in self._sockets:
-            self._sockets[tenant] = self._stack.enter_context(self._connected(tenant))
+            try:
+                self._sockets[tenant] = self._stack.enter_context(self._connected(tenant))
+            except InvalidStatus as refused:  # who calls is a matter of the handshake
+                response = refused.response
+                error = json.loads(response.body or b"{}")["error"]
+                raise refusal(response.status_code, error, "Retry-After" in response.headers) from None
         return self._sockets[tenant]
 
     def _connected(self, tenant: str) -> connect:

@@ -54,6 +54,11 @@ async def access_of(settings: RouterSettings) -> AsyncIterator[Access]:
     await telemetry.background.close()
 
 
+@pytest.fixture(name="access_of")
+def access_of_fixture() -> Callable[[RouterSettings], Any]:
+    return access_of
+
+
 @pytest.fixture
 async def open_access(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Access]]]:
     """Opens access with settings; all is closed at the end."""

@@ -196,6 +196,7 @@ async def test_without_a_key_every_method_is_unauthenticated_before_its_message_
         ([("Authorization", f"Bearer {'a' * 9000}")], "invalid_api_key"),
         ([("X-Api-Key", "rz_\xe9")], "invalid_api_key"),
     ],
+    ids=["unknown", "foreign", "scheme", "short", "two", "twice", "long", "not-ascii"],
 )
 async def test_a_bad_credential_has_one_typed_answer(keyed: Keyed, headers: list[tuple[str, str]], code: str) -> None:
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers]
@@ -211,12 +212,10 @@ async def test_a_key_comes_by_any_of_three_headers(keyed: Keyed, header: str) ->
 
 
 async def test_openai_s_client_has_its_typed_errors(keyed: Keyed) -> None:
-    def client(key: str) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{keyed.url}/v1", api_key=key, max_retries=0)
-
     async def ask(key: str, model: str = "demo") -> str:
-        answer = await client(key).chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
-        return answer.choices[0].finish_reason
+        async with openai.AsyncOpenAI(base_url=f"{keyed.url}/v1", api_key=key, max_retries=0) as client:
+            answer = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
+            return answer.choices[0].finish_reason
 
     assert await ask(ACME.reveal()) in ("stop", "length")
     with pytest.raises(openai.AuthenticationError):

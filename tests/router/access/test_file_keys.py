@@ -63,7 +63,7 @@ async def test_a_key_that_a_command_adds_is_known_and_one_that_it_revokes_is_ref
     assert access.outcome(made) == "key_revoked"
     assert access.outcome(FIRST.reveal()) == "key"
     assert access.value("keys", source="file") == 2
-    assert access.value("keys_reloads_total", outcome="loaded") == 3
+    assert access.value("keys_reloads_total", source="file", outcome="loaded") == 3
 
 
 async def test_a_file_without_a_change_is_not_loaded_again_and_stays_young(open_access: Open, path: Path, until: Until) -> None:
@@ -71,8 +71,8 @@ async def test_a_file_without_a_change_is_not_loaded_again_and_stays_young(open_
     await asyncio.sleep(0.05)
     os.utime(path)
     os.kill(os.getpid(), signal.SIGHUP)
-    await until(lambda: access.value("keys_age_seconds") < 0.04)
-    assert access.value("keys_reloads_total", outcome="loaded") == 1
+    await until(lambda: access.value("keys_age_seconds", source="file") < 0.04)
+    assert access.value("keys_reloads_total", source="file", outcome="loaded") == 1
 
 
 async def test_sighup_looks_at_once(open_access: Open, path: Path, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +120,13 @@ async def test_a_bad_file_leaves_the_last_good_keys(
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     access = await open_access(keys_file=path)
     spoil(path)
-    await until(lambda: access.value("keys_reloads_total", outcome="failed") == 1, 3.0)
-    await until(lambda: access.value("keys_age_seconds") > 0.3)
+    await until(lambda: access.value("keys_reloads_total", source="file", outcome="failed") == 1, 3.0)
+    await until(lambda: access.value("keys_age_seconds", source="file") > 0.3)
     assert access.outcome(FIRST.reveal()) == "key"
-    assert access.value("keys_reloads_total", outcome="failed") == 1  # counted once for each error that is new
+    assert access.value("keys_reloads_total", source="file", outcome="failed") == 1  # counted once for each error that is new
     write(path, text(FIRST) + text(SECOND))
     await until(lambda: access.outcome(SECOND.reveal()) == "key", 3.0)
-    assert access.value("keys_age_seconds") < 0.3
+    assert access.value("keys_age_seconds", source="file") < 0.3
 
 
 async def test_a_torn_file_is_taken_without_its_last_table(open_access: Open, path: Path, until: Until) -> None:
@@ -202,7 +202,7 @@ async def test_optional_keys_let_in_who_sends_none(open_access: Open, path: Path
 
 @pytest.mark.parametrize("auth", ["optional", "required"])
 def test_auth_without_keys_is_refused_by_name(auth: Any) -> None:
-    with pytest.raises(ValueError, match=f"auth {auth} requires keys_file"):
+    with pytest.raises(ValueError, match=f"auth {auth} requires keys_file, keys_redis or oidc_issuer"):
         RouterSettings(auth=auth)
 
 

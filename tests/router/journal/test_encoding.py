@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
-from ryzanstein.generation.request import GenerationRequest, RequestKey, SamplingParams
+from ryzanstein.generation.request import CACHE_SCOPES, GenerationRequest, RequestKey, SamplingParams
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.router.generations.generation import Generation
@@ -254,6 +254,10 @@ def test_a_record_with_a_damaged_part_is_a_generation_that_is_lost(part: str) ->
 def test_a_request_of_a_later_version_is_not_read_in_part() -> None:
     data = journal_pb.JournalRequest.FromString(encode_request(empty(), 0))
     assert decode_request(data.SerializeToString())[0].prompt == REQUEST.prompt
+    scoped = journal_pb.JournalRequest.FromString(
+        encode_request(Generation("g", replace(REQUEST, cache_scope="t"), Unobserved()), 0)
+    )
+    assert list(scoped.features) == [CACHE_SCOPES], "a router that would drop the scope does not take it over"
     data.features.append("video")
     with pytest.raises(RyzansteinError) as refused:
         decode_request(data.SerializeToString())

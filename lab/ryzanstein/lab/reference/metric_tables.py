@@ -9,6 +9,9 @@ from prometheus_client import CollectorRegistry
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.router.access.authenticator import Anonymous
+from ryzanstein.router.access.entrance import Entrance
+from ryzanstein.router.access.limits.metrics import LimitMetrics
 from ryzanstein.router.access.telemetry import KeyMetrics
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.websocket.telemetry import SocketTelemetry
@@ -44,7 +47,9 @@ def metrics_page() -> str:
 def _router() -> CollectorRegistry:
     telemetry = RouterTelemetry()
     JournalMetrics(telemetry.registry)
+    Entrance(Anonymous(), telemetry.registry)
     KeyMetrics(telemetry.registry)
+    LimitMetrics(telemetry.registry)
     SocketTelemetry(telemetry)
     KeptResponses(MemorySessions(SessionBounds(), lambda _: None), telemetry)
     return telemetry.registry

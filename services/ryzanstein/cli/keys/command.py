@@ -1,4 +1,4 @@
-"""`ryzanstein keys`: `add`, `list`, `revoke` and `check`."""
+"""`ryzanstein keys`: `add`, `list`, `revoke`, `check` and `import`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,11 +15,11 @@ from rich.table import Table
 from ryzanstein.auth.caller import DEFAULT_SCOPES, Scope
 from ryzanstein.auth.key_form import KEY_CHARS, ApiKey, is_key_id
 from ryzanstein.auth.keys.key_fields import MAX_NOTE_CHARS, check_new, moment
-from ryzanstein.auth.keys.keys_file import KeyExistsError, KeysFileError, NoSuchKeyError
+from ryzanstein.auth.keys.keys_file import KeyExistsError, KeysFile, KeysFileError, NoSuchKeyError
 from ryzanstein.auth.keys.records import KeyRecord, KeySnapshot
 from ryzanstein.auth.tenants import rules_table
 from ryzanstein.cli import display
-from ryzanstein.cli.keys.places import File, opened
+from ryzanstein.cli.keys.places import REDIS_VARIABLE, File, GivenPlace, PlaceError, RedisPrefix, RedisUrl, redis_keys
 from ryzanstein.cli.keys.times import end_of
 from ryzanstein.cli.options import text_value
 from ryzanstein.errors import RyzansteinError
@@ -46,6 +47,8 @@ def add(
     ] = MAX_PRIORITY,
     note: Annotated[str, typer.Option(callback=text_value, help=f"What it is for, at most {MAX_NOTE_CHARS} characters.")] = "",
     file: File = None,
+    redis_url: RedisUrl = None,
+    redis_prefix: RedisPrefix = "ryzanstein:",
 ) -> None:
     """Make a key and print it, alone on standard output. It is shown once: only its digest is kept.
 
@@ -67,7 +70,7 @@ def add(
         check_new(record)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    with _failures(), opened(file) as keys:
+    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys:
         keys.add(record)
     print(key.reveal(), flush=True)
     _say(f"key {key.key_id} of {tenant}: {_scopes(record)}; {_until(record)}. It is not shown again.")
@@ -78,9 +81,11 @@ def list_keys(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     file: File = None,
+    redis_url: RedisUrl = None,
+    redis_prefix: RedisPrefix = "ryzanstein:",
 ) -> None:
     """List the keys, with neither secrets nor digests. Exit code 1: they cannot be read."""
-    with _failures(), opened(file) as keys:
+    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys:
         snapshot = keys.read()
     now = time.time()
     if as_json:
@@ -102,6 +107,8 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", callback=text_value, help="The key's id, from `keys list`.")],
     *,
     file: File = None,
+    redis_url: RedisUrl = None,
+    redis_prefix: RedisPrefix = "ryzanstein:",
 ) -> None:
     """Revoke a key, for ever. Routers refuse it within two seconds, and end what runs with it.
 
@@ -110,7 +117,7 @@ def revoke(
     if not is_key_id(key_id):
         # A whole key that was given by mistake is not repeated.
         raise typer.BadParameter("must be the id of a key: 12 letters and digits", param_hint="'ID'")
-    with _failures(), opened(file) as keys:
+    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys:
         revoked = keys.revoke(key_id, time.time())
     _say(f"key {key_id} is revoked" if revoked else f"key {key_id} was revoked already")
 
@@ -119,13 +126,15 @@ def revoke(
 def check(
     *,
     file: File = None,
+    redis_url: RedisUrl = None,
+    redis_prefix: RedisPrefix = "ryzanstein:",
 ) -> None:
     """Read a key from standard input, and print what it may do.
 
     Exit code 1: it is no key, is unknown, revoked or has expired, or the keys cannot be read.
     """
     text = sys.stdin.read(_MOST_READ).strip()
-    with _failures(), opened(file) as keys:
+    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys:
         snapshot = keys.read()
         record = snapshot.find(text, time.time())
         caller = snapshot.caller_of(record)
@@ -136,6 +145,29 @@ def check(
             "cache_scope": caller.cache_scope,
             "limits": rules_table(snapshot.rules_of(record.tenant)),
         }
+    )
+
+
+@app.command("import")
+def import_keys(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A keys file.")],
+    *,
+    redis_url: Annotated[
+        str,
+        typer.Option(envvar=REDIS_VARIABLE, help="Redis server; other users can read a password in the command line."),
+    ],
+    redis_prefix: RedisPrefix = "ryzanstein:",
+) -> None:
+    """Write a keys file to Redis: its keys are added to those there, its tenants replace those there.
+
+    Exit code 1: the file cannot be read, or Redis cannot be written.
+    """
+    with _failures():
+        snapshot = KeysFile(source).read()
+        with redis_keys(redis_url, redis_prefix) as keys:
+            keys.take(snapshot)
+    _say(
+        f"{len(snapshot.keys)} keys, {len(snapshot.revoked)} of them revoked, and {len(snapshot.tenants)} tenants are in Redis"
     )
 
 
@@ -172,7 +204,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
         return
-    except (KeysFileError, RyzansteinError) as error:
+    except (KeysFileError, PlaceError, RyzansteinError) as error:
         message = str(error)
     except NoSuchKeyError as error:
         message = f"there is no key {error}"

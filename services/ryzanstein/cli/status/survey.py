@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TypeVar
 
 from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
+from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.status.cluster_view import (
     ClusterStatus,
     LinkLossView,
@@ -27,7 +28,7 @@ from ryzanstein.cli.status.cluster_view import (
 )
 from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import PLAIN, Dialer, open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import (
     inference_pb2,
@@ -49,7 +50,7 @@ MAX_SESSIONS = 20
 T = TypeVar("T")
 
 
-async def look(orchestrator: str, router: str, dialer: Dialer = PLAIN) -> ClusterStatus:
+async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -> ClusterStatus:
     """Queries all services at once. `dialer` reaches the orchestrator and nodes; a router's port is a public one.
 
     A service that does not answer within TIMEOUT_S is in `errors`.
@@ -169,8 +170,8 @@ def _rank(rank: worker_pb2.RankStatus) -> RankView:
     )
 
 
-async def _router(router: str) -> RouterView:
-    async with open_channel(router) as channel:
+async def _router(router: KeyedRouter) -> RouterView:
+    async with router.open() as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         answer = await answered(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
     losses = (
@@ -193,16 +194,16 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
     )
 
 
-async def _models(router: str) -> tuple[ModelView, ...]:
-    async with open_channel(router) as channel:
+async def _models(router: KeyedRouter) -> tuple[ModelView, ...]:
+    async with router.open() as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         answer = await answered(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
     return tuple(ModelView(model.name, model.context_length, model.ready_nodes) for model in answer.models)
 
 
-async def _sessions(router: str) -> tuple[SessionView, ...]:
+async def _sessions(router: KeyedRouter) -> tuple[SessionView, ...]:
     """Returns the most recently used sessions."""
-    async with open_channel(router) as channel:
+    async with router.open() as channel:
         stub = inference_pb2_grpc.SessionServiceStub(channel)
         request = inference_pb2.ListSessionsRequest(page_size=MAX_SESSIONS)
         answer = await answered(stub.ListSessions(request, timeout=TIMEOUT_S))

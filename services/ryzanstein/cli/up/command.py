@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ryzanstein.cli import display, options
+from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
@@ -249,6 +250,7 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
 def _nodes(cluster: LocalCluster) -> RenderableType:
     """Returns the table of nodes, or a message if it cannot be shown."""
     try:
-        return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address, cluster.dialer)))
+        router = KeyedRouter(cluster.router_address)
+        return node_table(asyncio.run(look(cluster.orchestrator_address, router, cluster.dialer)))
     except Exception as error:
         return f"cannot show the nodes: {error!r}"

@@ -6,7 +6,7 @@ at its handshake.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -26,8 +26,15 @@ _Headers = Iterable[tuple[str, str | bytes]]
 class Entrance:
     """Lets callers in. `live` knows those that stay, and `ended` says why one must leave."""
 
-    def __init__(self, authenticator: Authenticator, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        registry: CollectorRegistry,
+        shown: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+    ) -> None:
         self._authenticator = authenticator
+        self.limits_shown = shown
+        """Returns the headers that tell a tenant what is left of its limits."""
         self._outcomes = Counter(
             "ryzanstein_router_auth_total",
             "Requests at the door, by face and outcome: key, token, anonymous, or why one was refused",

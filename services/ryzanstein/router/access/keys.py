@@ -9,7 +9,7 @@ from ryzanstein.auth import refusals
 from ryzanstein.auth.caller import Caller
 from ryzanstein.auth.credential import Credential
 from ryzanstein.auth.keys.records import KeySnapshot
-from ryzanstein.auth.tenants import TenantLimits
+from ryzanstein.auth.tenants import TenantLimits, TenantRules
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.access.stores.source import HeldKeys
 
@@ -40,9 +40,13 @@ class Keys:
             return refusals.key_revoked()
         return snapshot.ended(record, self._clock())
 
+    def rules_of(self, tenant: str) -> TenantRules:
+        """Returns the rules of a tenant, as the keys that are held now say."""
+        return self._held.snapshot.rules_of(tenant)
+
     def limits_of(self, tenant: str) -> TenantLimits:
         """Returns the limits of a tenant, as the keys that are held now say."""
-        return self._held.snapshot.rules_of(tenant).limits
+        return self.rules_of(tenant).limits
 
     def _trusted(self) -> KeySnapshot:
         if not self._held.are_trusted:

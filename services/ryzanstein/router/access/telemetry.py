@@ -25,27 +25,30 @@ def outcome_of(result: Caller | RyzansteinError) -> str:
 
 
 class KeyMetrics:
-    """The metrics of a source of keys. Built once with the router's registry."""
+    """The metrics of the sources of keys. Built once with the router's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._keys = Gauge(
-            "ryzanstein_router_keys", "Keys that are known, revoked ones included", ["source"], registry=registry
-        )
+        source = ["source"]
+        self._keys = Gauge("ryzanstein_router_keys", "Known keys, revoked ones included", source, registry=registry)
         self._age = Gauge(
-            "ryzanstein_router_keys_age_seconds", "Time since the keys were last seen to be current", registry=registry
+            "ryzanstein_router_keys_age_seconds", "Time since the keys were last seen to be current", source, registry=registry
         )
         self._reloads = Counter(
-            "ryzanstein_router_keys_reloads_total", "Changes of the source of keys, by outcome", ["outcome"], registry=registry
+            "ryzanstein_router_keys_reloads_total",
+            "Changes of a source of keys, by outcome",
+            ["source", "outcome"],
+            registry=registry,
         )
-        for outcome in (LOADED, FAILED):
-            self._reloads.labels(outcome)
 
-    def measure(self, age_s: Callable[[], float]) -> None:
-        self._age.set_function(age_s)
+    def measure(self, source: str, age_s: Callable[[], float]) -> None:
+        """Creates the series of a source."""
+        self._age.labels(source).set_function(age_s)
+        for outcome in (LOADED, FAILED):
+            self._reloads.labels(source, outcome)
 
     def loaded(self, source: str, num_keys: int) -> None:
-        self._reloads.labels(LOADED).inc()
+        self._reloads.labels(source, LOADED).inc()
         self._keys.labels(source).set(num_keys)
 
-    def failed(self) -> None:
-        self._reloads.labels(FAILED).inc()
+    def failed(self, source: str) -> None:
+        self._reloads.labels(source, FAILED).inc()

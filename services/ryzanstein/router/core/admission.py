@@ -19,6 +19,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 TENANT_SHARE = 8
 _MESSAGE_BYTES = 256
+_BYTES_PER_TOKEN = 3
 _TOKEN_BYTES = 36  # an integer, and its place in a tuple
 
 
@@ -231,6 +232,21 @@ def num_bytes_of(prompt: Prompt) -> int:
             return sys.getsizeof(text) + sys.getsizeof(suffix or "")
         case TokenPrompt(token_ids):
             return _TOKEN_BYTES * len(token_ids)
+
+
+def estimated_tokens(prompt: Prompt) -> int:
+    """Returns about how many tokens a prompt has: of ids exactly, of texts one for three bytes of UTF-8."""
+    match prompt:
+        case ChatPrompt(messages):
+            return 1 + sum(_num_utf8(message.content) for message in messages) // _BYTES_PER_TOKEN
+        case TextPrompt(text, suffix):
+            return 1 + (_num_utf8(text) + _num_utf8(suffix or "")) // _BYTES_PER_TOKEN
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+
+
+def _num_utf8(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _take_one(counts: Counter[str], name: str) -> None:

@@ -108,6 +108,8 @@ class Lifecycle:
         """
         if generation.paused:
             self._paused[generation] = turn
+        # Its router may have died before that was counted.
+        generation.meter.settle(generation.log.num_tokens)
         self.retained.ended(generation)
 
     def resume(self, generation: Generation) -> None:
@@ -220,6 +222,7 @@ class Lifecycle:
 
     def _unsettle(self, generation: Generation) -> None:
         generation.resume()
+        generation.meter.resume()
         self.retained.resumed(generation)
         self._recorder.resumed(generation)
 
@@ -322,6 +325,11 @@ class Lifecycle:
         elif not may_go_on(error):
             # Before the end is visible: a client that retries at once must find the key free.
             self._keys.free(generation.generation_id)
+        # And it must find free what the generation held of its tenant's limits.
+        if outcome == "moved":
+            generation.meter.leave()
+        else:
+            generation.meter.settle(generation.log.num_tokens)
         generation.settle(error)
         self.retained.ended(generation)
         if outcome == "moved" or generation.abandoned:
@@ -338,6 +346,7 @@ class Lifecycle:
         It keeps its claim, so that a new turn of its session finds it.
         """
         self._paused[generation] = turn
+        generation.meter.settle(generation.log.num_tokens)
         generation.settle(paused(generation.generation_id))
         self._recorder.ended(generation)
         self._telemetry.unread.paused.inc()

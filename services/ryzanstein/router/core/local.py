@@ -18,7 +18,8 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
-from ryzanstein.router.core.admission import Admission, HeldPrompt, Place
+from ryzanstein.router.access.limits.hold import Hold
+from ryzanstein.router.core.admission import Admission, HeldPrompt, Place, estimated_tokens
 from ryzanstein.router.core.any_node import AnyNode, filled
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
@@ -49,6 +50,7 @@ class LocalCore:
         self._telemetry = parts.telemetry
         self._recorder = parts.recorder
         self._others = parts.others
+        self._allowance = parts.allowance
         self._admission = Admission(parts.policy.limits, parts.telemetry)
         self._keys = IdempotencyKeys(parts.keys, parts.telemetry)
         self._lifecycle = Lifecycle(parts, self._admission, self._keys)
@@ -70,6 +72,7 @@ class LocalCore:
     async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         """See `Core.submit`."""
         request.sampling.validate()
+        self._allowance.check_max_tokens(request.tenant, request.sampling.max_tokens)
         self._admission.check_size(request.prompt)
         generation_id = uuid.uuid4().hex
         if request.key is None:
@@ -169,6 +172,7 @@ class LocalCore:
         generation.on_prompt_dropped = self._admission.hold_anyway(request.tenant, request.prompt).release
         self._generations.add(generation)
         settled = restore(generation, record.batches)
+        self._meter(generation)
         self._recorder.added(generation, new_messages)
         if request.key is not None and may_go_on(generation.error):
             self._keys.adopted(request.key, generation_id)
@@ -179,6 +183,14 @@ class LocalCore:
             place.belongs_to(request.tenant)
             self._lifecycle.launch(generation, turn, place)
         return generation
+
+    def _meter(self, generation: Generation) -> None:
+        """Goes on counting a generation of another router where its journal ends."""
+        request, started = generation.request, generation.started
+        prompt_tokens = None if started is None or not started.node_id else started.prompt_tokens
+        hold = self._allowance.adopt(request.tenant, generation.generation_id, prompt_tokens, generation.log.num_tokens)
+        self._allowance.ends_at(hold, request.sampling.max_tokens, request.sampling.n)
+        generation.meter = hold
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Counts a prompt's tokens at the least loaded node.
@@ -207,7 +219,15 @@ class LocalCore:
         request = replace(request, model=self.model_of(request.model), deadline=deadline)
         place = self._admission.enter(request.tenant)
         try:
-            return await self._embedder.embed(request)
+            estimate = sum(map(estimated_tokens, request.inputs))
+            hold = await self._allowance.admit(request.tenant, uuid.uuid4().hex, estimate)
+            try:
+                embedded = await self._embedder.embed(request)
+                hold.accepted(sum(each.prompt_tokens for each in embedded))
+                hold.settle(0)
+            finally:
+                hold.release()
+            return embedded
         finally:
             place.leave()
 
@@ -223,7 +243,7 @@ class LocalCore:
         try:
             place, held = self._admitted(request)
             try:
-                generation = await self._begun(generation_id, request, place, held, resumable=resumable)
+                generation = await self._charged(generation_id, request, place, held, resumable=resumable)
             except BaseException:
                 place.leave()
                 held.release()
@@ -252,10 +272,22 @@ class LocalCore:
             place.leave()
             raise
 
-    async def _begun(
+    async def _charged(
         self, generation_id: str, request: GenerationRequest, place: Place, held: HeldPrompt, *, resumable: bool
     ) -> Generation:
-        """Opens the session's turn and launches the generation, which then owns the place."""
+        """Charges the request to its tenant, before it changes anything, and begins the generation."""
+        hold = await self._allowance.admit(request.tenant, generation_id, estimated_tokens(request.prompt))
+        try:
+            self._allowance.ends_at(hold, request.sampling.max_tokens, request.sampling.n)
+            return await self._begun(generation_id, request, place, held, hold, resumable=resumable)
+        except BaseException as error:
+            hold.release(joined=isinstance(error, KeyTakenError))
+            raise
+
+    async def _begun(
+        self, generation_id: str, request: GenerationRequest, place: Place, held: HeldPrompt, hold: Hold, *, resumable: bool
+    ) -> Generation:
+        """Opens the session's turn and launches the generation, which then owns the place and the hold."""
         request, turn = await self._opened(request, generation_id)
         try:
             held.grow_to(request.prompt)
@@ -267,7 +299,7 @@ class LocalCore:
                 await turn.ensure(request.model, request.tenant)
             if request.key is not None:
                 await self._keys.confirm(generation_id)
-            return self._launch(generation_id, request, turn, place, resumable)
+            return self._launch(generation_id, request, turn, place, hold, resumable=resumable)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -333,9 +365,10 @@ class LocalCore:
         return next(iter(known))
 
     def _launch(
-        self, generation_id: str, request: GenerationRequest, turn: Turn | None, place: Place, resumable: bool
+        self, generation_id: str, request: GenerationRequest, turn: Turn | None, place: Place, hold: Hold, *, resumable: bool
     ) -> Generation:
         generation = Generation(generation_id, request, self._generations)
+        generation.meter = hold
         self._generations.add(generation)
         place.launched()
         if turn is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ryzanstein.observe.tracing import Tracing
+from ryzanstein.router.access.limits.allowance import Limiter, NoAllowance
 from ryzanstein.router.core.admission import Limits
 from ryzanstein.router.failover.hedges import HedgePolicy
 from ryzanstein.router.failover.placement import RunnerPolicy
@@ -50,7 +51,8 @@ class CorePolicy:
 class CoreParts:
     """The parts of a router that its core uses.
 
-    By default no journal records the generations, and no other router shares their keys.
+    By default no journal records the generations, no other router shares their keys, and tenants
+    have no limits.
     """
 
     links: Roster
@@ -61,3 +63,4 @@ class CoreParts:
     recorder: Recorder = field(default_factory=Unrecorded)
     keys: SharedKeys = field(default_factory=UnsharedKeys)
     others: OtherRouters | None = None
+    allowance: Limiter = field(default_factory=NoAllowance)

@@ -11,7 +11,7 @@ from ryzanstein.generation.request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RequestOrigin:
     """Who sent a request, and the id of the call that it came with."""
 
     caller: Caller

@@ -179,6 +179,12 @@ class AttemptRun:
             self._telemetry.dropped_rows.labels(row.name.lower()).inc()
             return False
         self._generation.token_added()
+        if self._log.complete:  # the answer may not be longer
+            self._works()
+            if self.placement is not None:
+                self.placement.cancel()
+            self._tell(Complete(self))
+            return True
         self._quiet_since = self._generation.last_token_at
         if self._preempted:
             self._preempted.discard(choice)

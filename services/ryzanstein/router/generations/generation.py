@@ -7,6 +7,7 @@ session's turn is stored, so that a client that has read the end can continue fr
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -48,6 +49,47 @@ class GenerationState(Enum):
     """It has ended with an error; it is resumable if that is retryable."""
 
 
+class Meter(Protocol):
+    """Learns what a generation uses. `next_at`: the number of tokens in the log at which to call `grown`."""
+
+    next_at: int
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """Counts the prompt, once a node has accepted it."""
+        ...
+
+    def grown(self, num_tokens: int) -> bool:
+        """Counts the tokens of a generation that goes on. Returns True if its answer must end here."""
+        ...
+
+    def settle(self, num_tokens: int) -> None:
+        """Counts all tokens of a generation that runs no more, or not until it is resumed."""
+        ...
+
+    def resume(self) -> None:
+        """Learns that a settled generation runs again."""
+        ...
+
+    def leave(self) -> None:
+        """Learns that another router has the generation, and counts it."""
+        ...
+
+
+class _Unmetered:
+    next_at = sys.maxsize
+
+    def accepted(self, prompt_tokens: int) -> None: ...
+
+    def grown(self, num_tokens: int) -> bool:
+        return False
+
+    def settle(self, num_tokens: int) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 class GenerationObserver(Protocol):
     """Receives the events of a generation other than its tokens. Must not block."""
 
@@ -80,6 +122,7 @@ class Generation:
         """Its re-attach window is over: it can be read until it has ended."""
         self.on_prompt_dropped: Callable[[], None] = lambda: None
         """Releases the memory of the prompt, at the latest when the generation is forgotten."""
+        self.meter: Meter = _Unmetered()
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.numerics = Numerics()
@@ -135,6 +178,8 @@ class Generation:
                 None if reply is None else reply_format(request.prompt, reply),
                 omitted,
             )
+            if node_id:
+                self.meter.accepted(prompt_tokens)
             self._observer.generation_started(self)
             self.wake()
 
@@ -179,10 +224,13 @@ class Generation:
         return self.request if sampling is self.request.sampling else replace(self.request, sampling=sampling)
 
     def token_added(self) -> None:
-        """Records the time of a new token in the log, and notifies the readers."""
+        """Records the time of a new token in the log, and notifies the readers. Ends an answer that may not be longer."""
         self.last_token_at = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at
+        if self.log.num_tokens >= self.meter.next_at and self.meter.grown(self.log.num_tokens):
+            for choice in self.log.end_all(FinishReason.LENGTH):
+                self.end_choice(choice)
         self.wake()
 
     def end_choice(self, choice: int, cached_prompt_tokens: int = 0) -> None:

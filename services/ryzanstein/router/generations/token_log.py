@@ -143,10 +143,14 @@ class TokenLog:
 
         Fences off all attempts.
         """
+        return self.end_all(FinishReason.CANCELLED)
+
+    def end_all(self, reason: FinishReason) -> list[int]:
+        """Ends every running choice for this reason and returns those choices. Fences off all attempts."""
         self.fence_all()
         ended = [i for i, choice in enumerate(self.choices) if choice.reason is None]
         for i in ended:
-            self._end(self.choices[i], FinishReason.CANCELLED)
+            self._end(self.choices[i], reason)
         return ended
 
     def restore(self, choice: int, first_index: int, tokens: Sequence[Token], node_id: str) -> None:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ryzanstein.auth.keys.key_fields import check_new
-from ryzanstein.auth.keys.keys_text import MAX_FILE_BYTES, KeysText, KeysTextError, key_text, read_keys, revoked_text
+from ryzanstein.auth.keys.keys_text import (
+    MAX_FILE_BYTES,
+    KeysText,
+    KeysTextError,
+    key_text,
+    read_appended,
+    read_keys,
+    revoked_text,
+)
 from ryzanstein.auth.keys.records import MAX_KEYS, KeyRecord, KeySnapshot
 from ryzanstein.files.private_files import opener, private_folder
 
@@ -63,6 +71,10 @@ class KeysFile:
             return read_keys(content)
         except KeysTextError as error:
             raise KeysFileError(f"{self.path}: {error}") from None
+
+    def parsed_after(self, known: KeysText, content: bytes) -> KeysText:
+        """Returns what a content says that begins with one that is known: only the rest of it is read where that will do."""
+        return read_appended(known, content[known.whole_bytes :]) or self.parsed(content)
 
     def read(self) -> KeySnapshot:
         """Returns the keys and tenants."""

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -81,6 +82,30 @@ def read_keys(data: bytes) -> KeysText:
         if whole is None:
             raise
         return KeysText(_snapshot(data[:whole]), whole)
+
+
+def read_appended(known: KeysText, added: bytes) -> KeysText | None:
+    """Reads what was appended to a file that is known, as commands do; None if the whole file must be read.
+
+    That is so where the end does not begin with a table, and for all that is wrong with it: the error
+    then has the right line.
+    """
+    if not added.startswith(b"[") and not added.startswith(b"\n["):
+        return None
+    try:
+        more = read_keys(added)
+    except KeysTextError:
+        return None
+    old, new = known.snapshot, more.snapshot
+    if not new.keys.keys().isdisjoint(old.keys) or not new.tenants.keys().isdisjoint(old.tenants):
+        return None
+    try:
+        snapshot = snapshot_of(
+            chain(old.keys.values(), new.keys.values()), {**old.tenants, **new.tenants}, {**old.revoked, **new.revoked}
+        )
+    except ValueError:
+        return None
+    return KeysText(snapshot, known.whole_bytes + more.whole_bytes)
 
 
 def key_text(record: KeyRecord) -> str:

@@ -16,8 +16,6 @@ from ryzanstein.generation.request import MAX_PRIORITY
 
 MAX_KEYS = 100_000
 MAX_TENANTS = 10_000
-_NO_DIGEST = "0" * DIGEST_CHARS
-"""What the secret of an unknown id is compared with. No secret is known that has this digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,10 @@ class KeyRecord:
         return tenant == self.tenant or Scope.ACT_AS in self.scopes
 
 
+_NOBODYS = KeyRecord("", "0" * DIGEST_CHARS, "", frozenset())
+"""What the secret of an unknown id is compared with. No secret is known that has this digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeySnapshot:
     """All keys and tenants at one moment. `revoked` has when each revoked key was, by id."""
@@ -63,9 +65,8 @@ class KeySnapshot:
         key = ApiKey.parse(text)
         if key is None:
             raise refusals.key_invalid()
-        record = self.keys.get(key.key_id)
-        known = hmac.compare_digest(key.digest(), _NO_DIGEST if record is None else record.digest)
-        if record is None or not known:
+        record = self.keys.get(key.key_id, _NOBODYS)
+        if not hmac.compare_digest(key.digest(), record.digest) or record is _NOBODYS:
             raise refusals.key_invalid()
         if (ended := self.ended(record, now)) is not None:
             raise ended

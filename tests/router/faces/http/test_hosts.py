@@ -6,7 +6,7 @@ import httpx
 import pytest
 from tests.router.faces.http.conftest import EchoCore, open_app
 
-from ryzanstein.router.faces.http.hosts import HostNames
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 
 
 async def status(host: str, path: str = "/v1/models") -> tuple[int, str]:

@@ -8,10 +8,22 @@ import pytest
 from structlog.testing import capture_logs
 from tests.worker.small_orchestrator import SmallOrchestrator
 
-from ryzanstein.cluster import Beat, Deployment, Instruction, Load, ModelNeed, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.cluster import (
+    Beat,
+    Deployment,
+    Instruction,
+    Load,
+    MemberAddresses,
+    ModelNeed,
+    ModelReport,
+    Node,
+    NodeReport,
+    NodeState,
+)
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.wire.membership import instruction_to_wire
 from ryzanstein.worker.agent.membership.node_membership import NodeMembership
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
@@ -20,6 +32,7 @@ class Member:
 
     def __init__(self) -> None:
         self.desired: asyncio.Queue = asyncio.Queue()
+        self.known = KnownNodes(lambda cause: None)
 
     async def locate(self) -> None:
         """It has always known its address."""
@@ -30,10 +43,14 @@ class Member:
     def report(self) -> NodeReport:
         beat = Beat(1, NodeState.READY, "demo", 2048, Load(running=3))
         models = (ModelReport("demo", "/demo", 2, NodeState.READY, memory_bytes=5, asleep=True),)
-        return NodeReport(beat, models, 7, (ModelNeed("/m", 3), ModelNeed("/n", error="no such file")))
+        needs = (ModelNeed("/m", 3), ModelNeed("/n", error="no such file"))
+        return NodeReport(beat, models, 7, needs, self.known.digest)
 
     def follow(self, instruction: Instruction) -> None:
         self.desired.put_nowait(instruction)
+
+    async def wanted(self, timeout_s: float) -> None:
+        await self.known.asked(timeout_s)
 
     async def until(self, desired) -> None:
         async with asyncio.timeout(10):
@@ -67,6 +84,16 @@ async def test_a_node_registers_and_beats(orchestrator, member):
     assert (beat.models[0].model, beat.models[0].revision, beat.models[0].asleep, beat.memory_bytes) == ("demo", 2, True, 7)
     assert [(need.path, need.bytes, need.error) for need in beat.needs] == [("/m", 3, ""), ("/n", 0, "no such file")]
     await orchestrator.next_beat()
+
+
+async def test_a_node_that_waits_for_an_address_beats_at_once(orchestrator, member):
+    orchestrator.interval_ms = 60_000  # it has not registered yet
+    member.known.follow(MemberAddresses(b"1", ("127.0.0.1:1",)))
+    assert (await orchestrator.next_beat()).members_digest == b"1"
+    waiting = asyncio.create_task(member.known.check("127.0.0.1:2"))
+    await orchestrator.next_beat()
+    member.known.follow(MemberAddresses(b"2", ("127.0.0.1:2",)))
+    await waiting
 
 
 async def test_what_the_orchestrator_wants_reaches_the_node(orchestrator, member):

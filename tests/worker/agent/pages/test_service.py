@@ -13,12 +13,14 @@ import grpc
 import pytest
 
 from ryzanstein import errors
+from ryzanstein.cluster import MemberAddresses
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub, add_PageServiceServicer_to_server
-from ryzanstein.worker.agent.faces.pages import MAX_OFFERS, MAX_TRANSFERS, PageServicer, _Arriving
+from ryzanstein.worker.agent.faces.pages import MAX_OFFERS, MAX_TRANSFERS, PEER_SHARE, PageServicer, _Arriving
 from ryzanstein.worker.agent.pages.store import StoreFailed
 from ryzanstein.worker.agent.pages.tiers import pieces
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.agent.pages.tiers.node_store import NodeStore
 from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS, WHOLE_BYTES, frames_of, pieces_of
 
@@ -28,6 +30,7 @@ class Node:
 
     def __init__(self, mover: Any, scope: Any, counted: Any) -> None:
         self.mover, self.corrupt = mover, 0
+        self.known = KnownNodes(counted.metrics.refuse_address)
         self._scope = scope
         pages = SimpleNamespace(metrics=counted.metrics, checked=self._checked)
         self.drains: set[str] = set()
@@ -47,7 +50,7 @@ class Node:
             add_PageServiceServicer_to_server(self.servicer, self.server.server)
         await self.server.start()
         self.address = f"127.0.0.1:{self.server.port}"
-        self.store = NodeStore(self.address, self._on_corrupt)
+        self.store = NodeStore(self.address, self._on_corrupt, self.known)
 
     def _on_corrupt(self) -> None:
         self.corrupt += 1
@@ -297,7 +300,8 @@ async def test_an_older_node_is_left_alone_and_one_that_is_gone_is_asked_again_s
 
 
 async def test_transfers_and_offers_are_bounded(node, chain, scope) -> None:
-    node.servicer._transfers.running, node.servicer._offers.running = MAX_TRANSFERS, MAX_OFFERS
+    transfers, offers = node.servicer._transfers._by_peer, node.servicer._offers._by_peer
+    transfers["ipv4:10.0.0.1"], offers["ipv4:10.0.0.1"] = MAX_TRANSFERS, MAX_OFFERS
     for call in (node.store.send(scope, b"", several(chain(1))), node.store.missing(scope, [])):
         with pytest.raises(StoreFailed) as failure:
             await call
@@ -307,9 +311,33 @@ async def test_transfers_and_offers_are_bounded(node, chain, scope) -> None:
             await PageServiceStub(channel).OfferPages(pb.OfferPagesRequest(scope=pb.PageScope(root=scope.root)))
     assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "64" in str(refusal.value.details())
-    node.servicer._transfers.running -= 1
+    transfers["ipv4:10.0.0.1"] -= 1
     assert await node.store.send(scope, b"", several(chain(1))) == 1
     assert node.servicer._transfers.running == MAX_TRANSFERS - 1
+
+
+async def test_one_peer_leaves_places_for_others(node, chain, scope) -> None:
+    transfers, most = node.servicer._transfers._by_peer, int(MAX_TRANSFERS * PEER_SHARE)
+    transfers["ipv4:127.0.0.1"] = most
+    with pytest.raises(StoreFailed):
+        await node.store.send(scope, b"", several(chain(1)))
+    transfers["ipv4:10.0.0.1"] = transfers.pop("ipv4:127.0.0.1")
+    assert await node.store.send(scope, b"", several(chain(1))) == 1
+    assert dict(transfers) == {"ipv4:10.0.0.1": most}, "a peer without calls is not remembered"
+
+
+async def test_a_node_that_the_orchestrator_does_not_name_is_not_dialled(node, chain, scope, counted) -> None:
+    node.known.follow(MemberAddresses(b"1", ("127.0.0.1:1",)))
+    for call in (node.store.missing(scope, []), node.store.send(scope, b"", several(chain(1)))):
+        with pytest.raises(StoreFailed) as failure:
+            await call
+        assert failure.value.cause == "unknown_node"
+    with pytest.raises(StoreFailed):
+        _ = [page async for page in node.store.fetch(scope, [bytes(17)])]
+    assert node.store._channel is None
+    assert counted("page_addresses_refused_total", cause="not_member") == 3
+    node.known.follow(MemberAddresses(b"2", (node.address,)))
+    assert await node.store.send(scope, b"", several(chain(1))) == 1
 
 
 @pytest.mark.parametrize("num_bytes", [1, 16, 100_000])
@@ -345,8 +373,8 @@ async def test_callers_that_neither_read_nor_write_give_their_places_back(node, 
 
     async with grpc.aio.insecure_channel(node.address) as channel:
         stub = PageServiceStub(channel)
-        calls = [stub.FetchPages(fetch, timeout=2) for _ in range(8)] + [stub.SendPages(begins(), timeout=2) for _ in range(8)]
-        for running in (MAX_TRANSFERS, 0):
+        calls = [stub.FetchPages(fetch, timeout=2) for _ in range(6)] + [stub.SendPages(begins(), timeout=2) for _ in range(6)]
+        for running in (int(MAX_TRANSFERS * PEER_SHARE), 0):
             await eventually(partial(node.runs, running))
         assert await node.store.send(scope, b"", several(chain(1))) == 1
         assert {await call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from ryzanstein.auth.keys.keys_file import KeysFile, KeysFileError
+from ryzanstein.auth.keys.keys_text import KeysText
 from ryzanstein.auth.keys.records import KeySnapshot
 from ryzanstein.router.access.stores.source import FoundKeys, KeysUnreadableError
 
@@ -34,6 +35,8 @@ class FileKeys:
         self._stamp: tuple[int, ...] = ()
         self._settled = False
         self._digest = b""
+        self._known: tuple[KeysText, bytes] | None = None
+        """The last good reading, and the digest of what was read."""
         self._fault = ""
         """Why the last content was refused; empty: it was not."""
 
@@ -60,7 +63,7 @@ class FileKeys:
         if content is not None:
             self._fault = ""
             try:
-                read = self._file.parsed(content)
+                read = self._read(content)
             except KeysFileError as error:
                 self._fault = str(error)
             else:
@@ -68,6 +71,16 @@ class FileKeys:
                     log.warning("keys file ends in a table written in part, which is left out", whole_bytes=read.whole_bytes)
                 return read.snapshot
         raise KeysUnreadableError(self._fault)
+
+    def _read(self, content: bytes) -> KeysText:
+        """Returns what a content says. Of one that a command appended to, only the end is read: 100,000 keys take seconds."""
+        known, digest = self._known or (None, b"")
+        if known is not None and sha256(content[: known.whole_bytes]).digest() == digest:
+            read = self._file.parsed_after(known, content)
+        else:
+            read = self._file.parsed(content)
+        self._known = read, sha256(content[: read.whole_bytes]).digest()
+        return read
 
     def _changed_content(self) -> bytes | None:
         """Returns the content if it is another one than at the last call."""

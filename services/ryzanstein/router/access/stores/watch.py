@@ -26,7 +26,7 @@ class KeyWatch:
         self._source, self._held, self._metrics = source, held, metrics
         self._fault = ""
         self.look_now = asyncio.Event()
-        metrics.measure(lambda: held.age_s)
+        metrics.measure(source.name, lambda: held.age_s)
 
     async def start(self) -> None:
         """Takes the first keys. Raises KeysUnreadableError if the source has none, and no earlier run saved any."""
@@ -74,5 +74,5 @@ class KeyWatch:
     def _failed(self, error: KeysUnreadableError) -> None:
         if str(error) != self._fault:
             self._fault = str(error)
-            self._metrics.failed()
+            self._metrics.failed(self._source.name)
             log.error("keys cannot be read, the last ones stay", source=self._source.name, error=self._fault)

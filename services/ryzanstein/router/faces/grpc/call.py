@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.router.core.peers import OWNER, WHOLE
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.faces.request_key import keyed
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.guard import caller
@@ -36,7 +36,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class RpcCall:
     """A gRPC call. `traceparent` is that of the face's own span."""
 
-    origin: Origin
+    origin: RequestOrigin
     traceparent: str
     deadline: float | None
     on_disconnect: OnDisconnect
@@ -57,7 +57,7 @@ class RpcCall:
     def complete(self, request: GenerationRequest, key: str) -> GenerationRequest:
         """Returns the request with this call's context. `key` is the message's own `request_id`.
 
-        Raises INVALID_ARGUMENT when the key is not valid, and what `Origin.owned` raises.
+        Raises INVALID_ARGUMENT when the key is not valid, and what `RequestOrigin.owned` raises.
         """
         completed = replace(self.origin.owned(request), traceparent=self.traceparent, deadline=self.deadline)
         return keyed(completed, key, "request_id")
@@ -79,7 +79,13 @@ class PeerCall:
 class Calls:
     """Opens calls, with a span and a count for each."""
 
-    def __init__(self, telemetry: RouterTelemetry, tracing: Tracing) -> None:
+    def __init__(
+        self,
+        telemetry: RouterTelemetry,
+        tracing: Tracing,
+        limits_shown: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+    ) -> None:
+        self._limits_shown = limits_shown
         self._telemetry = telemetry
         self._tracing = tracing
 
@@ -90,7 +96,10 @@ class Calls:
             remaining_s = context.time_remaining()
             deadline = None if remaining_s is None else clock.unix_s() + remaining_s
             request_id = str(get_contextvars().get("request_id") or uuid.uuid4().hex)
-            yield RpcCall(Origin(caller(), request_id), parent, deadline, on_disconnect(metadata))
+            who = caller()
+            yield RpcCall(RequestOrigin(who, request_id), parent, deadline, on_disconnect(metadata))
+            if shown := self._limits_shown(who.tenant):
+                context.set_trailing_metadata(tuple(shown.items()))
 
     @contextmanager
     def peer_call(self, method: str, context: _Context) -> Iterator[PeerCall]:

@@ -45,10 +45,10 @@ from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.embeddings import add_embedding_routes
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
-from ryzanstein.router.faces.http.hosts import HostNames
 from ryzanstein.router.faces.http.late import begun, within
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.presence import ClientLeft
 from ryzanstein.router.faces.http.stream import error_event
 from ryzanstein.router.faces.http.texts import add_text_routes

@@ -32,7 +32,7 @@ from ryzanstein.router.faces.openai.openapi import described
 from ryzanstein.router.faces.openai.requests.prompts import deadline_of, name_of
 from ryzanstein.router.faces.openai.requests.sampling import token_ids_of, whole
 from ryzanstein.router.faces.openai.requests.schemas import Body, TokenId, Whole
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 
 _INPUTS = re.compile(r"inputs((?:\[[0-9]+\])?)(?:\.(?:text|token_ids))?")
 _LARGE_NUMBERS = 16_384
@@ -95,7 +95,7 @@ def add_embedding_routes(app: FastAPI, core: Core, reader: BodyReader) -> None:
         return Response(content, media_type="application/json")
 
 
-def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], origin: Origin) -> EmbeddingRequest:
+def embedding_request(body: EmbeddingBody, headers: Mapping[str, str], origin: RequestOrigin) -> EmbeddingRequest:
     """Returns the request of a body. Raises INVALID_ARGUMENT that names the field."""
     if body.encoding_format not in (None, "float", "base64"):
         raise errors.invalid("encoding_format", "must be float or base64", body.encoding_format[:64])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -19,9 +20,9 @@ from ryzanstein.auth.caller import ANYONE, Caller
 from ryzanstein.request_id import request_id
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, ByteBudget, Departure
-from ryzanstein.router.faces.http.hosts import HostNames
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.openai.answers.failures import CLIENT_CLOSED_REQUEST, HttpRefused, failure_from_error
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
@@ -67,8 +68,8 @@ class HttpCall:
     started: bool = False
 
     @property
-    def origin(self) -> Origin:
-        return Origin(self.caller, self.request_id)
+    def origin(self) -> RequestOrigin:
+        return RequestOrigin(self.caller, self.request_id)
 
     @property
     def tenant(self) -> str:
@@ -107,7 +108,7 @@ class Gate:
         self._running += 1
         with bound_contextvars(request_id=call.request_id):
             try:
-                await self._serve(scope, receive, _labelled(send, call), call)
+                await self._serve(scope, receive, _labelled(send, call, self._entrance.limits_shown), call)
             except BaseException:
                 call.code = call.code if call.code >= 400 else CLIENT_CLOSED_REQUEST
                 raise
@@ -174,13 +175,15 @@ def _domain_error(error: Exception, scope: Scope, call: HttpCall) -> errors.Ryza
     return errors.internal(f"internal error, request {call.request_id}")
 
 
-def _labelled(send: Send, call: HttpCall) -> Send:
-    """Returns a `send` that adds the request id to the response and records its status."""
+def _labelled(send: Send, call: HttpCall, limits_shown: Callable[[str], Mapping[str, str]]) -> Send:
+    """Returns a `send` that adds the request id and what is left of limits to the response, and records its status."""
 
     async def labelled(message: Message) -> None:
         if message["type"] == "http.response.start":
             call.started, call.code = True, message["status"]
-            MutableHeaders(scope=message)[REQUEST_ID] = call.request_id
+            headers = MutableHeaders(scope=message)
+            headers[REQUEST_ID] = call.request_id
+            headers.update(limits_shown(call.tenant))
         await send(message)
 
     return labelled

@@ -10,7 +10,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.arrival import ByteBudget
-from ryzanstein.router.faces.http.hosts import HostNames
+from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.upgrade import UpgradeRequest
 from ryzanstein.router.faces.openai.answers.failures import ACCESS, CONNECTIONS, HttpFailure, HttpRefused, failure_from_error
 from ryzanstein.router.faces.websocket.connection import ConnectionParts, WebSocketConnection

@@ -21,7 +21,7 @@ from ryzanstein.router.faces.openai.answers.failures import HttpFailure, HttpRef
 from ryzanstein.router.faces.openai.requests.prompts import Completions, chat_request, completion_requests
 from ryzanstein.router.faces.openai.requests.response_format import naming_the_constraint
 from ryzanstein.router.faces.openai.requests.schemas import ChatCompletionRequest, CompletionRequest, GenerationOptions
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.faces.request_key import HEADER as IDEMPOTENCY_KEY
 from ryzanstein.router.faces.websocket.frames import Attach, Cancel, ClientFrame, CreditFrame, Submit
 from ryzanstein.router.faces.websocket.stream import Submission
@@ -79,7 +79,7 @@ class SocketRequests:
     async def submission(self, submit: Submit, socket_headers: Mapping[str, str], caller: Caller) -> Submission:
         """Returns what a submit asks for. Raises HttpRefused or INVALID_ARGUMENT, as a POST does."""
         headers = _headers(submit, socket_headers)
-        origin = Origin(caller, request_id(headers.get(REQUEST_ID, "")))
+        origin = RequestOrigin(caller, request_id(headers.get(REQUEST_ID, "")))
         match submit.url:
             case "/v1/chat/completions":
                 return await self._chat(submit, headers, origin)
@@ -87,14 +87,14 @@ class SocketRequests:
                 return await self._completion(submit, headers, origin)
         raise errors.invalid("url", "must be /v1/chat/completions or /v1/completions", submit.url[:64])
 
-    async def _chat(self, submit: Submit, headers: Headers, origin: Origin) -> Submission:
+    async def _chat(self, submit: Submit, headers: Headers, origin: RequestOrigin) -> Submission:
         def converted(body: ChatCompletionRequest) -> GenerationRequest:
             return chat_request(_streaming(body), headers, origin, self._max_messages)
 
         body, request = await self._parsed(submit, self._chats, converted)
         return _submission(body, request, ChatDialect(), headers)
 
-    async def _completion(self, submit: Submit, headers: Headers, origin: Origin) -> Submission:
+    async def _completion(self, submit: Submit, headers: Headers, origin: RequestOrigin) -> Submission:
         def converted(body: CompletionRequest) -> GenerationRequest:
             return _only(completion_requests(_streaming(body), headers, origin))
 

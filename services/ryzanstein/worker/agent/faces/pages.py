@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
 
@@ -35,6 +37,7 @@ Context = ServicerContext[Any, Any]
 
 MAX_TRANSFERS = 16  # at once: each holds some pages in memory
 MAX_OFFERS = 64  # at once: the ranks answer them between two steps
+PEER_SHARE = 0.75  # of either, for one peer: others find a place beside one that never reads or writes
 MAX_TRANSFER_S = 90.0  # a caller that neither reads nor writes loses its place then; nodes ask for 60 s
 _HELD_BYTES = 8 * 2**20
 
@@ -50,7 +53,7 @@ class PageServicer(PageServiceServicer):
     async def OfferPages(self, request: pb.OfferPagesRequest, context: Context) -> pb.OfferPagesResponse:
         self._require_staying(request.scope)
         keys = checked_keys(list(request.keys))
-        with self._offers:
+        with self._offers.of(context.peer()):
             _, mover, _ = await self._scope(request.scope)
             try:
                 return pb.OfferPagesResponse(missing=await mover.missing(keys), whole_pages_bytes=WHOLE_BYTES)
@@ -66,7 +69,7 @@ class PageServicer(PageServiceServicer):
         self._require_staying(first.begin.scope)
         if len(first.begin.parent) not in (0, NAME_BYTES):
             raise errors.invalid("begin.parent", f"must have {NAME_BYTES} bytes, or none", len(first.begin.parent))
-        with self._transfers:
+        with self._transfers.of(context.peer()):
             pages, mover, scope = await self._scope(first.begin.scope)
             arriving = _Arriving(pages, mover, scope, first.begin.parent)
             try:
@@ -81,7 +84,7 @@ class PageServicer(PageServiceServicer):
         _require_deadline(context)
         left, whole_bytes = checked_keys(list(request.keys)), min(request.whole_pages_bytes, WHOLE_BYTES)
         num_bytes = 0
-        with self._transfers:
+        with self._transfers.of(context.peer()):
             _, mover, scope = await self._scope(request.scope)
             while left and num_bytes < pieces.ANSWER_BYTES:
                 size = mover.fits(left)
@@ -110,19 +113,29 @@ class PageServicer(PageServiceServicer):
 
 
 class AtOnce:
-    """A bound on calls that run at once; enter it for each. Raises `refusal` when there are too many."""
+    """A bound on calls that run at once, and on those of one peer. Raises `refusal` when there are too many."""
 
     def __init__(self, most: int, refusal: Callable[[], RyzansteinError]) -> None:
-        self._most, self._refusal = most, refusal
-        self.running = 0
+        self._most, self._most_of_one, self._refusal = most, max(1, int(most * PEER_SHARE)), refusal
+        self._by_peer: Counter[str] = Counter()
 
-    def __enter__(self) -> None:
-        if self.running >= self._most:
+    @property
+    def running(self) -> int:
+        return self._by_peer.total()
+
+    @contextmanager
+    def of(self, peer: str) -> Iterator[None]:
+        """Counts a call while it runs. `peer` is its address as gRPC writes it: all ports of a host are one peer."""
+        host = peer.rpartition(":")[0]
+        if self.running >= self._most or self._by_peer[host] >= self._most_of_one:
             raise self._refusal()
-        self.running += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.running -= 1
+        self._by_peer[host] += 1
+        try:
+            yield
+        finally:
+            self._by_peer[host] -= 1
+            if not self._by_peer[host]:
+                del self._by_peer[host]
 
 
 class _Arriving:
@@ -195,12 +208,13 @@ def _alike(found: tuple[Page, bytes]) -> bool:
 
 
 def _too_many_transfers() -> RyzansteinError:
-    text = f"too many transfers of pages, the limit is {MAX_TRANSFERS}"
+    text = f"too many transfers of pages, the limit is {MAX_TRANSFERS}, and {int(MAX_TRANSFERS * PEER_SHARE)} for one peer"
     return RyzansteinError(text, Code.RESOURCE_EXHAUSTED, "TOO_MANY_TRANSFERS")
 
 
 def _too_many_offers() -> RyzansteinError:
-    return RyzansteinError(f"too many offers of pages, the limit is {MAX_OFFERS}", Code.RESOURCE_EXHAUSTED, "TOO_MANY_OFFERS")
+    text = f"too many offers of pages, the limit is {MAX_OFFERS}, and {int(MAX_OFFERS * PEER_SHARE)} for one peer"
+    return RyzansteinError(text, Code.RESOURCE_EXHAUSTED, "TOO_MANY_OFFERS")
 
 
 def _lost(error: PagesLost) -> RyzansteinError:

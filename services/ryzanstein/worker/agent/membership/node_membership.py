@@ -24,15 +24,18 @@ from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 
 class NodeMember:
-    """A `MembershipObserver`. `address` is that of the node's WorkerService."""
+    """A `MembershipObserver`. `address` is that of the node's WorkerService; `known` learns those of other nodes."""
 
-    def __init__(self, models: NodeModels, deployed: DeployedModels, memory: ModelMemory, address: ReachableAddress) -> None:
+    def __init__(
+        self, models: NodeModels, deployed: DeployedModels, memory: ModelMemory, address: ReachableAddress, known: KnownNodes
+    ) -> None:
         self._models, self._deployed, self._memory = models, deployed, memory
-        self._address = address
+        self._address, self._known = address, known
 
     async def locate(self) -> None:
         await self._address.look_up()
@@ -57,10 +60,17 @@ class NodeMember:
 
     def report(self) -> NodeReport:
         needs = self._deployed.needs()
-        return NodeReport(self._models.first.node.beat(), self._deployed.reports(), self._memory.total, needs)
+        return NodeReport(
+            self._models.first.node.beat(), self._deployed.reports(), self._memory.total, needs, self._known.digest
+        )
 
     def follow(self, instruction: Instruction) -> None:
+        if instruction.members is not None:
+            self._known.follow(instruction.members)
         self._deployed.follow(instruction)
+
+    async def wanted(self, timeout_s: float) -> None:
+        await self._known.asked(timeout_s)
 
 
 log = structlog.get_logger(__name__)
@@ -83,6 +93,10 @@ class MembershipObserver(Protocol):
 
     def follow(self, instruction: Instruction) -> None:
         """Takes what the orchestrator wants of this node; repeated with every answer."""
+        ...
+
+    async def wanted(self, timeout_s: float) -> None:
+        """Returns when the next beat is wanted: after this time, or sooner."""
         ...
 
 
@@ -177,7 +191,7 @@ class NodeMembership:
         node_id = self._member.describe().node_id
         while True:
             yield heartbeat_to_wire(node_id, self._lease_id, self._member.report())
-            await asyncio.sleep(interval_s)
+            await self._member.wanted(interval_s)
 
 
 def _is_cancelled() -> bool:

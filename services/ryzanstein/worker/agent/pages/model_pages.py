@@ -287,6 +287,7 @@ class ModelPages:
             store = NodeStore(
                 place.address,
                 lambda: self.metrics.refuse("corrupt"),
+                self._traffic.known,
                 node_id=place.node_id,
                 dialer=self._traffic.dialer,
             )

@@ -9,19 +9,21 @@ from ryzanstein.worker.agent.pages.outbox import RateLimit
 from ryzanstein.worker.agent.pages.store import PageStore
 from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
 from ryzanstein.worker.agent.pages.tiers.host_tier import HostTier
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.page_metrics import PageMetrics
 
 
 class PageTraffic:
-    """The traffic of pages of one node. `tiers` are by name, the fastest first; `metrics` counts theirs.
+    """The traffic of pages of one node: with the nodes that are `known`, and its `tiers` by name, the fastest first.
 
-    `dialer` reaches other nodes.
+    `metrics` counts what is done for all models. `dialer` reaches other nodes.
     """
 
     def __init__(self, settings: WorkerSettings, metrics: PageMetrics, dialer: Dialer = PLAIN) -> None:
         self.dialer = dialer
         self.rate, self.no_limit = RateLimit(settings.kv_replication_rate), RateLimit(0)
+        self.known = KnownNodes(metrics.refuse_address)
         self.tiers: Mapping[str, PageStore] = _tiers(settings, metrics)
 
 

@@ -23,7 +23,7 @@ from ryzanstein.router.faces.openai.requests.prompts import base_request, name_o
 from ryzanstein.router.faces.openai.requests.sampling import sampling_params, whole
 from ryzanstein.router.faces.openai.requests.schemas import Body, GenerationOptions, Whole, refuse
 from ryzanstein.router.faces.openai.requests.tools import without_format
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
@@ -170,13 +170,13 @@ def refers(body: ResponsesRequest) -> bool:
     return isinstance(body.input, list) and any(item.refers for item in body.input)
 
 
-def asked(body: ResponsesRequest, headers: Mapping[str, str], origin: Origin, max_items: int) -> Asked:
+def asked(body: ResponsesRequest, headers: Mapping[str, str], origin: RequestOrigin, max_items: int) -> Asked:
     """Returns what a body asks for. Raises INVALID_ARGUMENT that names the field."""
     with naming_fields(body):
         return _asked(body, headers, origin, max_items)
 
 
-def _asked(body: ResponsesRequest, headers: Mapping[str, str], origin: Origin, max_items: int) -> Asked:
+def _asked(body: ResponsesRequest, headers: Mapping[str, str], origin: RequestOrigin, max_items: int) -> Asked:
     refuse(body, _UNSUPPORTED, "")
     if body.stream_options is not None:
         refuse(body.stream_options, _STREAM_UNSUPPORTED, "stream_options.")

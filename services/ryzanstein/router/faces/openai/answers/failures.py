@@ -42,6 +42,7 @@ _CODES = MappingProxyType(
     {
         "CONTEXT_TOO_LONG": "context_length_exceeded",
         "RATE_LIMITED": "rate_limit_exceeded",
+        "QUOTA_EXHAUSTED": "insufficient_quota",
         "KEY_MISSING": "missing_api_key",
         "KEY_INVALID": "invalid_api_key",
     }
@@ -106,6 +107,9 @@ def failure_from_error(error: RyzansteinError) -> HttpFailure:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         # Finer than whole seconds; OpenAI clients prefer it.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
+    if error.reason == "QUOTA_EXHAUSTED":
+        # OpenAI's clients try every 429 again that does not say so.
+        headers["x-should-retry"] = "false"
     return HttpFailure(
         status=_STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500),
         message=error.message,

@@ -31,7 +31,7 @@ from ryzanstein.router.faces.openai.requests.schemas import (
     refuse_unsupported,
 )
 from ryzanstein.router.faces.openai.requests.tools import tools_of, without_format
-from ryzanstein.router.faces.origin import Origin
+from ryzanstein.router.faces.origin import RequestOrigin
 from ryzanstein.router.faces.request_key import HEADER, key_of_header, keyed
 
 _TIERS = {"auto": 0, "default": 0, "scale": 0, "flex": -5, "priority": 5}
@@ -71,7 +71,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def chat_request(
-    body: ChatCompletionRequest, headers: Mapping[str, str], origin: Origin, max_messages: int
+    body: ChatCompletionRequest, headers: Mapping[str, str], origin: RequestOrigin, max_messages: int
 ) -> GenerationRequest:
     """Returns the request of a chat body. Raises INVALID_ARGUMENT that names the field."""
     refuse_unsupported(body)
@@ -86,7 +86,7 @@ def chat_request(
     return _keyed(replace(request, session_id=session_id), headers)
 
 
-def completion_requests(body: CompletionRequest, headers: Mapping[str, str], origin: Origin) -> Completions:
+def completion_requests(body: CompletionRequest, headers: Mapping[str, str], origin: RequestOrigin) -> Completions:
     """Returns the requests of a completion body, with OpenAI's default of 16 tokens.
 
     Raises INVALID_ARGUMENT that names the field.
@@ -153,11 +153,11 @@ def _refuse_streamed_scores(body: GenerationOptions, sampling: SamplingParams) -
 
 
 def base_request(
-    body: GenerationOptions, prompt: Prompt, sampling: SamplingParams, headers: Mapping[str, str], origin: Origin
+    body: GenerationOptions, prompt: Prompt, sampling: SamplingParams, headers: Mapping[str, str], origin: RequestOrigin
 ) -> GenerationRequest:
     """Returns a request without a session and without a key.
 
-    Raises INVALID_ARGUMENT that names the field, and what `Origin.owned` raises.
+    Raises INVALID_ARGUMENT that names the field, and what `RequestOrigin.owned` raises.
     """
     traceparent = headers.get("traceparent", "")
     request = GenerationRequest(

@@ -17,6 +17,7 @@ from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
 from ryzanstein.worker.agent.pages.page import Page
 from ryzanstein.worker.agent.pages.store import PageScope, StoreFailed
 from ryzanstein.worker.agent.pages.tiers import pieces
+from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.agent.pages.tiers.pieces import MAX_KEYS, WHOLE_BYTES, Assembly, CorruptPage, frames_of, whole_pages
 
 _ASK_S = 5.0
@@ -25,27 +26,26 @@ _SHORT_REST_S, _LONG_REST_S = 2.0, 60.0
 
 
 class NodeStore:
-    """A `PageStore` on another node. `on_corrupt` is called for each page that arrives damaged."""
+    """A `PageStore` on another node. `on_corrupt` is called for each page that arrives damaged.
 
-    def __init__(self, address: str, on_corrupt: Callable[[], None], *, node_id: str = "", dialer: Dialer = PLAIN) -> None:
-        self._address, self._expect, self._dialer = address, Peer(PeerRole.NODE, node_id), dialer
+    It is dialled when it is first used, and used only while it is one of the `known` nodes.
+    """
+
+    def __init__(
+        self, address: str, on_corrupt: Callable[[], None], known: KnownNodes, *, node_id: str = "", dialer: Dialer = PLAIN
+    ) -> None:
+        self._address, self._known, self._on_corrupt = address, known, on_corrupt
+        self._expect, self._dialer = Peer(PeerRole.NODE, node_id), dialer
         self._channels: dict[int, grpc.aio.Channel] = {}  # by the version of the certificates; the last one is in use
-        self._on_corrupt = on_corrupt
+        self._closed = False
         self._whole_bytes = 0  # that the node takes in one message, as it last said
-
-    @property
-    def _stub(self) -> Any:
-        """The stub on a channel with the present certificates. Calls on an earlier channel go on."""
-        version = self._dialer.version
-        if version not in self._channels:
-            self._channels[version] = self._dialer.open(self._address, self._expect, retries=False)
-        return PageServiceStub(self._channels[version])
 
     async def missing(self, scope: PageScope, keys: Sequence[bytes]) -> Sequence[int]:
         """See `PageStore.missing`."""
+        stub = await self._stub()
         with _failures():
             request = pb.OfferPagesRequest(scope=_wire(scope), keys=keys)
-            response = await self._stub.OfferPages(request, timeout=_ASK_S)
+            response = await stub.OfferPages(request, timeout=_ASK_S)
             self._whole_bytes = min(response.whole_pages_bytes, WHOLE_BYTES)
             return list(response.missing)
 
@@ -58,8 +58,9 @@ class NodeStore:
                 for frame in frames_of(pb.SendPagesRequest, pages, scope.root, scope.sizes, self._whole_bytes):
                     yield frame
 
+        stub = await self._stub()
         with _failures():
-            response = await self._stub.SendPages(frames(), timeout=_SEND_S)
+            response = await stub.SendPages(frames(), timeout=_SEND_S)
             return int(response.stored)
 
     async def fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
@@ -79,9 +80,10 @@ class NodeStore:
     async def _fetch(self, scope: PageScope, keys: Sequence[bytes]) -> AsyncIterator[Page]:
         assembly = Assembly(scope.root, scope.sizes)
         wanted = iter(keys)
+        stub = await self._stub()
         with _failures():
             request = pb.FetchPagesRequest(scope=_wire(scope), keys=keys, whole_pages_bytes=WHOLE_BYTES)
-            call = self._stub.FetchPages(request, timeout=_SEND_S)
+            call = stub.FetchPages(request, timeout=_SEND_S)
             try:
                 async for response in call:
                     for page in _pages(response, assembly, scope):
@@ -94,8 +96,22 @@ class NodeStore:
                 call.cancel()
 
     async def close(self) -> None:
+        self._closed = True
         for channel in self._channels.values():
             await channel.close()
+
+    async def _stub(self) -> Any:
+        """Returns the node's service, on a channel with the present certificates. Raises StoreFailed.
+
+        Calls on an earlier channel go on.
+        """
+        await self._known.check(self._address)
+        if self._closed:
+            raise StoreFailed("failed", _SHORT_REST_S)
+        version = self._dialer.version
+        if version not in self._channels:
+            self._channels[version] = self._dialer.open(self._address, self._expect, retries=False)
+        return PageServiceStub(self._channels[version])
 
 
 def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: PageScope) -> Iterator[Page]:

@@ -1,0 +1,1 @@
+"""Where the counts of months are kept."""
