@@ -15,12 +15,11 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.auth import refusals
-from ryzanstein.auth.tenants import TenantLimits
+from ryzanstein.auth.tenants import NO_LIMITS, TenantLimits
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.process.background import Background
 from ryzanstein.router.access.limits.backlog import UsageBacklog
 from ryzanstein.router.access.limits.bounds import (
-    NO_LIMITS,
     UNBOUNDED,
     LimitAnswer,
     LimitBounds,
