@@ -208,7 +208,7 @@ async def test_a_database_that_is_gone_refuses_acts(serving, tmp_path):
     assert not (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
 
 
-async def test_an_orchestrator_killed_in_an_act_leaves_its_intent(tmp_path, telemetry):
+async def test_an_orchestrator_killed_in_an_act_leaves_its_intent(tmp_path, telemetry, eventually):
     """The deployment waits for a node that never measures the directory."""
     database, file = tmp_path / "o.sqlite", tmp_path / "audit.jsonl"
     flags = ("--database", str(database), "--audit-file", str(file), "--grpc-port", "0")
@@ -224,8 +224,12 @@ async def test_an_orchestrator_killed_in_an_act_leaves_its_intent(tmp_path, tele
                 node = pb.Node(node_id="a", address="h:1", incarnation="1", tp=1, memory_bytes=2**30)
                 await stub.RegisterNode(pb.RegisterNodeRequest(node=node))
                 call = stub.DeployModel(deploy())
-                while not file.exists() or not file.read_text():
-                    await asyncio.sleep(0.02)
+
+                async def is_written():
+                    listed = (await stub.ListAudit(pb.ListAuditRequest())).acts
+                    return file.exists() and file.read_text() and [each.outcome for each in listed] == ["unknown"]
+
+                await eventually(is_written, "the intent")
                 child.send_signal(signal.SIGKILL)
                 with pytest.raises(grpc.aio.AioRpcError):
                     await call

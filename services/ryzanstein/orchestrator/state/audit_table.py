@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass
+from typing import Any
 
 from ryzanstein.auth.audit.audit_record import AuditRecord, Facts, clipped_facts
 
@@ -61,8 +62,14 @@ def read_records(connection: sqlite3.Connection, query: AuditQuery) -> AuditPage
     target = query.target_prefix
     values = (query.before, query.method, query.method, target, target, query.size + 1)
     rows = connection.execute(_READ, values).fetchall()
-    records = tuple(AuditRecord(*row[1:10], before=_facts(row[10]), after=_facts(row[11])) for row in rows[: query.size])
+    records = tuple(map(_record, rows[: query.size]))
     return AuditPage(records, rows[query.size - 1][0] if len(rows) > query.size else 0)
+
+
+def _record(row: tuple[Any, ...]) -> AuditRecord:
+    _, act_id, time, actor, via, method, target, request_id, outcome, reason, before, after = row
+    states = _facts(before), _facts(after)
+    return AuditRecord(act_id, time, actor, via, method, target, request_id, outcome, reason, *states)
 
 
 def _text(facts: Facts | None) -> str | None:
