@@ -26,6 +26,8 @@ DIRECT = {
     "shared/ryzanstein/rpc/client.py": {"insecure_channel", "secure_channel"},
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
+    "services/ryzanstein/cli/access/keyed_router.py": {"insecure_channel"},  # with the options of `client_options`
+    "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}

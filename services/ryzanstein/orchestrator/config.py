@@ -59,6 +59,10 @@ class OrchestratorSettings(ServiceSettings):
         default_factory=default_state("orchestrator", "orchestrator.sqlite"),
         description="SQLite file, created if missing; by default in the state home, see docs/operate/configure.md",
     )
+    audit_file: Path | None = Field(
+        None,
+        description="file that operators' acts are appended to, beside the log and the database; see docs/operate/secure.md",
+    )
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
     tuning: OrchestratorTuning = Field(default_factory=OrchestratorTuning, description=TUNING)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from ryzanstein.auth.audit.audit_file import audit_files
+from ryzanstein.auth.audit.auditor import Auditor, audit_failures
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
@@ -175,7 +177,9 @@ async def _serve_rpc(
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
         tls=tls,
     )
-    add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
+    files = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
+    auditor = Auditor(telemetry.background, audit_failures("worker", telemetry.registry), files)
+    add_WorkerServiceServicer_to_server(WorkerServicer(models, auditor), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)

@@ -99,6 +99,9 @@ class WorkerSettings(ServiceSettings):
     kv_replication_rate: int = Field(
         256 * 2**20, ge=0, description="bytes of pages that the node sends in a second at most; 0: no limit"
     )
+    audit_file: Path | None = Field(
+        None, description="file that operators' acts are appended to, beside the log; see docs/operate/secure.md"
+    )
     kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
     kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")
     kv_disk_dir: Path = Field(

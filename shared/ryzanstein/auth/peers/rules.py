@@ -50,6 +50,7 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         "/ryzanstein.v1.OrchestratorService/DeployModel": _OPERATOR,
         "/ryzanstein.v1.OrchestratorService/RemoveModel": _OPERATOR,
         "/ryzanstein.v1.OrchestratorService/DrainNode": _OPERATOR,
+        "/ryzanstein.v1.OrchestratorService/ListAudit": _OPERATOR,
         "/ryzanstein.v1.OrchestratorService/UndrainNode": _OPERATOR,
         "/ryzanstein.v1.WorkerService/Connect": _ROUTER,
         "/ryzanstein.v1.WorkerService/CountPromptTokens": _ROUTER,
