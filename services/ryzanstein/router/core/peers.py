@@ -20,7 +20,7 @@ import structlog
 from grpc_status import rpc_status
 
 from ryzanstein import errors
-from ryzanstein.addresses import join_address
+from ryzanstein.addresses import host_of, join_address
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID
@@ -263,7 +263,7 @@ def peer_target(address: str, tls_port: int) -> str:
 def _address_in(target: str, *, secure: bool) -> str:
     """Returns host:port of a published target, of the port with TLS or without."""
     address, _, tls_port = target.partition(",")
-    return join_address(address.rpartition(":")[0], tls_port) if secure and tls_port else address
+    return join_address(host_of(address), tls_port) if secure and tls_port else address
 
 
 def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from ryzanstein.addresses import EVERY_HOST, join_address, with_port
+from ryzanstein.addresses import EVERY_HOST, host_of, join_address, with_port
 
 
 class ReachableAddress:
@@ -23,7 +23,7 @@ class ReachableAddress:
     @property
     def with_tls(self) -> str:
         """The address with TLS: the same host, at the port of that. Empty: there is none."""
-        return join_address(self.known.rpartition(":")[0], self._tls_port) if self._tls_port else ""
+        return join_address(host_of(self.known), self._tls_port) if self._tls_port else ""
 
     async def look_up(self) -> None:
         """Finds the host's name once. Where it has no domain, perhaps because no name server answered, asks again."""
