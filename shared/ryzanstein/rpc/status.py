@@ -109,8 +109,10 @@ def _read_detail(detail: any_pb2.Any, error: RyzansteinError) -> None:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RyzansteinError) -> None:
-    """Ends the call with the error's status. Raises, like `context.abort`."""
-    await context.abort_with_status(rpc_status.to_status(status_from_error(error)))
+    """Ends the call with the error's status and the trailing metadata that it has. Raises, like `context.abort`."""
+    last = rpc_status.to_status(status_from_error(error))
+    # gRPC would send the metadata of the status instead of that of the call.
+    await context.abort(last.code, last.details, (*(context.trailing_metadata() or ()), *last.trailing_metadata))
 
 
 def grpc_code(error: RyzansteinError) -> grpc.StatusCode:

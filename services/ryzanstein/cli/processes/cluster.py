@@ -56,7 +56,8 @@ class ClusterSpec:
     `settings` replaces settings that we chose. `model_names` are the names of `model` and `more_models`;
     empty: those of the directories. `devices` says which GPUs each node gets: none by
     default. A start is given up when nothing has moved for `still_s`. `secure`: services talk to each
-    other with TLS alone, with certificates in `state_dir`.
+    other with TLS alone, with certificates in `state_dir`. `api_key` asks the routers for their nodes
+    where they have keys; it is passed to no process.
     """
 
     model: Path
@@ -79,6 +80,7 @@ class ClusterSpec:
     model_names: tuple[str, ...] = ()
     secure: bool = False
     devices: NodeDevices = field(default_factory=NodeDevices)
+    api_key: str = field(default="", repr=False)
 
 
 class LocalCluster:
@@ -201,7 +203,7 @@ class LocalCluster:
         """Returns when every router sees exactly `count` ready nodes."""
         deadline = time.monotonic() + timeout_s
         for name in self.router_names:
-            while (seen := _ready_nodes(self.services[name].grpc_address, 1 + len(self.spec.more_models))) != count:
+            while (seen := self._ready_nodes(self.services[name].grpc_address)) != count:
                 if time.monotonic() > deadline:
                     tail = self.services[name].log_tail()
                     raise ServiceFailedError(f"{name} sees {seen} ready nodes instead of {count}\n{tail}")
@@ -230,8 +232,22 @@ class LocalCluster:
 
     def _see_all_nodes(self) -> bool:
         """Returns whether every router sees every node ready with all its models."""
-        addresses, num_models = self.router_addresses, 1 + len(self.spec.more_models)
-        return all(_ready_nodes(address, num_models) == self.spec.num_nodes for address in addresses)
+        return all(self._ready_nodes(address) == self.spec.num_nodes for address in self.router_addresses)
+
+    def _ready_nodes(self, router_address: str) -> int:
+        """Returns how many nodes a router can send requests to, of the model that has the fewest.
+
+        0 if the router does not answer or does not know of all models.
+        """
+        credential = (("authorization", f"Bearer {self.spec.api_key}"),) if self.spec.api_key else ()
+        with open_blocking_channel(router_address) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            try:
+                models = stub.ListModels(inference_pb2.ListModelsRequest(), timeout=2, metadata=credential)
+            except grpc.RpcError:
+                return 0
+        ready, num_models = sorted((model.ready_nodes for model in models.models), reverse=True), 1 + len(self.spec.more_models)
+        return ready[num_models - 1] if len(ready) >= num_models else 0
 
     @property
     def _names(self) -> list[str]:
@@ -326,17 +342,3 @@ class LocalCluster:
         for service in services:
             service.wait_ended(max(0.0, deadline - time.monotonic()))
             service.kill()
-
-
-def _ready_nodes(router_address: str, num_models: int) -> int:
-    """Returns how many nodes the router can send requests to, of the model that has the fewest.
-
-    0 if the router does not answer or does not know of so many models.
-    """
-    with open_blocking_channel(router_address) as channel:
-        try:
-            models = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=2)
-        except grpc.RpcError:
-            return 0
-    ready = sorted((model.ready_nodes for model in models.models), reverse=True)
-    return ready[num_models - 1] if len(ready) >= num_models else 0

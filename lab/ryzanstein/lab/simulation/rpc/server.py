@@ -280,6 +280,9 @@ class ServerCall:
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = tuple(metadata)
 
+    def trailing_metadata(self) -> Metadata:
+        return self._trailing
+
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         self._connection.to_client.send(self._client.begun, tuple(metadata))
 

@@ -97,9 +97,11 @@ class Calls:
             deadline = None if remaining_s is None else clock.unix_s() + remaining_s
             request_id = str(get_contextvars().get("request_id") or uuid.uuid4().hex)
             who = caller()
-            yield RpcCall(RequestOrigin(who, request_id), parent, deadline, on_disconnect(metadata))
-            if shown := self._limits_shown(who.tenant):
-                context.set_trailing_metadata(tuple(shown.items()))
+            try:
+                yield RpcCall(RequestOrigin(who, request_id), parent, deadline, on_disconnect(metadata))
+            finally:
+                if shown := self._limits_shown(who.tenant):
+                    context.set_trailing_metadata(tuple(shown.items()))
 
     @contextmanager
     def peer_call(self, method: str, context: _Context) -> Iterator[PeerCall]:

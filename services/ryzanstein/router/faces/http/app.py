@@ -103,9 +103,11 @@ class HeadAnswers:
 
 _MAX_SEEN = 1024
 _METHODS = ["GET", "HEAD", "POST", "DELETE"]
+_SHOWN = ["X-Request-Id", "X-Ryzanstein-Node", "Retry-After", "Retry-After-Ms", "X-Should-Retry"]
+_LIMITS = [f"X-RateLimit-{what}-{rate}" for what in ("Limit", "Remaining", "Reset") for rate in ("Requests", "Tokens")]
 _CORS: dict[str, Any] = {
     "allow_headers": ["*"],
-    "expose_headers": ["X-Request-Id", "X-Ryzanstein-Node", "Retry-After", "Retry-After-Ms"],
+    "expose_headers": [*_SHOWN, *_LIMITS],
     "max_age": 3600,
 }
 
