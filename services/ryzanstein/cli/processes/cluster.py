@@ -57,7 +57,7 @@ class ClusterSpec:
     empty: those of the directories. `devices` says which GPUs each node gets: none by
     default. A start is given up when nothing has moved for `still_s`. `secure`: services talk to each
     other with TLS alone, with certificates in `state_dir`. `api_key` asks the routers for their nodes
-    where they have keys; it is passed to no process.
+    where they have keys; it is passed to no process. `api_key_file` has it for clients.
     """
 
     model: Path
@@ -81,6 +81,7 @@ class ClusterSpec:
     secure: bool = False
     devices: NodeDevices = field(default_factory=NodeDevices)
     api_key: str = field(default="", repr=False)
+    api_key_file: Path | None = None
 
 
 class LocalCluster:
