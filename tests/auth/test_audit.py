@@ -12,16 +12,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
 from ryzanstein import errors
-from ryzanstein.auth.audit.actor import actor_of
+from ryzanstein.auth.audit.actor import actor_of, address_of
 from ryzanstein.auth.audit.audit_file import AuditFile, audit_files
 from ryzanstein.auth.audit.audit_record import AuditRecord, AuditUnwrittenError
 from ryzanstein.auth.audit.auditor import Auditor, audit_failures
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.process.background import Background
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1.orchestrator_pb2_grpc import (
+    OrchestratorServiceServicer,
+    OrchestratorServiceStub,
+    add_OrchestratorServiceServicer_to_server,
+)
 
 
 class Call:
@@ -219,3 +227,36 @@ async def test_a_disk_that_hangs_refuses_in_time_and_then_at_once_and_what_it_wr
 )
 def test_the_actor_is_the_path_of_the_one_uri(uris: tuple[bytes, ...], actor: str) -> None:
     assert actor_of(Call(*uris)) == actor
+
+
+def operators_certificate(tmp_path: Path) -> tuple[bytes, bytes]:
+    """Returns a key, and a certificate that is its own CA."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    names = "subjectAltName=DNS:localhost,URI:spiffe://ryzanstein.internal/operator/ada"
+    files = ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=x", "-addext", names]
+    subprocess.run([*made, *files], check=True, capture_output=True)
+    return key.read_bytes(), certificate.read_bytes()
+
+
+async def test_the_actor_of_a_real_connection_is_in_its_client_certificate(tmp_path: Path) -> None:
+    (secret, chain), seen = operators_certificate(tmp_path), []
+
+    class Servicer(OrchestratorServiceServicer):
+        async def ListNodes(self, request: Any, context: Any) -> Any:
+            seen.append((actor_of(context), address_of(context).rpartition(":")[0]))
+            return pb.ListNodesResponse()
+
+    server = grpc.aio.server()
+    add_OrchestratorServiceServicer_to_server(Servicer(), server)
+    asks = grpc.ssl_server_credentials([(secret, chain)], root_certificates=chain, require_client_auth=True)
+    secure, plain = server.add_secure_port("127.0.0.1:0", asks), server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    shows = grpc.ssl_channel_credentials(chain, secret, chain)
+    options = [("grpc.ssl_target_name_override", "localhost"), ("grpc.enable_http_proxy", 0)]
+    async with grpc.aio.secure_channel(f"127.0.0.1:{secure}", shows, options=options) as channel:
+        await OrchestratorServiceStub(channel).ListNodes(pb.ListNodesRequest(), timeout=10)
+    async with open_channel(f"127.0.0.1:{plain}") as channel:
+        await OrchestratorServiceStub(channel).ListNodes(pb.ListNodesRequest(), timeout=10)
+    await server.stop(0)
+    assert seen == [("operator/ada", "ipv4:127.0.0.1"), ("", "ipv4:127.0.0.1")]
