@@ -26,6 +26,7 @@ DIRECT = {
     "shared/ryzanstein/rpc/client.py": {"insecure_channel"},
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
+    "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # outside the cluster: by https_proxy
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}
