@@ -23,7 +23,7 @@ MINUTES ?= 10
 RESULT ?= lab/benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup dev parts run test test-long test-all test-machines coverage test-lab up bench chaos lint types protos manifests clean
+.PHONY: help setup dev parts run test test-long test-all test-machines coverage test-lab up bench chaos lint types audit protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ lint: dev ## ruff, import contracts, buf lint
 
 types: dev ## mypy --strict
 	$(BIN)/mypy
+
+audit: ## Look for vulnerabilities of dependencies, risky calls and secrets (VULNERABILITIES=skip leaves out the first)
+	@PYTHON="$(PYTHON)" bash .ci/audit
 
 manifests: dev ## Render the Kubernetes manifests into build/manifests and validate them
 	mkdir -p build/manifests

@@ -1,6 +1,6 @@
 """The tables of access: which scope a public RPC or route needs. What is not in its table is refused.
 
-They are part of docs/operate/secure.md, and a test compares them with the services' descriptors and the
+docs/reference/access.md is generated from them, and a test compares them with the services' descriptors and the
 routes of the HTTP API.
 """
 

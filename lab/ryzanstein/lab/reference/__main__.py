@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from ryzanstein.lab.reference.access_tables import access_page
 from ryzanstein.lab.reference.command_pages import commands_page
 from ryzanstein.lab.reference.metric_tables import metrics_page
 from ryzanstein.lab.reference.proto_comments import grpc_page
@@ -19,6 +20,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "metrics.md": metrics_page,
         "cli.md": commands_page,
         "grpc.md": grpc_page,
+        "access.md": access_page,
         "architectures.md": catalog.page,
     }
 )

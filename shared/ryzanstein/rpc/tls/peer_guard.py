@@ -90,7 +90,7 @@ class PeerGuard:
         """Counts a refusal. Methods of no table are one, so that the label has few values."""
         role, known = "" if peer is None else peer.role.value, method if method in PEER_RULES else "other"
         self._metrics.peer_refused.labels(role, known).inc()
-        log.warning("peer refused", method=method, peer=str(peer or ""))
+        log.warning("peer refused", audit=True, method=method, peer=str(peer or ""))
 
     def _changed(self, material: Material) -> None:
         self._denied = material.denied
