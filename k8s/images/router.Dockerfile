@@ -8,7 +8,7 @@ COPY services services
 COPY shared shared
 RUN python -m venv /opt/ryzanstein/venv \
     && RYZANSTEIN_WHEEL_KERNELS=no \
-       /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[router,redis]'
+       /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[router,redis,tls,oidc]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv

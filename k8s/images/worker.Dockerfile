@@ -15,7 +15,7 @@ COPY shared shared
 RUN python -m venv /opt/ryzanstein/venv \
     && /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt \
        --extra-index-url "https://download.pytorch.org/whl/${TORCH_BUILD}" \
-       "torch==2.13.0+${TORCH_BUILD}" '.[worker]'
+       "torch==2.13.0+${TORCH_BUILD}" '.[worker,tls]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
