@@ -25,13 +25,13 @@ def test_few_rooms_have_more_than_ten_modules() -> None:
 @pytest.mark.parametrize(
     ("program", "foreign"),
     [
-        ("ryzanstein.router.__main__", {"torch", "tokenizers"}),
-        ("ryzanstein.orchestrator.__main__", {"torch", "numpy", "tokenizers", "fastapi"}),
-        ("ryzanstein.worker.__main__", {"torch", "fastapi"}),
+        ("ryzanstein.router.__main__", {"torch", "tokenizers", "cryptography"}),
+        ("ryzanstein.orchestrator.__main__", {"torch", "numpy", "tokenizers", "fastapi", "cryptography"}),
+        ("ryzanstein.worker.__main__", {"torch", "fastapi", "cryptography"}),
         ("ryzanstein.worker.text.templates.program", {"torch", "numpy", "grpc"}),
         ("ryzanstein.worker.text.grammars.program", {"torch", "grpc"}),
         ("ryzanstein.lab.simulation.simulation", {"torch"}),
-        ("ryzanstein.cli.main", {"torch", "fastapi"}),
+        ("ryzanstein.cli.main", {"torch", "fastapi", "cryptography"}),
     ],
 )
 def test_a_program_loads_no_library_that_it_does_not_need(program: str, foreign: set[str]) -> None:

@@ -23,6 +23,11 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def host_of(address: str) -> str:
+    """Returns the host of an address that may have no port, as in the Host of HTTP; without brackets."""
+    return bare_host(address if address.endswith("]") or ":" not in address else address.rpartition(":")[0])
+
+
 def join_address(host: str, port: int | str) -> str:
     """Returns host:port, or [host]:port for a host of IPv6, with or without brackets."""
     host = bare_host(host)

@@ -181,7 +181,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A cluster member. `address` is host:port of its WorkerService; times are Unix seconds.
+    """A cluster member. `address` is host:port of its WorkerService, `tls_address` with TLS; times are Unix seconds.
 
     `models` are all its models and `memory_bytes` is what it has for them. An older node reports
     neither: it serves `model`, and one at a time. For others `model`, `state`, `context_length` and
@@ -201,6 +201,11 @@ class Node:
     beat_time: float = 0.0
     models: tuple[ModelReport, ...] = ()
     memory_bytes: int = 0
+    tls_address: str = ""
+
+    def address_with(self, *, tls: bool) -> str:
+        """Returns where a client with or without TLS dials it. Empty: such a client cannot."""
+        return self.tls_address if tls else self.address
 
     @property
     def plural(self) -> bool:

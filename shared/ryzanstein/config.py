@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ryzanstein.addresses import bare_host, checked_target, is_loopback
+from ryzanstein.auth.peers.peer import DEFAULT_TRUST, checked_trust
 from ryzanstein.bounds import LARGEST, LARGEST_S
 from ryzanstein.files.state_home import VARIABLES
 
@@ -41,8 +43,8 @@ class ServiceSettings(BaseSettings):
     moved: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier releases: name to place in `tuning`, such as "stall_s" to "suspicion.stall_s", or to its new name."""
 
-    protection: ClassVar[str] = ""
-    """What lets a service listen where others reach it, for a message; empty: there is nothing yet."""
+    protection: ClassVar[str] = "certificates (--tls require, --tls-dir)"
+    """What lets a service listen where others reach it, for a message."""
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     insecure: bool = Field(False, description="listen without protection where the network is what protects this service")
@@ -55,6 +57,17 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
+
+    tls: Literal["off", "accept", "require"] = Field(
+        "off",
+        description="TLS between services; accept: listen also without it, dial others with it; require: only with it; see "
+        "docs/operate/secure.md",
+    )
+    tls_dir: Path | None = Field(
+        None, description="directory with tls.crt, tls.key, ca.crt and perhaps denied, which are read again when they change"
+    )
+    tls_port: int = Field(0, ge=0, le=65535, description="gRPC API for services, with TLS; 0: a free port, which is logged")
+    trust_domain: str = Field(DEFAULT_TRUST, description="domain in the names of all services' certificates")
 
     @classmethod
     def settings_customise_sources(
@@ -77,19 +90,29 @@ class ServiceSettings(BaseSettings):
         if name not in self.model_fields_set and not getattr(self, name).is_absolute():
             raise ValueError(f"{name} must be set, because the environment sets none of {VARIABLES}")
 
+    @field_validator("trust_domain")
+    @classmethod
+    def _is_a_domain(cls, domain: str) -> str:
+        return checked_trust(domain)
+
+    @model_validator(mode="after")
+    def _has_certificates(self) -> Self:
+        if self.tls != "off" and self.tls_dir is None:
+            raise ValueError(f"tls {self.tls} needs tls_dir; `ryzanstein ca` makes certificates")
+        return self
+
     @property
     def protected(self) -> bool:
         """Whether strangers who reach the service are refused."""
-        return False
+        return self.tls == "require"
 
     def check_exposure(self) -> None:
         """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
         if self.insecure or self.protected or is_loopback(self.host):
             return
-        first, more = f"give it {self.protection}, " if self.protection else "", "listen on 127.0.0.1 (--host)"
         raise ValueError(
-            f"everybody who reaches {self.host} could use this service: {first}{more}, or say --insecure where the "
-            "network protects it; see docs/operate/secure.md"
+            f"everybody who reaches {self.host} could use this service: give it {self.protection}, listen on 127.0.0.1 "
+            "(--host), or say --insecure where the network protects it; see docs/operate/secure.md"
         )
 
     @field_validator("host")

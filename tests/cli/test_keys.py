@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -174,3 +175,19 @@ def test_an_end_is_a_date_or_a_time() -> None:
     for wrong in ("1970-01-01", "99999999d", "1.5d", "", "-1d"):
         with pytest.raises(typer.BadParameter, match="must be"):
             end_of(wrong, 1.7e9)
+
+
+def test_each_change_says_on_standard_error_who_made_it(run: Run) -> None:
+    _, out, added = run("add", "acme")
+    key = ApiKey.parse(out.strip())
+    assert key is not None
+    _, _, revoked = run("revoke", key.key_id)
+    _, _, failed = run("revoke", "0" * 12)
+    records = [json.loads(next(line for line in err.splitlines() if line.startswith("{"))) for err in (added, revoked, failed)]
+    assert [(each["method"], each["target"], each["outcome"]) for each in records] == [
+        ("keys add", key.key_id, "done"),
+        ("keys revoke", key.key_id, "done"),
+        ("keys revoke", "0" * 12, "failed"),
+    ]
+    assert all(each["audit"] and each["uid"] == os.getuid() for each in records)
+    assert key.secret not in added + revoked

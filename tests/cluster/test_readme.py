@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.cli.processes.ports import free_ports
+
 ROOT = Path(__file__).parents[2]
 PAGES = "".join((ROOT / page).read_text() for page in ("README.md", "docs/build/clients.md"))
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
@@ -54,6 +56,30 @@ def test_a_command_of_the_readme_works(calm: Any, line: str) -> None:
         assert "Tavik" in done.stdout
     if "Count from 1 to 20" in line:
         assert re.search(r"18\D+19\D+20", done.stdout)
+
+
+@pytest.mark.long
+def test_the_three_lines_from_no_key_to_a_keyed_answer_work(tmp_path: Path) -> None:
+    up, export, chat = re.search(r"## With keys\n\n```bash\n(.*?)```", PAGES, re.DOTALL)[1].splitlines()  # type: ignore[index]
+    program = Path(sys.executable).with_name("ryzanstein")
+    http, grpc, orchestrator = map(str, free_ports(3))
+    ports = ("--http-port", http, "--grpc-port", grpc, "--orchestrator-port", orchestrator)
+    command = [str(program), *shlex.split(up)[1:], *ports, "--json", "--nodes", "1", "--tp", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as cluster:
+        try:
+            assert cluster.stdout is not None
+            while "api_key_file" not in (line := cluster.stdout.readline()):
+                assert line, "the cluster did not start"
+            asked = chat.replace(".venv/bin/ryzanstein chat", f"{program} chat --router 127.0.0.1:{grpc}")
+            script = f"{export}\n{asked}\nunset RYZANSTEIN_API_KEY\n{asked}"
+            done = subprocess.run(
+                ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+            )
+            assert done.returncode == 1
+            assert done.stdout.strip()
+            assert "KEY_MISSING" in done.stderr
+        finally:
+            cluster.terminate()
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["openai", "stubs"])

@@ -19,11 +19,13 @@ from ryzanstein.v1 import (
     peer_pb2,
     router_pb2,
     text_pb2,
+    usage_pb2,
     worker_pb2,
 )
 
 TODAY = Path(__file__).parents[2] / "protos"
-FILES = (embedding_pb2, inference_pb2, journal_pb2, orchestrator_pb2, pages_pb2, peer_pb2, router_pb2, text_pb2, worker_pb2)
+FILES = (embedding_pb2, inference_pb2, journal_pb2, orchestrator_pb2, pages_pb2, peer_pb2)
+FILES = (*FILES, router_pb2, text_pb2, usage_pb2, worker_pb2)
 BY_PATH = {file.DESCRIPTOR.name: FileDescriptorProto.FromString(file.DESCRIPTOR.serialized_pb) for file in FILES}
 
 

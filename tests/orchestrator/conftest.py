@@ -9,6 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ryzanstein.auth.audit.audit_file import audit_files
+from ryzanstein.auth.audit.auditor import Auditor
 from ryzanstein.cluster import Deployment, Node
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
@@ -95,7 +97,10 @@ async def serve(database: Path, **settings: object) -> AsyncIterator[Serving]:
         stack.push_async_callback(store.close)
         control = await ControlPlane.restore(chosen, store, telemetry)
         rpc = RpcServer("127.0.0.1", 0, ["ryzanstein.v1.OrchestratorService"])
-        pb_grpc.add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, chosen.tuning.max_nodes), rpc.server)
+        files = await audit_files(chosen.audit_file, {"service": "orchestrator"})
+        auditor = Auditor(telemetry.background, telemetry.audit_failures, (store, *files))
+        servicer = OrchestratorServicer(control, auditor, chosen.tuning.max_nodes)
+        pb_grpc.add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
         await rpc.start()
         stack.push_async_callback(rpc.stop, 0)
         stack.push_async_callback(control.close)
@@ -142,7 +147,7 @@ def eventually() -> Callable[..., object]:
 @pytest.fixture
 def serving_at(tmp_path: Path) -> Callable[..., object]:
     """A context manager: an orchestrator on this test's database, with the settings given."""
-    return lambda **settings: serve(tmp_path / "orchestrator.sqlite", **settings)
+    return lambda **settings: serve(**{"database": tmp_path / "orchestrator.sqlite", **settings})
 
 
 @pytest.fixture

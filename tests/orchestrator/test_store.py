@@ -85,7 +85,7 @@ async def test_a_file_of_version_1_keeps_its_deployments_and_drains(path, teleme
         assert await store.membership() == StoredMembership(frozenset("a"), {"a": "1"})
         await store.close()
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     connection.close()
 
 

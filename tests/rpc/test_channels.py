@@ -23,10 +23,11 @@ NAMES = [name for kind in ("http", "https", "grpc", "all") for name in (f"{kind}
 # What opens connections with the environment's proxies unless told otherwise, and the modules that tell it.
 OPENS = {"insecure_channel", "secure_channel", "urlopen", "build_opener", "OTLPSpanExporter", "Client", "AsyncClient"}
 DIRECT = {
-    "shared/ryzanstein/rpc/client.py": {"insecure_channel"},
+    "shared/ryzanstein/rpc/client.py": {"insecure_channel", "secure_channel"},
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
-    "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # outside the cluster: by https_proxy
+    "services/ryzanstein/cli/access/keyed_router.py": {"insecure_channel"},  # with the options of `client_options`
+    "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}

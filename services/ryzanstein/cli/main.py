@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ryzanstein.cli.access.authority_command import app as ca
 from ryzanstein.cli.chat import chat
 from ryzanstein.cli.demo.command import demo
 from ryzanstein.cli.keys.command import app as keys
@@ -15,6 +16,7 @@ from ryzanstein.cli.models.command import app as models
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.rollout.deploy import deploy
 from ryzanstein.cli.rollout.drain import drain, undrain
+from ryzanstein.cli.status.audit import audit
 from ryzanstein.cli.status.command import status
 from ryzanstein.cli.status.usage import usage
 from ryzanstein.cli.up.command import up
@@ -36,9 +38,10 @@ def build() -> typer.Typer:
     """Returns the application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (demo, up, chat, status, usage, deploy, drain, undrain):
+    for command in (demo, up, chat, status, usage, deploy, drain, undrain, audit):
         app.command()(command)
     app.add_typer(models, name="models")
+    app.add_typer(ca, name="ca")
     app.add_typer(keys, name="keys")
     add_programs(app)
     return app

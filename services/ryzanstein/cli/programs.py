@@ -21,6 +21,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"),
         "worker": ("torch", "tokenizers", "safetensors"),
+        "tls": ("cryptography",),
         "redis": ("redis",),
     }
 )

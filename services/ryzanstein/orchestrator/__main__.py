@@ -15,6 +15,9 @@ import sys
 
 import structlog
 
+from ryzanstein.auth.audit.audit_file import audit_files
+from ryzanstein.auth.audit.auditor import Auditor
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
@@ -25,6 +28,7 @@ from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls.tls_settings import service_tls
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 
@@ -37,9 +41,11 @@ async def serve(settings: OrchestratorSettings, *, new_metrics: NewMetricsPort =
     store = await Store.open(settings.database, telemetry)
     try:
         control = await ControlPlane.restore(settings, store, telemetry)
+        files = await audit_files(settings.audit_file, {"service": "orchestrator"})
+        auditor = Auditor(telemetry.background, telemetry.audit_failures, (store, *files))
         metrics = new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         try:
-            await _serve_rpc(settings, control, telemetry, metrics.port)
+            await _serve_rpc(settings, control, auditor, telemetry, metrics.port)
         finally:
             metrics.close()
     finally:
@@ -47,7 +53,11 @@ async def serve(settings: OrchestratorSettings, *, new_metrics: NewMetricsPort =
 
 
 async def _serve_rpc(
-    settings: OrchestratorSettings, control: ControlPlane, telemetry: OrchestratorTelemetry, metrics_port: int
+    settings: OrchestratorSettings,
+    control: ControlPlane,
+    auditor: Auditor,
+    telemetry: OrchestratorTelemetry,
+    metrics_port: int,
 ) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     rpc = RpcServer(
@@ -56,14 +66,18 @@ async def _serve_rpc(
         names,
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
+        tls=service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background),
     )
-    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(control, settings.tuning.max_nodes), rpc.server)
+    servicer = OrchestratorServicer(control, auditor, settings.tuning.max_nodes)
+    add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
     await rpc.start()
     await rpc.set_started()
     # Ready at once, even while watchers wait for the previous members: those must be able to
     # register.
     await rpc.set_ready(True)
-    log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
+    log.info(
+        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+    )
     background = telemetry.background
     background.watch_loop()
     clockwork = background.supervise("clock", control.run, STOP)

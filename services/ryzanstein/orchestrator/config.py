@@ -54,9 +54,14 @@ class OrchestratorSettings(ServiceSettings):
     """The orchestrator: members with leases, desired deployments, and the view that routers follow."""
 
     grpc_port: int = Field(50050, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
+    tls_port: int = Field(50055, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")
     database: Path = Field(
         default_factory=default_state("orchestrator", "orchestrator.sqlite"),
         description="SQLite file, created if missing; by default in the state home, see docs/operate/configure.md",
+    )
+    audit_file: Path | None = Field(
+        None,
+        description="file that operators' acts are appended to, beside the log and the database; see docs/operate/secure.md",
     )
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")

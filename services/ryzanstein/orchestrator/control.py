@@ -23,6 +23,7 @@ from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
 from ryzanstein.orchestrator.placing.unplaceable import unplaceable
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Reconciler, Sources
+from ryzanstein.orchestrator.state.audit_table import AuditPage, AuditQuery
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import Change, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.state.recovery import MembershipRecorder, Settling
@@ -136,7 +137,9 @@ class ControlPlane:
     def _members(self) -> MemberAddresses:
         """Returns where the nodes are reached, as of the last change of a node."""
         if self._known_members is None:
-            addresses = tuple(sorted({node.address for node in self._registry.nodes()}))
+            addresses = tuple(
+                sorted({each for node in self._registry.nodes() for each in (node.address, node.tls_address) if each})
+            )
             digest = blake2b("\0".join(addresses).encode(), digest_size=8).digest()
             self._known_members = MemberAddresses(digest, addresses)
         return self._known_members
@@ -186,6 +189,18 @@ class ControlPlane:
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(sorted(self._registry.nodes(), key=lambda node: node.node_id))
+
+    def deployment(self, model: str) -> Deployment | None:
+        return self._catalog.find(model)
+
+    def is_drained(self, node_id: str) -> bool | None:
+        """Returns whether a node was asked to drain; None: it is not a member."""
+        incarnation = self._registry.incarnation(node_id)
+        return None if incarnation is None else self._registry.drains.get(node_id) == incarnation
+
+    async def audit(self, query: AuditQuery) -> AuditPage:
+        """Returns a page of operators' acts."""
+        return await self._store.audit(query)
 
     def deployments(self) -> list[DeploymentStatus]:
         return self._reconciler.status()

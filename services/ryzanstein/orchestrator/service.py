@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from grpc.aio import ServicerContext
 
+from ryzanstein.auth.audit.audit_record import Facts
+from ryzanstein.auth.audit.auditor import Auditor
+from ryzanstein.auth.peers.peer import check_name
+from ryzanstein.cluster import Deployment
+from ryzanstein.orchestrator.audit_pages import audit_page, audit_query
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
@@ -30,13 +36,14 @@ Context = ServicerContext[Any, Any]
 class OrchestratorServicer(OrchestratorServiceServicer):
     """A thin adapter; `max_nodes` bounds the replicas of a deployment."""
 
-    def __init__(self, control: ControlPlane, max_nodes: int) -> None:
-        self._control = control
+    def __init__(self, control: ControlPlane, auditor: Auditor, max_nodes: int) -> None:
+        self._control, self._auditor = control, auditor
         self._max_nodes = max_nodes
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
         node = node_from_wire(request.node)
         check_node(node)
+        check_name(node.node_id)
         grant = self._control.register(node)
         return pb.RegisterNodeResponse(
             lease_id=grant.lease_id,
@@ -50,6 +57,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         async for request in request_iterator:
             report = node_report_from_wire(request)
             check_report(report)
+            check_name(request.node_id)
             yield instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
 
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
@@ -57,35 +65,62 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             yield _update(update)
 
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
-        deployment = deployment_from_wire(request.deployment)
-        check_deployment(deployment, self._max_nodes)
-        stored = await self._control.deploy(deployment, reload=request.reload)
+        model = request.deployment.model
+        async with self._auditor.act(context, "DeployModel", model, _deployed(self._control.deployment(model))) as act:
+            deployment = deployment_from_wire(request.deployment)
+            check_deployment(deployment, self._max_nodes)
+            stored = await self._control.deploy(deployment, reload=request.reload)
+            act.after = _deployed(stored)
         return pb.DeployModelResponse(deployment=deployment_to_wire(stored))
 
     async def RemoveModel(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
-        await self._control.remove(request.model)
+        before = _deployed(self._control.deployment(request.model))
+        async with self._auditor.act(context, "RemoveModel", request.model, before):
+            await self._control.remove(request.model)
         return pb.RemoveModelResponse()
 
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Context) -> pb.ListDeploymentsResponse:
         return pb.ListDeploymentsResponse(deployments=map(_status, self._control.deployments()))
 
     async def DrainNode(self, request: pb.DrainNodeRequest, context: Context) -> pb.DrainNodeResponse:
-        check_node_id(request.node_id)
-        await self._control.drain(request.node_id)
+        async with self._auditor.act(context, "DrainNode", request.node_id, self._drained(request.node_id)) as act:
+            check_node_id(request.node_id)
+            await self._control.drain(request.node_id)
+            act.after = self._drained(request.node_id)
         return pb.DrainNodeResponse()
 
     async def UndrainNode(self, request: pb.UndrainNodeRequest, context: Context) -> pb.UndrainNodeResponse:
-        check_node_id(request.node_id)
-        await self._control.undrain(request.node_id)
+        async with self._auditor.act(context, "UndrainNode", request.node_id, self._drained(request.node_id)) as act:
+            check_node_id(request.node_id)
+            await self._control.undrain(request.node_id)
+            act.after = self._drained(request.node_id)
         return pb.UndrainNodeResponse()
+
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
+        page = await self._control.audit(audit_query(request))
+        return audit_page(page)
 
     async def LeaveNode(self, request: pb.LeaveNodeRequest, context: Context) -> pb.LeaveNodeResponse:
         check_node_id(request.node_id)
+        check_name(request.node_id)
         self._control.leave(request.node_id, request.lease_id)
         return pb.LeaveNodeResponse()
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
         return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in self._control.nodes()])
+
+    def _drained(self, node_id: str) -> Facts | None:
+        asked = self._control.is_drained(node_id)
+        return None if asked is None else {"drain_requested": asked}
+
+
+def _deployed(deployment: Deployment | None) -> Facts | None:
+    """Returns what a record says of a deployment; its model is the target."""
+    if deployment is None:
+        return None
+    facts = asdict(deployment)
+    del facts["model"]
+    return facts
 
 
 def _status(status: DeploymentStatus) -> pb.DeploymentStatus:

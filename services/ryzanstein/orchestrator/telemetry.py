@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ryzanstein.auth.audit.auditor import audit_failures
 from ryzanstein.observe.metrics import new_registry
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
@@ -37,6 +38,7 @@ class OrchestratorTelemetry:
         self.stalls = self._counter("stalls_total", "Pauses of this process after which all leases were restarted.")
         self.placements = self._counter("placements_total", "Placement computations.")
         self.store_errors = self._counter("store_errors_total", "Failed store accesses.", "operation")
+        self.audit_failures = audit_failures("orchestrator", self.registry)
         self.settle = Gauge(
             "ryzanstein_orchestrator_settle_seconds",
             "Delay of the first snapshot after the last start.",

@@ -32,14 +32,20 @@ def check_node_id(node_id: str, field: str = "node_id") -> None:
 def check_node(node: Node) -> None:
     """Checks a registration."""
     check_node_id(node.node_id, "node.node_id")
-    match = _ADDRESS.fullmatch(node.address)
-    if match is None or not 1 <= int(match[3]) <= 65535:
-        raise errors.invalid("node.address", "must be host:port with a port in [1, 65535]", node.address[:160])
+    _check_address(node.address, "node.address")
+    if node.tls_address:
+        _check_address(node.tls_address, "node.tls_address")
     _check_name(node.incarnation, "node.incarnation")
     if not 1 <= node.tp <= MAX_TP:
         raise errors.invalid("node.tp", f"must be in [1, {MAX_TP}]", node.tp)
     check_model(node.model, "node.model")
     _check_models(node.models, "node.models")
+
+
+def _check_address(address: str, field: str) -> None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match[3]) <= 65535:
+        raise errors.invalid(field, "must be host:port with a port in [1, 65535]", address[:160])
 
 
 def check_report(report: NodeReport) -> None:

@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from prometheus_client import Counter
 
 from ryzanstein.addresses import EVERY_HOST, join_address, split_address, with_port
 from ryzanstein.auth.caller import Caller
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing
@@ -35,6 +36,7 @@ from ryzanstein.router.core.admission import Limits
 from ryzanstein.router.core.clustered import ClusteredCore
 from ryzanstein.router.core.local import LocalCore
 from ryzanstein.router.core.parts import CoreParts, CorePolicy
+from ryzanstein.router.core.peers import peer_target
 from ryzanstein.router.faces.grpc.call import Calls
 from ryzanstein.router.faces.grpc.embeddings import EmbeddingServicer
 from ryzanstein.router.faces.grpc.inference import InferenceServicer
@@ -55,8 +57,10 @@ from ryzanstein.router.sessions.names import OwnedSessions
 from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
@@ -70,6 +74,9 @@ from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
 
+if TYPE_CHECKING:
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
+
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
 
@@ -82,6 +89,7 @@ class Router:
     sessions: SessionStore
     owned: OwnedSessions
     entrance: Entrance
+    tls: ServiceTls | None
     malformed: Counter
     links: Roster
     linker: Linker
@@ -97,21 +105,25 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
     Raises OSError when its state directory cannot be used.
     """
     telemetry = RouterTelemetry()
-    router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
+    tls = service_tls(settings, Peer(PeerRole.ROUTER, settings.router_id), "router", telemetry.registry, telemetry.background)
+    router_id = settings.router_id or (tls.peer.name if tls else f"{socket.gethostname()}-{os.getpid()}")
+    dialer = dialer_of(tls)
     async with contextlib.AsyncExitStack() as stack:
         tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         access = await stack.enter_async_context(open_authenticator(settings, telemetry))
-        sessions = await _stored(stack, open_sessions(settings, telemetry), settings)
+        sessions = await _stored(stack, open_sessions(settings, telemetry, access.limits_of), settings)
         awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         stack.callback(awake.close)
         table = NodeTable()
         links = Roster(router_id, table, _chooser(settings, router_id, telemetry), awake)
-        linker = Linker(router_id, table, settings.tuning.suspicion, telemetry, awake)
+        linker = Linker(router_id, table, settings.tuning.suspicion, telemetry, awake, dialer=dialer)
         stack.push_async_callback(linker.close)
-        await stack.enter_async_context(_following(settings, router_id, linker, telemetry))
-        journal = await _stored(stack, open_journal(settings), settings)
+        if tls is not None:
+            tls.material.observe(lambda _: linker.distrust())
+        await stack.enter_async_context(_following(settings, router_id, linker, telemetry, dialer))
+        journal = await _stored(stack, open_journal(settings, dialer), settings)
         # A new id at each start: a restarted process does not have the old generations.
         owner_id = f"{router_id}/{uuid.uuid4().hex[:12]}"
         claimed = Claimed(
@@ -131,7 +143,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         stack.push_async_callback(core.close)
         telemetry.background.supervise("access", partial(_show_out, entrance, core))
         malformed = malformed_requests("router", telemetry.registry)
-        yield Router(core, sessions, owned, entrance, malformed, links, linker, telemetry, tracing, allowance)
+        yield Router(core, sessions, owned, entrance, tls, malformed, links, linker, telemetry, tracing, allowance)
 
 
 async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:
@@ -179,6 +191,7 @@ def peer_face(router: Router, settings: RouterSettings) -> RpcServer | None:
         max_request_bytes=settings.max_request_bytes,
         max_calls=settings.grpc_max_calls,
         reading=RequestReading(settings.tuning.max_request_records, router.malformed),
+        tls=router.tls,
     )
     add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     add_InferenceServiceServicer_to_server(_relay(router.core, calls), server.server)
@@ -189,10 +202,10 @@ def _relay(core: ClusteredCore, calls: Calls) -> RelayServicer:
     return RelayServicer(core, calls)  # type: ignore[abstract]  # the other methods are not for routers: UNIMPLEMENTED
 
 
-def let_find(router: Router, settings: RouterSettings, peer_port: int) -> None:
+def let_find(router: Router, settings: RouterSettings, peers: RpcServer) -> None:
     """Publishes the address of this router's gRPC face for other routers."""
     if isinstance(router.core, ClusteredCore):
-        router.core.start(_peer_address(settings, peer_port))
+        router.core.start(peer_target(_peer_address(settings, peers.port), peers.tls_port))
 
 
 def _peer_address(settings: RouterSettings, port: int) -> str:
@@ -215,10 +228,10 @@ def _peer_host(settings: RouterSettings) -> str:
 
 @contextlib.asynccontextmanager
 async def _following(
-    settings: RouterSettings, router_id: str, linker: Linker, telemetry: RouterTelemetry
+    settings: RouterSettings, router_id: str, linker: Linker, telemetry: RouterTelemetry, dialer: Dialer
 ) -> AsyncIterator[None]:
     fixed = [address.strip() for address in settings.nodes.split(",") if address.strip()]
-    view = ClusterView(router_id, fixed, linker, ViewCache(settings.state_dir / "view.json"), telemetry)
+    view = ClusterView(router_id, fixed, linker, ViewCache(settings.state_dir / "view.json"), telemetry, dialer=dialer)
     if not settings.orchestrator:
         linker.follow(fixed)
         yield

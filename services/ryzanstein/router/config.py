@@ -125,6 +125,7 @@ class RouterSettings(ServiceSettings):
         {}, description="MODEL=POLICY, repeated or comma-separated: routing policies of single models"
     )
 
+    tls_port: int = Field(50053, ge=0, le=65535, description="gRPC for other routers with TLS; 0: a free port, which is logged")
     peer_port: int = Field(0, ge=0, le=65535, description="gRPC for other routers; 0: a free port, which is logged")
     router_address: str = Field(
         "",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.router.access.limits.allowance import LimitsOf, SharedLimits, TenantAllowance
+from ryzanstein.router.access.limits.allowance import LimitsOf, SharedLimits, TenantAllowance, no_limits
 from ryzanstein.router.access.limits.books.memory import MemoryUsage
 from ryzanstein.router.access.limits.books.sqlite import SqliteUsage
 from ryzanstein.router.access.limits.metrics import LimitMetrics
@@ -32,35 +32,39 @@ from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.storage.redis_url import address
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.client import PLAIN, Dialer
 
 log = structlog.get_logger(__name__)
 
 
-def session_bounds(settings: RouterSettings) -> SessionBounds:
+def session_bounds(settings: RouterSettings, limits_of: LimitsOf = no_limits) -> SessionBounds:
     # A kept response is its conversation and itself.
     most = (settings.max_sessions, settings.max_session_messages, settings.max_session_chars, 2 * settings.max_responses)
-    return SessionBounds(*most, max_bytes=settings.store_bytes // LARGEST_SHARE)
+    room = settings.store_bytes // LARGEST_SHARE
+    return SessionBounds(*most, max_bytes=room, most_sessions_of=lambda tenant: limits_of(tenant).sessions)
 
 
 @asynccontextmanager
-async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[ServingStore]:
-    """Yields the session store and closes it at the end.
+async def open_sessions(
+    settings: RouterSettings, telemetry: RouterTelemetry, limits_of: LimitsOf = no_limits
+) -> AsyncIterator[ServingStore]:
+    """Yields the session store, of which tenants have these limits, and closes it at the end.
 
     Raises OSError, sqlite3.Error or FAILED_PRECONDITION when the store exists and cannot be used. A
     Redis server that is away is not an error: it may come back.
     """
     if settings.session_store == "redis":
-        async with _open_redis(settings, telemetry) as sessions:
+        async with _open_redis(settings, telemetry, session_bounds(settings, limits_of)) as sessions:
             yield sessions
         return
     store: ServingStore
     metrics = telemetry.store_room
     evicted, room = metrics.evicted("number"), StoreRoom(settings.store_bytes, metrics.used.set, metrics.evicted("bytes"))
     if settings.session_store == "memory":
-        store = MemorySessions(session_bounds(settings), evicted, room)
+        store = MemorySessions(session_bounds(settings, limits_of), evicted, room)
     else:
         path = (settings.session_dir or settings.state_dir) / "sessions.db"
-        opened = await SqliteSessions.open(path, session_bounds(settings), evicted, room)
+        opened = await SqliteSessions.open(path, session_bounds(settings, limits_of), evicted, room)
         store = _resilient(opened, settings, telemetry, opened.changes)
     try:
         yield store
@@ -69,7 +73,9 @@ async def open_sessions(settings: RouterSettings, telemetry: RouterTelemetry) ->
 
 
 @asynccontextmanager
-async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> AsyncIterator[ServingStore]:
+async def _open_redis(
+    settings: RouterSettings, telemetry: RouterTelemetry, bounds: SessionBounds
+) -> AsyncIterator[ServingStore]:
     try:
         # An optional dependency: installed only where it is used.
         from ryzanstein.router.sessions.stores.redis import RedisSessions
@@ -82,7 +88,7 @@ async def _open_redis(settings: RouterSettings, telemetry: RouterTelemetry) -> A
 
     url = settings.redis_url.get_secret_value()
     log.info("sessions in Redis", address=address(url))
-    bounds, evicted = session_bounds(settings), telemetry.store_room.evicted("number")
+    evicted = telemetry.store_room.evicted("number")
     store = await RedisSessions.open(redis_client(url), settings.redis_prefix, bounds, evicted)
     sessions = _resilient(store, settings, telemetry)
     recent = sessions.recent
@@ -140,7 +146,7 @@ class OpenJournal:
 
 
 @asynccontextmanager
-async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | None]:
+async def open_journal(settings: RouterSettings, dialer: Dialer = PLAIN) -> AsyncIterator[OpenJournal | None]:
     """Yields the open journal, or None when generations are only in memory.
 
     Raises OSError or sqlite3.Error when the journal's file cannot be used.
@@ -150,7 +156,7 @@ async def open_journal(settings: RouterSettings) -> AsyncIterator[OpenJournal | 
         return
     journal = await _opened(settings)
     try:
-        yield OpenJournal(journal, Peers(journal, settings.lease_s))
+        yield OpenJournal(journal, Peers(journal, settings.lease_s, dialer))
     finally:
         await journal.close()
 

@@ -19,7 +19,7 @@ from ryzanstein.process.loop_lag import LoopLag
 
 # Counters that alerts use exist from the start: `increase()` does not see the 1 of a series whose
 # first value is 1.
-LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol")
+LINK_LOSS_CAUSES = ("link_lost", "silence", "deaf", "protocol", "not_trusted")
 SUSPICION_CAUSES = ("silence", "deaf", "stall")
 FAILOVER_CAUSES = (
     *LINK_LOSS_CAUSES,

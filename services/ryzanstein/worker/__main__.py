@@ -15,10 +15,13 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from ryzanstein.auth.audit.audit_file import audit_files
+from ryzanstein.auth.audit.auditor import Auditor, audit_failures
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
@@ -27,6 +30,7 @@ from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
@@ -48,7 +52,6 @@ from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeHealth, NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
-from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.devices import device_of_node, keep_freed_memory
@@ -60,6 +63,9 @@ from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import ChatRenderer, RenderLimit
+
+if TYPE_CHECKING:
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +121,9 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         templates = machine.new_templates(settings.tuning.templates, telemetry.first.on_template_limit)
         grammars = GrammarProcess(settings.tuning.grammars, telemetry.first.constraints.observer)
         lending = KvLending(settings.tuning.beat_busy_s)
-        traffic = PageTraffic(settings, telemetry.first.pages)
+        first = telemetry.first
+        tls = service_tls(settings, Peer(PeerRole.NODE, settings.node_id), "worker", first.registry, first.background)
+        traffic = PageTraffic(settings, telemetry.first.pages, dialer_of(tls))
         telemetry.first.background.supervise("kv_lending", lending.run)
         ranks = machine.new_ranks()
         stack.push_async_callback(ranks.close)
@@ -139,7 +147,7 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         stack.push_async_callback(models.unload)
         telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, templates, telemetry.first, metrics_port=metrics.port, known=traffic.known)
+        await _serve_rpc(settings, models, templates, telemetry.first, metrics_port=metrics.port, traffic=traffic, tls=tls)
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -156,7 +164,8 @@ async def _serve_rpc(
     telemetry: WorkerTelemetry,
     *,
     metrics_port: int,
-    known: KnownNodes,
+    traffic: PageTraffic,
+    tls: ServiceTls | None,
 ) -> None:
     services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
@@ -166,15 +175,20 @@ async def _serve_rpc(
         names,
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
+        tls=tls,
     )
-    add_WorkerServiceServicer_to_server(WorkerServicer(models), rpc.server)
+    files = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
+    auditor = Auditor(telemetry.background, audit_failures("worker", telemetry.registry), files)
+    add_WorkerServiceServicer_to_server(WorkerServicer(models, auditor), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
-    log.info("serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port)
+    log.info(
+        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+    )
     try:
-        await _live(settings, models, telemetry, rpc, known)
+        await _live(settings, models, telemetry, rpc, traffic)
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
@@ -183,7 +197,7 @@ async def _serve_rpc(
 
 
 async def _live(
-    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, known: KnownNodes
+    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, traffic: PageTraffic
 ) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
     background = telemetry.background
@@ -196,9 +210,9 @@ async def _live(
     membership: NodeMembership | None = None
     tasks = []
     if settings.orchestrator:
-        address = ReachableAddress(settings.advertise_address, settings.host, rpc.port)
-        member = NodeMember(models, deployed, memory, address, known)
-        membership = NodeMembership(settings.orchestrator, member, telemetry)
+        address = ReachableAddress(settings.advertise_address, settings.host, rpc.port, rpc.tls_port)
+        member = NodeMember(models, deployed, memory, address, traffic.known)
+        membership = NodeMembership(settings.orchestrator, member, telemetry, traffic.dialer)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
     models.stop()

@@ -39,6 +39,7 @@ class WorkerSettings(ServiceSettings):
         description="name of the node; by default the host name",
     )
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
+    tls_port: int = Field(50065, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")
     max_request_bytes: int = Field(
         16 * 2**20, ge=2**16, le=2**26, description="maximum size of a router's message, with session and generated tokens"
     )
@@ -97,6 +98,9 @@ class WorkerSettings(ServiceSettings):
     )
     kv_replication_rate: int = Field(
         256 * 2**20, ge=0, description="bytes of pages that the node sends in a second at most; 0: no limit"
+    )
+    audit_file: Path | None = Field(
+        None, description="file that operators' acts are appended to, beside the log; see docs/operate/secure.md"
     )
     kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
     kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")

@@ -51,6 +51,23 @@ def not_allowed() -> RyzansteinError:
     return RyzansteinError("nobody may call this", Code.PERMISSION_DENIED, "NOT_ALLOWED")
 
 
+def role_not_allowed(peer: str, method: str) -> RyzansteinError:
+    what = f"{peer or 'a peer without an identity'} may not call {method}"
+    return RyzansteinError(what, Code.PERMISSION_DENIED, "ROLE_NOT_ALLOWED", {"peer": peer, "method": method})
+
+
+NOT_YOUR_NAME = "NOT_YOUR_NAME"
+
+
+def not_your_name(name: str, peer: str) -> RyzansteinError:
+    what = f"{name[:128]!r} is not the name in the certificate of {peer}"
+    return RyzansteinError(what, Code.PERMISSION_DENIED, NOT_YOUR_NAME, {"peer": peer})
+
+
+def peer_denied(peer: str) -> RyzansteinError:
+    return RyzansteinError(f"the certificate of {peer} is denied", Code.PERMISSION_DENIED, "PEER_DENIED", {"peer": peer})
+
+
 def rate_limited(
     quota: str, limit: float, remaining: int, reset: str, *, retry_after_s: float, tenant: str = ""
 ) -> RyzansteinError:

@@ -7,9 +7,11 @@ reads `no_proxy` in lower case alone.
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
 import grpc
 
+from ryzanstein.auth.peers.peer import Expect, Peer
 from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
 
 # Retries only UNAVAILABLE, and only before the first message; started streams are left to failover.
@@ -49,15 +51,99 @@ CLIENT_OPTIONS = (
 )
 
 
+_Options = tuple[tuple[str, str | int], ...]
+
+
 def open_channel(address: str, *, retries: bool = True) -> grpc.aio.Channel:
-    """Returns a channel to host:port, which the caller closes.
+    """Returns a channel to host:port without TLS, which the caller closes.
 
     Without `retries` a failed connect is reported at once (for node links).
     """
+    return grpc.aio.insecure_channel(address, options=client_options(retries=retries))
+
+
+def client_options(*, retries: bool = True) -> tuple[tuple[str, str | int], ...]:
+    """Returns the options of a channel, for callers that open it themselves."""
     retry: tuple[tuple[str, str | int], ...] = (
         (("grpc.service_config", _SERVICE_CONFIG),) if retries else (("grpc.enable_retries", 0),)
     )
-    return grpc.aio.insecure_channel(address, options=(*CLIENT_OPTIONS, *retry))
+    return (*CLIENT_OPTIONS, *retry)
+
+
+class Certificates(Protocol):
+    """A key, its certificate and the CAs that are trusted, in PEM form; see `auth.peers.material.Material`."""
+
+    @property
+    def chain(self) -> bytes: ...
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def roots(self) -> bytes: ...
+
+    def denies(self, peer: Peer) -> bool:
+        """Whether this peer is not trusted any more."""
+        ...
+
+
+class CertificateSource(Protocol):
+    """The certificates as they are now, and how often they changed; see `auth.peers.material.LiveMaterial`."""
+
+    trust: str
+    version: int
+
+    @property
+    def current(self) -> Certificates: ...
+
+
+class Dialer:
+    """Opens channels to other services: with TLS if it has certificates, and then never without."""
+
+    def __init__(self, certificates: CertificateSource | None = None) -> None:
+        self._certificates = certificates
+
+    @property
+    def secure(self) -> bool:
+        return self._certificates is not None
+
+    @property
+    def version(self) -> int:
+        """Changes with the certificates. A channel that was opened before cannot connect again for long."""
+        return 0 if self._certificates is None else self._certificates.version
+
+    def trusts(self, peer: Peer) -> bool:
+        """Whether a peer that the CAs vouch for is not denied by name."""
+        return self._certificates is None or not self._certificates.current.denies(peer)
+
+    def open(self, address: str, expect: Expect, *, retries: bool = True) -> grpc.aio.Channel:
+        """Returns a channel to host:port, which the caller closes; see `open_channel`.
+
+        With TLS it connects only to a server whose certificate is of the peer that is expected.
+        """
+        if self._certificates is None:
+            return open_channel(address, retries=retries)
+        options = (*client_options(retries=retries), *_name(expect, self._certificates))
+        return grpc.aio.secure_channel(address, _credentials(self._certificates.current), options=options)
+
+    def open_blocking(self, address: str, expect: Expect) -> grpc.Channel:
+        """Returns a channel for callers without an event loop, which they close."""
+        if self._certificates is None:
+            return open_blocking_channel(address)
+        options = (*CLIENT_OPTIONS, *_name(expect, self._certificates))
+        return grpc.secure_channel(address, _credentials(self._certificates.current), options=options)
+
+
+def _credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(certificates.roots, certificates.key, certificates.chain)
+
+
+def _name(expect: Expect, certificates: CertificateSource) -> _Options:
+    return (("grpc.ssl_target_name_override", expect.server_name(certificates.trust)),)
+
+
+PLAIN = Dialer()
+"""Dials without TLS."""
 
 
 def open_blocking_channel(address: str) -> grpc.Channel:

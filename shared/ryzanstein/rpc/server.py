@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,6 +19,9 @@ from ryzanstein.rpc.guard import Guard
 from ryzanstein.rpc.interceptors import ErrorInterceptor
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
+
+if TYPE_CHECKING:
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
@@ -56,7 +60,8 @@ class RpcServer:
     Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port
     0). `clients_ping_s` is how often a client may ping. The library ends a request of more than
     `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is
-    read. `guard` says who may call what, by default everybody everything.
+    read. `guard` says who may call what, by default everybody everything. With `tls` it listens on the
+    port of that too, or where TLS is required on that alone: `port` is then the same as `tls_port`.
     """
 
     def __init__(
@@ -70,32 +75,43 @@ class RpcServer:
         max_calls: int | None = None,
         reading: RequestReading | None = None,
         guard: Guard | None = None,
+        tls: ServiceTls | None = None,
     ) -> None:
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(reading or RequestReading(), guard)],
+            interceptors=[ErrorInterceptor(reading or RequestReading(), guard), *_guards(tls)],
             options=server_options(clients_ping_s, max_request_bytes),
             maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
-        self._address = join_address(host, port)
-        self.port = 0
+        self._host, self._port, self._tls = host, port, tls
+        self.port = self.tls_port = 0
 
     async def start(self) -> None:
         """Binds and serves. Readiness and startup are NOT_SERVING until set.
 
         Raises OSError if the port is taken.
         """
-        try:
-            self.port = self.server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            await self.server.stop(None)
-            raise OSError(f"cannot listen on {self._address}: {error}") from None
+        if self._tls is None or not self._tls.required:
+            self.port = await self._bound(self._port)
+        if self._tls is not None:
+            self.tls_port = await self._bound(self._tls.port, self._tls.credentials())
+            self.port = self.port or self.tls_port
         await self._health.set("", _SERVING)
         await self.set_ready(False)
         await self._health.set(STARTUP, _NOT_SERVING)
         await self.server.start()
+
+    async def _bound(self, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+        address = join_address(self._host, port)
+        try:
+            if credentials is None:
+                return self.server.add_insecure_port(address)
+            return self.server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            await self.server.stop(None)
+            raise OSError(f"cannot listen on {address}: {error}") from None
 
     async def set_started(self) -> None:
         await self._health.set(STARTUP, _SERVING)
@@ -107,6 +123,15 @@ class RpcServer:
         """Reports NOT_SERVING at once, accepts no new calls, and gives running calls `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
+
+
+def _guards(tls: ServiceTls | None) -> list[grpc.aio.ServerInterceptor]:
+    """Returns what admits peers. It is loaded only with TLS, which needs a package of its own."""
+    if tls is None:
+        return []
+    from ryzanstein.rpc.tls.peer_guard import PeerInterceptor
+
+    return [PeerInterceptor(tls.guard)]
 
 
 async def terminated() -> None:

@@ -82,6 +82,7 @@ def node_to_wire(node: Node) -> orchestrator.Node:
         beat_time=timestamp(node.beat_time),
         models=map(model_report_to_wire, node.models),
         memory_bytes=node.memory_bytes,
+        tls_address=node.tls_address,
     )
 
 
@@ -100,6 +101,7 @@ def node_from_wire(wire: orchestrator.Node) -> Node:
         beat_time=unix_s(wire.beat_time),
         models=tuple(map(model_report_from_wire, wire.models)),
         memory_bytes=wire.memory_bytes,
+        tls_address=wire.tls_address,
     )
 
 

@@ -306,8 +306,11 @@ def test_load_imbalance(make_world: Any, walk: Any) -> None:
 
 @pytest.fixture(scope="module")
 def small(make_world: Any, part: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One node with two places, whose router keeps sessions in a Redis."""
+    """One node with two places, whose router keeps sessions in a Redis and has a keys file, which callers may do without."""
     folder = tmp_path_factory.mktemp("redis")
+    subprocess.run(
+        [Path(sys.executable).with_name("ryzanstein"), "keys", "add", "acme", "--file", folder / "keys.toml"], check=True
+    )
     server = part("redis-server")
     (port,) = free_ports(1)
     command = (server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes")
@@ -315,6 +318,7 @@ def small(make_world: Any, part: Callable[[str], str], tmp_path_factory: pytest.
     try:
         node = ("--max-sequences", "2", "--max-waiting", "16", "--max-tokens-per-step", "64")
         router = ("--session-store", "redis", "--redis-url", f"redis://127.0.0.1:{port}/0")
+        router += ("--auth", "optional", "--keys-file", str(folder / "keys.toml"))
         with make_world(num_nodes=1, tp=1, worker_flags=node, router_flags=router) as world:
             yield world, redis, port, folder
     finally:
@@ -358,3 +362,15 @@ def test_session_store_redis(small: Any, walk: Any) -> None:
     finally:
         with suppress(OSError, ValueError):
             os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+
+
+def test_keys_stale(small: Any, walk: Any) -> None:
+    """A table that is written by hand, with a field that nobody knows."""
+    world, _, _, folder = small
+    file = folder / "keys.toml"
+
+    def strike() -> None:
+        file.write_text(f"{file.read_text()}[tenant.acme]\ncolour = 1\n")
+
+    walk(world, "keys-stale", world.variables("node-0", KEYS_FILE=str(file))).run(strike=strike)
+    assert answer(world, session_on(world, "node-0")) == "node-0"

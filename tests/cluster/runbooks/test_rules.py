@@ -8,6 +8,8 @@ from typing import Any
 
 from ryzanstein.lab.chaos.catalog import CATALOG
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+from ryzanstein.router.access.limits.metrics import LimitMetrics
+from ryzanstein.router.access.telemetry import KeyMetrics
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
@@ -22,6 +24,8 @@ MAX_LINES = 100
 def metric_names() -> set[str]:
     """As a scrape spells them."""
     registries = [made.registry for made in (RouterTelemetry(), WorkerTelemetry(), OrchestratorTelemetry())]
+    KeyMetrics(registries[0])
+    LimitMetrics(registries[0])
     names = set()
     for family in (family for registry in registries for family in registry.collect()):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from ryzanstein.auth.caller import DEFAULT_SCOPES
 from ryzanstein.auth.credential import Credential
@@ -47,6 +48,21 @@ def path(tmp_path: Path) -> Path:
     made.touch(0o600)
     made.write_text(text(FIRST))
     return made
+
+
+async def test_a_reload_says_in_the_audit_which_keys_it_changes(open_access: Open, path: Path, until: Until) -> None:
+    with capture_logs() as lines:
+        access = await open_access(keys_file=path)
+        write(path, text(FIRST) + text(SECOND))
+        await until(lambda: access.outcome(SECOND.reveal()) == "key", 2.0)
+        write(path, text(SECOND))
+        await until(lambda: access.outcome(FIRST.reveal()) != "key", 2.0)
+    changes = [each for each in lines if each.get("audit")]
+    assert [(each["added"], each["revoked"], each["removed"]) for each in changes] == [
+        ([SECOND.key_id], [], []),
+        ([], [], [FIRST.key_id]),
+    ]
+    assert FIRST.reveal() not in str(lines)
 
 
 async def test_a_key_that_a_command_adds_is_known_and_one_that_it_revokes_is_refused(

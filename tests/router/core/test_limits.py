@@ -277,7 +277,8 @@ async def test_a_generation_that_moves_to_another_router_is_charged_once(
     generation_id = (await stream.read()).event.started.generation_id
     for _ in range(5):
         await stream.read()
-    await first.server.stop(0)  # nobody reaches it, and it does not know
+    for server in (first.server, first.peers):  # nobody reaches it, and it does not know
+        await server.stop(0)
     again = second.inference.AttachGeneration(
         inference.AttachGenerationRequest(generation_id=generation_id), metadata=ACME, timeout=20
     )

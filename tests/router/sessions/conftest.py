@@ -22,7 +22,7 @@ Opener = Callable[..., Awaitable[SessionStore]]
 async def open_store(request: pytest.FixtureRequest, start_redis: Any, tmp_path: Path) -> AsyncIterator[Opener]:
     opened: list[SessionStore] = []
 
-    async def open_store(evicted: list[int] | None = None, room: StoreRoom | None = None, **bounds: int) -> SessionStore:
+    async def open_store(evicted: list[int] | None = None, room: StoreRoom | None = None, **bounds: Any) -> SessionStore:
         gone = [] if evicted is None else evicted
         store: SessionStore
         if request.param == "memory":

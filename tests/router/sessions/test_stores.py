@@ -578,6 +578,15 @@ async def test_a_tenant_above_its_share_evicts_its_own(open_store: Opener) -> No
     assert sum(evicted) >= 16 + 15
 
 
+async def test_a_tenant_keeps_as_many_sessions_as_its_limit(open_store: Opener) -> None:
+    store = await open_store(max_sessions=100, most_sessions_of=lambda tenant: 2 if tenant == "acme" else None)
+    for number in range(5):
+        for tenant in ("acme", "beta"):
+            await store.create(f"{tenant}-{number}", "m", HELLO, tenant=tenant)
+    assert [each.session_id for each in (await store.list(tenant="acme")).sessions] == ["acme-4", "acme-3"]
+    assert len((await store.list(tenant="beta")).sessions) == 5
+
+
 async def test_without_tenants_there_are_no_shares(open_store: Opener) -> None:
     store = await open_store(max_sessions=8, max_responses=8)
     for number in range(8):

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
+from ryzanstein.auth.audit.auditor import audit_failures
+from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.router.access.authenticator import Anonymous
@@ -34,9 +36,10 @@ request, session or generation is never a label. [Observe](../operate/observe.md
 def metrics_page() -> str:
     """Returns the page with a table for each service."""
     lines = [_INTRODUCTION]
-    registries = {"router": _router(), "worker": WorkerTelemetry().registry, "orchestrator": OrchestratorTelemetry().registry}
+    registries = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
     for service, registry in registries.items():
         malformed_requests(service, registry)
+        TlsMetrics(service, registry)
         rows = sorted(_rows(registry))
         lines += [f"## {service.capitalize()}", "", *table(("metric", "type", "labels", "meaning"), rows)]
     return "\n".join(lines)
@@ -51,6 +54,12 @@ def _router() -> CollectorRegistry:
     SocketTelemetry(telemetry)
     KeptResponses(MemorySessions(SessionBounds(), lambda _: None), telemetry)
     return telemetry.registry
+
+
+def _worker() -> CollectorRegistry:
+    registry = WorkerTelemetry().registry
+    audit_failures("worker", registry)
+    return registry
 
 
 def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from ryzanstein.cluster import NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.cluster import Cluster, Service, link_name, split
+from ryzanstein.lab.simulation.key_ring import KNOWN_AFTER_S
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.record import Line
@@ -49,6 +50,7 @@ class BrokenPromise(Enum):
     SPARED = "a fault of one model leaves the others alone"
     TURN = "a turn is stored once"
     BOUND = "bounds hold"
+    ACCESS = "nobody gets what is another's, or with a key that has ended"
     TASK = "no task ends unseen"
     LEFT = "nothing is left"
     REST = "everything comes to rest"
@@ -125,6 +127,12 @@ class Checks:
     def struck_model(self, node: str, model: str, lasts_s: float = 0.0) -> None:
         """Records that a fault struck the ranks of one model of a node, and nothing else of it."""
         self.struck(f"{node}/{model}", lasts_s)
+
+    def check_key(self, router: str, key: str, **details: object) -> None:
+        """Checks that a router has not just used a key that it must have known to be revoked."""
+        ended_s = self._cluster.keys.ended_before(key, self._now)
+        if ended_s > KNOWN_AFTER_S and not self.is_struck(router, KNOWN_AFTER_S):
+            self.violated(BrokenPromise.ACCESS, f"a token {ended_s:.2f} s after its key was revoked", router=router, **details)
 
     def somebody_serves(self, model: str) -> bool:
         """Returns whether a node could serve the model, and has been able to for a while."""
@@ -292,6 +300,7 @@ def _left_in(router: Any) -> Iterator[tuple[str, int]]:
     core = router.core
     yield "generations", len(core._generations._by_id)
     yield "timers of generations", len(core._generations._timers)
+    yield "holds", router.allowance.num_held
     yield "claims", len(core._turns.claimed._held)
     yield "entries of the journal", len(getattr(core._recorder, "_entries", ()))
 
@@ -315,5 +324,6 @@ _REACHED = (
     "journal works again",
     "event loop stalled",
     "rank slow",
+    "keys loaded",
     "view has a gap",
 )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
+from ryzanstein.lab.simulation.key_ring import KeyRing
 from ryzanstein.lab.simulation.machine.loop import SimulatedLoop
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine
@@ -96,6 +97,7 @@ class Cluster:
     ) -> None:
         self.plan, self.loop, self.network, self.record = plan, loop, network, record
         self.directory = directory
+        self.keys = KeyRing(plan, directory, self.rng("keys"))
         self.stopping = False
         self.orchestrator = Service(self, ORCHESTRATOR, self._orchestrator)
         self.nodes = [
@@ -192,6 +194,7 @@ class Cluster:
             unread_grace_s=self.plan.unread_grace_s,
             unread_turns=self.plan.unread_turns,
             drain_grace_s=5.0,
+            keys_file=self.keys.path,
         )
         return serve_router(settings)
 

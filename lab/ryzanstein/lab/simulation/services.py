@@ -27,6 +27,7 @@ from ryzanstein.process import awake
 from ryzanstein.router import __main__ as router
 from ryzanstein.router.assembly import Router, assembled
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.sessions.names import shown_id
 from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
@@ -66,7 +67,7 @@ The turns died with the router, as documented.
 
 def speaks_in(session_id: str) -> bool:
     """Returns whether a router runs a generation of this session."""
-    return any(session_id in turns_of(router).claimed._held for router in ROUTERS.values())
+    return any(session_id == shown_id(name) for router in ROUTERS.values() for name in turns_of(router).claimed._held)
 
 
 def turns_of(router: Router) -> Any:
@@ -78,7 +79,7 @@ def forget(process: Process) -> None:
     """Forgets a process that ended."""
     if (ended := ROUTERS.get(process)) is not None:
         backlog = getattr(turns_of(ended).store, "_backlog", None)
-        LOST_TURNS.update(write.session_id for write in getattr(backlog, "_writes", ()) if write.generation_id)
+        LOST_TURNS.update(shown_id(write.session_id) for write in getattr(backlog, "_writes", ()) if write.generation_id)
     for known in (ROUTERS, NODES, RANKS):
         known.pop(process, None)
 

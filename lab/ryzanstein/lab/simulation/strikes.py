@@ -247,6 +247,11 @@ class FaultInjector:
             except grpc.aio.AioRpcError as failure:
                 self._cluster.record.say("load", code=failure.code().name, details=failure.details())
 
+    async def _replace_key(self, fault: PlannedFault) -> None:
+        """Replaces the key of a client while it asks."""
+        plan = self._cluster.plan
+        await self._cluster.keys.replace(plan.clients[fault.target % len(plan.clients)].number)
+
     # The network.
 
     async def _cut_one_way(self, fault: PlannedFault) -> None:

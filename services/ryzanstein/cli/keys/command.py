@@ -19,6 +19,7 @@ from ryzanstein.auth.keys.keys_file import KeyExistsError, KeysFile, KeysFileErr
 from ryzanstein.auth.keys.records import KeyRecord, KeySnapshot
 from ryzanstein.auth.tenants import rules_table
 from ryzanstein.cli import display
+from ryzanstein.cli.keys.audit_line import recorded
 from ryzanstein.cli.keys.places import REDIS_VARIABLE, File, GivenPlace, PlaceError, RedisPrefix, RedisUrl, redis_keys
 from ryzanstein.cli.keys.times import end_of
 from ryzanstein.cli.options import text_value
@@ -70,7 +71,7 @@ def add(
         check_new(record)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys:
+    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys, recorded("keys add", key.key_id):
         keys.add(record)
     print(key.reveal(), flush=True)
     _say(f"key {key.key_id} of {tenant}: {_scopes(record)}; {_until(record)}. It is not shown again.")
@@ -117,7 +118,7 @@ def revoke(
     if not is_key_id(key_id):
         # A whole key that was given by mistake is not repeated.
         raise typer.BadParameter("must be the id of a key: 12 letters and digits", param_hint="'ID'")
-    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys:
+    with _failures(), GivenPlace(file, redis_url, redis_prefix).opened() as keys, recorded("keys revoke", key_id):
         revoked = keys.revoke(key_id, time.time())
     _say(f"key {key_id} is revoked" if revoked else f"key {key_id} was revoked already")
 
@@ -164,7 +165,7 @@ def import_keys(
     """
     with _failures():
         snapshot = KeysFile(source).read()
-        with redis_keys(redis_url, redis_prefix) as keys:
+        with redis_keys(redis_url, redis_prefix) as keys, recorded("keys import", str(source)):
             keys.take(snapshot)
     _say(
         f"{len(snapshot.keys)} keys, {len(snapshot.revoked)} of them revoked, and {len(snapshot.tenants)} tenants are in Redis"

@@ -14,24 +14,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import grpc
 
 from ryzanstein.addresses import join_address
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.kernels import have_kernels
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.processes.host import LOCAL, Host
 from ryzanstein.cli.processes.ports import free_ports
-from ryzanstein.cli.processes.service_process import Flags, ServiceFailedError, ServiceProcess, serves
+from ryzanstein.cli.processes.service_process import Flags, ServiceFailedError, ServiceProcess
 from ryzanstein.cli.processes.start_watch import STILL_S, StartWatch
 from ryzanstein.cli.processes.temporary_state import TemporaryState
 from ryzanstein.files.model_paths import model_name
 from ryzanstein.files.named_paths import write_setting
 from ryzanstein.files.private_files import private_folder
 from ryzanstein.process.allotment import memory_bytes
-from ryzanstein.rpc.client import open_blocking_channel
+from ryzanstein.rpc.client import PLAIN, Dialer, open_blocking_channel
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from ryzanstein.cli.access.certificates import LocalCertificates
 
 ORCHESTRATOR = "orchestrator"
 _START_ATTEMPTS = 3
@@ -51,8 +55,9 @@ class ClusterSpec:
     `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
     `settings` replaces settings that we chose. `model_names` are the names of `model` and `more_models`;
     empty: those of the directories. `devices` says which GPUs each node gets: none by
-    default. A start is given up when nothing has moved for `still_s`. `api_key` asks the routers for
-    their nodes where they have keys; it is passed to no process.
+    default. A start is given up when nothing has moved for `still_s`. `secure`: services talk to each
+    other with TLS alone, with certificates in `state_dir`. `api_key` asks the routers for their nodes
+    where they have keys; it is passed to no process. `api_key_file` has it for clients.
     """
 
     model: Path
@@ -73,8 +78,10 @@ class ClusterSpec:
     still_s: float = STILL_S
     stop_grace_s: float = 10.0
     model_names: tuple[str, ...] = ()
+    secure: bool = False
     devices: NodeDevices = field(default_factory=NodeDevices)
     api_key: str = field(default="", repr=False)
+    api_key_file: Path | None = None
 
 
 class LocalCluster:
@@ -90,6 +97,7 @@ class LocalCluster:
         self._http_ports: dict[str, int] = {}
         self.kernels = ""  # after `start`: what the user should know of the kernels
         self._temporary: TemporaryState | None = None
+        self._certificates: LocalCertificates | None = None
 
     @property
     def node_ids(self) -> list[str]:
@@ -129,6 +137,21 @@ class LocalCluster:
         if self._temporary is None:
             self._temporary = TemporaryState()
         return self._temporary.path
+
+    @property
+    def dialer(self) -> Dialer:
+        """Returns how the operator dials the orchestrator and nodes, after `start`."""
+        return PLAIN if self._certificates is None else self._certificates.dialer()
+
+    @property
+    def tls_dir(self) -> Path | None:
+        """Returns the directory of the operator's certificate; None without TLS."""
+        return None if self._certificates is None else self._certificates.operator
+
+    def keep_certificates(self, now: float) -> None:
+        """Renews certificates before they expire. Call it now and then, with monotonic seconds."""
+        if self._certificates is not None:
+            self._certificates.keep(now)
 
     def start(self, doing: Callable[[str], None] = lambda _: None) -> None:
         """Starts all services and returns when each router sees every node ready.
@@ -175,7 +198,7 @@ class LocalCluster:
         service = self.services[name]
         service.kill()
         service.start()
-        StartWatch([service], self.spec.still_s).wait(lambda: [] if serves(service.grpc_address) else [name])
+        StartWatch([service], self.spec.still_s).wait(lambda: [] if service.serves() else [name])
 
     def wait_nodes(self, count: int, timeout_s: float = 90.0) -> None:
         """Returns when every router sees exactly `count` ready nodes."""
@@ -205,7 +228,7 @@ class LocalCluster:
             service.start()
         services = list(self.services.values())
         watch = StartWatch(services, self.spec.still_s)
-        watch.wait(lambda: [service.name for service in services if not serves(service.grpc_address)], doing)
+        watch.wait(lambda: [service.name for service in services if not service.serves()], doing)
         watch.wait(lambda: [] if self._see_all_nodes() else self.node_ids, doing)
 
     def _see_all_nodes(self) -> bool:
@@ -234,6 +257,7 @@ class LocalCluster:
     def _describe(self) -> None:
         """Chooses the ports and describes the processes; nothing runs yet."""
         spec = self.spec
+        self._certificates = None if not spec.secure else self._made_certificates()
         ports = iter(free_ports(2 + 2 * spec.num_nodes + 3 * spec.num_routers))
         orchestrator_port = spec.orchestrator_port or next(ports)
         self._describe_orchestrator(orchestrator_port, ports)
@@ -289,8 +313,24 @@ class LocalCluster:
     def _add(self, name: str, service: str, flags: Flags, extra_flags: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
         log_path, host = self.state_dir / f"{name}.log", self._host(name)
         host = replace(host, prefix=(*host.prefix, *prefix))
+        dialer = PLAIN if self._certificates is None else self._certificates.dialer()
+        flags = {**flags, **self._tls_flags(name, service, flags)}
         flags = {**flags, "log_file_bytes": _LOG_BYTES, "log_files": _LOG_FILES, **self.spec.settings.get(name, {})}
-        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=host)
+        self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=host, dialer=dialer)
+
+    def _made_certificates(self) -> LocalCertificates:
+        from ryzanstein.cli.access.certificates import LocalCertificates
+
+        return LocalCertificates(self.state_dir / "tls")
+
+    def _tls_flags(self, name: str, service: str, flags: Flags) -> Flags:
+        """Returns the settings of TLS. It is the only port of an orchestrator or node, so it has the number of that."""
+        if self._certificates is None:
+            return {}
+        role = {"worker": PeerRole.NODE, "router": PeerRole.ROUTER}.get(service)
+        peer = Peer(PeerRole.ORCHESTRATOR) if role is None else Peer(role, name)
+        port = 0 if service == "router" else flags["grpc_port"]
+        return {"tls": "require", "tls_dir": str(self._certificates.folder(name, peer)), "tls_port": port}
 
     def _host(self, name: str) -> Host:
         return self.spec.hosts.get(name, LOCAL)

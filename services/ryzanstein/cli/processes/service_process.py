@@ -17,14 +17,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ryzanstein.addresses import join_address
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.processes import tether
 from ryzanstein.cli.processes.host import LOCAL, Host
 from ryzanstein.cli.processes.process_group import ProcessGroup
 from ryzanstein.cli.processes.service_log import ServiceLog
 from ryzanstein.files.private_files import opener
-from ryzanstein.rpc.client import open_blocking_channel
+from ryzanstein.rpc.client import PLAIN, Dialer, open_blocking_channel
 
 _POLL_S = 0.05
+_PEERS = {
+    "orchestrator": Peer(PeerRole.ORCHESTRATOR),
+    "worker": Peer(PeerRole.NODE),
+    "router": Peer(PeerRole.ROUTER),
+}
 
 Flags = Mapping[str, str | int | float]
 """Settings by field name."""
@@ -49,8 +55,11 @@ class ServiceProcess:
         log_path: Path,
         *,
         host: Host = LOCAL,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self.name = name
+        # What is public of a router has no certificate of ours.
+        self._dialer = PLAIN if service == "router" else dialer
         self.kind = service
         self.log_path = log_path
         self.grpc_address = join_address(host.address, str(flags["grpc_port"]))
@@ -58,6 +67,14 @@ class ServiceProcess:
         listening = {"host": host.address, **flags}
         self._command = [*host.prefix, sys.executable, "-P", "-m", f"ryzanstein.{service}", *_as_flags(listening), *extra_flags]
         self._process: ProcessGroup | None = None
+
+    def dial(self) -> grpc.Channel:
+        """Returns a channel to the service, which the caller closes."""
+        return self._dialer.open_blocking(self.grpc_address, _PEERS[self.kind])
+
+    def serves(self, health_service: str = "readiness") -> bool:
+        """Returns whether its health service reports SERVING. One that cannot be reached does not."""
+        return _serves(self.dial(), health_service)
 
     @property
     def pid(self) -> int:
@@ -134,7 +151,7 @@ def wait_all_ready(services: Iterable[ServiceProcess], deadline: float) -> None:
     """
     services = list(services)
     pending = services
-    while pending := [service for service in pending if not serves(service.grpc_address)]:
+    while pending := [service for service in pending if not service.serves()]:
         for service in services:
             service.check_running()
         if time.monotonic() > deadline:
@@ -147,7 +164,11 @@ def serves(address: str, health_service: str = "readiness", timeout_s: float = 1
 
     An unreachable address does not.
     """
-    with open_blocking_channel(address) as channel:
+    return _serves(open_blocking_channel(address), health_service, timeout_s)
+
+
+def _serves(channel: grpc.Channel, health_service: str, timeout_s: float = 1.0) -> bool:
+    with channel:
         try:
             request = health_pb2.HealthCheckRequest(service=health_service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)  # type: ignore[attr-defined]

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import grpc
 import psutil
 
-from ryzanstein.cli.processes.service_process import ServiceFailedError, ServiceProcess, serves
-from ryzanstein.rpc.client import open_blocking_channel
+from ryzanstein.cli.processes.service_process import ServiceFailedError, ServiceProcess
 from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.enum_names import enum_name
 
@@ -99,7 +98,7 @@ def _sign_of(service: ServiceProcess) -> Sign:
     if service.kind != "worker":
         return _sign_of_process(service)
     try:
-        statuses = list(_statuses(service.grpc_address))
+        statuses = list(_statuses(service))
     except grpc.RpcError:
         return _sign_of_process(service)
     failed = next((each.beat for each in statuses if each.beat.state == worker_pb2.NODE_STATE_FAILED), None)
@@ -120,9 +119,9 @@ def _doing(unready: list[worker_pb2.GetStatusResponse]) -> str:
     return ", ".join(parts) or "waits for the others"
 
 
-def _statuses(address: str) -> Iterator[worker_pb2.GetStatusResponse]:
+def _statuses(service: ServiceProcess) -> Iterator[worker_pb2.GetStatusResponse]:
     """Yields the node's status of each model, the first one first."""
-    with open_blocking_channel(address) as channel:
+    with service.dial() as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         first = stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_ANSWER_S)
         yield first
@@ -132,7 +131,7 @@ def _statuses(address: str) -> Iterator[worker_pb2.GetStatusResponse]:
 
 def _sign_of_process(service: ServiceProcess) -> Sign:
     """Returns the sign of a service that says nothing of itself: it imports, or waits for nodes."""
-    if serves(service.grpc_address, ""):
+    if service.serves(""):
         return Sign("answers", "waits for nodes")
     try:
         times = psutil.Process(service.pid).cpu_times()

@@ -9,13 +9,14 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ryzanstein.cli import display
+from ryzanstein.cli.access.dialing import TlsDir, dialer_in
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_value
 from ryzanstein.cli.rollout.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.rollout.phases import Phase
@@ -25,6 +26,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
 from ryzanstein.files.models_home import model_path
 from ryzanstein.generation.prompts import name_fault
+from ryzanstein.rpc.client import Dialer
 
 WAIT_S = 300.0
 MAX_NODES = 10_000
@@ -65,6 +67,7 @@ def deploy(
     force: Annotated[bool, typer.Option("--force", help="Deploy DIR even if it exists here and is no model.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Withdraw the deployment NAME.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the deployments.")] = False,
+    tls_dir: TlsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --list: print one JSON document.")] = False,
 ) -> None:
     """Deploy a model to nodes and wait until they serve it; or --remove it, or --list all.
@@ -86,18 +89,30 @@ def deploy(
         raise typer.BadParameter("is for --list", param_hint="'--json'")
     if wait is not None and no_wait:
         raise typer.BadParameter("contradicts --wait", param_hint="'--no-wait'")
+    place = _Place(orchestrator, dialer_in(tls_dir))
     try:
         if list_all:
-            _list(orchestrator, as_json)
+            _list(place, as_json)
         elif remove:
-            _remove(orchestrator, _name(target, _TARGET))
+            _remove(place, _name(target, _TARGET))
         else:
             deployment = replace(_deployment(target, name, nodes, force), idle_unload_s=idle_unload or 0.0)
-            waiting = _Waiting(orchestrator, deployment, reload=reload)
+            waiting = _Waiting(place, deployment, reload=reload)
             _deploy(waiting, None if no_wait else WAIT_S if wait is None else wait)
     except RyzansteinError as error:
         display.show_error(display.people(), error)
         raise typer.Exit(1) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the orchestrator is, and how it is dialled."""
+
+    orchestrator: str
+    dialer: Dialer
+
+    def client(self) -> DeploymentClient:
+        return DeploymentClient(self.orchestrator, self.dialer)
 
 
 def _refuse_with(mode: str, given: Mapping[str, object]) -> None:
@@ -127,9 +142,9 @@ def _name(name: str | None, option: str) -> str:
     return str(name)
 
 
-def _list(orchestrator: str, as_json: bool) -> None:
+def _list(place: _Place, as_json: bool) -> None:
     async def look() -> Assignments:
-        async with DeploymentClient(orchestrator) as client:
+        async with place.client() as client:
             return await client.look()
 
     views = list(asyncio.run(look()).deployments.values())
@@ -141,9 +156,9 @@ def _list(orchestrator: str, as_json: bool) -> None:
         _tell("nothing is deployed: each node serves what it was started with")
 
 
-def _remove(orchestrator: str, model: str) -> None:
+def _remove(place: _Place, model: str) -> None:
     async def remove() -> tuple[str, ...]:
-        async with DeploymentClient(orchestrator) as client:
+        async with place.client() as client:
             view = (await client.look()).deployments.get(model)
             await client.remove(model)
             return () if view is None else view.assigned
@@ -170,8 +185,8 @@ def _deploy(waiting: _Waiting, wait_s: float | None) -> None:
 class _Waiting:
     """Runs one deployment to its end and prints its progress."""
 
-    def __init__(self, orchestrator: str, deployment: Deployment, *, reload: bool) -> None:
-        self._orchestrator = orchestrator
+    def __init__(self, place: _Place, deployment: Deployment, *, reload: bool) -> None:
+        self._place = place
         self._deployment = deployment
         self._reload = reload
         self._rollout = Rollout(deployment)
@@ -183,7 +198,7 @@ class _Waiting:
     async def run(self, wait_s: float | None) -> RolloutEnd:
         """Deploys, and returns how it ended. Raises RyzansteinError if the deployment is refused."""
         model, path = self._deployment.model, self._deployment.path
-        async with DeploymentClient(self._orchestrator) as client:
+        async with self._place.client() as client:
             before = await client.look()
             stored = await client.deploy(self._deployment, reload=self._reload)
             self._rollout = Rollout(stored)
@@ -230,7 +245,7 @@ class _Waiting:
             if error.code not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
                 raise
             if not self._silence:
-                self._silence = f"the orchestrator at {self._orchestrator} does not answer"
+                self._silence = f"the orchestrator at {self._place.orchestrator} does not answer"
                 _tell(f"{self._silence}; still waiting")
             return None
         self._silence = ""
@@ -240,7 +255,9 @@ class _Waiting:
         for node_id, phase in self._rollout.see(look, time.monotonic()):
             why = ""
             if phase in (Phase.FAILED, Phase.REFUSED):
-                self._reasons[node_id] = self._rollout.reason(node_id) or await reason_of(look.nodes[node_id])
+                self._reasons[node_id] = self._rollout.reason(node_id) or await reason_of(
+                    look.nodes[node_id], self._place.dialer
+                )
                 why = f": {self._reasons[node_id]}"
             _tell(f"{node_id} {phase.value}{why}")
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
+from ryzanstein.cli.access.dialing import ORCHESTRATOR
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cluster import Deployment, Node
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.membership import deployment_from_wire, deployment_to_wire, node_from_wire
@@ -55,8 +57,8 @@ class Assignments:
 class DeploymentClient:
     """Calls an orchestrator about deployments. All methods raise RyzansteinError."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
+    def __init__(self, address: str, dialer: Dialer = PLAIN) -> None:
+        self._channel = dialer.open(address, ORCHESTRATOR)
         self._stub = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
 
     async def __aenter__(self) -> DeploymentClient:
@@ -99,9 +101,9 @@ def _view(status: orchestrator_pb2.DeploymentStatus) -> DeploymentView:
     )
 
 
-async def reason_of(node: Node) -> str:
+async def reason_of(node: Node, dialer: Dialer = PLAIN) -> str:
     """Returns why an older node is not ready, in its own words. The orchestrator does not know it."""
-    async with open_channel(node.address) as channel:
+    async with dialer.open(node.address_with(tls=dialer.secure) or node.address, Peer(PeerRole.NODE, node.node_id)) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         try:
             answer = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))

@@ -15,10 +15,11 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
+from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR, TlsDir, dialer_in
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, address_value, text_value
 from ryzanstein.cli.rollout.last_node import LastNode, last_node, last_node_at
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -36,19 +37,21 @@ def drain(
     ] = None,
     grace: Annotated[float, typer.Option(min=0, max=86_400, help="With --direct: seconds to wait for running work.")] = 30.0,
     force: Annotated[bool, typer.Option("--force", help="Do not prompt, even for the last ready node.")] = False,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Drain a node: it finishes its work and takes nothing new."""
     if (node is None) == (direct is None):
         raise typer.BadParameter("give either a NODE or --direct")
-    people = display.people()
+    people, dialer = display.people(), dialer_in(tls_dir)
     try:
         if not force:
-            _confirm(asyncio.run(last_node(orchestrator, str(node)) if direct is None else last_node_at(orchestrator, direct)))
+            last = last_node(orchestrator, str(node), dialer) if direct is None else last_node_at(orchestrator, direct, dialer)
+            _confirm(asyncio.run(last))
         if direct is not None:
-            unfinished = asyncio.run(drain_node(direct, grace))
+            unfinished = asyncio.run(drain_node(direct, grace, dialer))
             people.print(f"{direct} drained, unfinished generations: {unfinished}")
         else:
-            asyncio.run(request_drain(orchestrator, str(node)))
+            asyncio.run(request_drain(orchestrator, str(node), dialer))
             people.print(f"{node} is draining", markup=False)
     except RyzansteinError as error:
         display.show_error(people, error)
@@ -81,59 +84,60 @@ def undrain(
         str | None,
         typer.Option(callback=address_value, help="host:port of the node: undrain it directly, ending a quarantine."),
     ] = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Undrain a node: it takes work again."""
     if (node is None) == (direct is None):
         raise typer.BadParameter("give either a NODE or --direct")
-    people = display.people()
+    people, dialer = display.people(), dialer_in(tls_dir)
     try:
         if direct is not None:
-            left = asyncio.run(undrain_node(direct))
+            left = asyncio.run(undrain_node(direct, dialer))
             people.print(f"{direct} undrained" + (f", but not ready: {left}" if left else ""), markup=False)
         else:
-            asyncio.run(withdraw_drain(orchestrator, str(node)))
+            asyncio.run(withdraw_drain(orchestrator, str(node), dialer))
             people.print(f"{node} takes work again", markup=False)
     except RyzansteinError as error:
         display.show_error(people, error)
         raise typer.Exit(1) from None
 
 
-async def withdraw_drain(orchestrator: str, node_id: str) -> None:
+async def withdraw_drain(orchestrator: str, node_id: str, dialer: Dialer = PLAIN) -> None:
     """Returns when the drain request is withdrawn.
 
     Raises RyzansteinError, NOT_FOUND if the node is not a member.
     """
-    async with open_channel(orchestrator) as channel:
+    async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         await answered(stub.UndrainNode(orchestrator_pb2.UndrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
 
 
-async def undrain_node(address: str) -> str:
+async def undrain_node(address: str, dialer: Dialer = PLAIN) -> str:
     """Undrains a node. Returns what still keeps it from taking generations, or an empty string."""
-    async with open_channel(address) as channel:
+    async with dialer.open(address, ANY_NODE) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await answered(stub.Undrain(worker_pb2.UndrainRequest(), timeout=_TIMEOUT_S))
     return answer.reason
 
 
-async def request_drain(orchestrator: str, node_id: str) -> None:
+async def request_drain(orchestrator: str, node_id: str, dialer: Dialer = PLAIN) -> None:
     """Returns when the drain request is recorded.
 
     Raises RyzansteinError, NOT_FOUND if the node is not a member.
     """
-    async with open_channel(orchestrator) as channel:
+    async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         await answered(stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
 
 
-async def drain_node(address: str, grace_s: float) -> int:
+async def drain_node(address: str, grace_s: float, dialer: Dialer = PLAIN) -> int:
     """Drains a node and returns how many generations had not ended.
 
     Returns when the node's work is done or the grace has passed.
     """
     grace = Duration()
     grace.FromNanoseconds(int(grace_s * 1e9))
-    async with open_channel(address) as channel:
+    async with dialer.open(address, ANY_NODE) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await answered(stub.Drain(worker_pb2.DrainRequest(grace=grace), timeout=grace_s + _TIMEOUT_S))
     return answer.unfinished

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
 from ryzanstein.cli.rollout.ready_models import ready_models
 from ryzanstein.cluster import Node
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.membership import node_from_wire
@@ -28,34 +29,34 @@ class LastNode:
         return f"{self.node_id} is the last ready node of {visible}: after it drains, every request for {which} fails"
 
 
-async def last_node(orchestrator: str, node_id: str) -> LastNode | None:
+async def last_node(orchestrator: str, node_id: str, dialer: Dialer = PLAIN) -> LastNode | None:
     """Returns None if others serve all its models, it serves none, or it is no known member.
 
     Raises RyzansteinError.
     """
-    ready = {node.node_id: ready_models(node) for node in await _members(orchestrator)}
+    ready = {node.node_id: ready_models(node) for node in await _members(orchestrator, dialer)}
     own = ready.pop(node_id, set())
     alone = sorted(own.difference(*ready.values()))
     return LastNode(node_id, tuple(alone)) if alone else None
 
 
-async def last_node_at(orchestrator: str, address: str) -> LastNode | None:
+async def last_node_at(orchestrator: str, address: str, dialer: Dialer = PLAIN) -> LastNode | None:
     """Returns the same as `last_node`, for the node at an address.
 
     Also returns None when the node or the orchestrator does not answer: a caller that contacts a
     node directly may have no orchestrator.
     """
     try:
-        async with open_channel(address) as channel:
+        async with dialer.open(address, ANY_NODE) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             status = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_TIMEOUT_S))
-        return await last_node(orchestrator, status.node_id)
+        return await last_node(orchestrator, status.node_id, dialer)
     except RyzansteinError:
         return None
 
 
-async def _members(orchestrator: str) -> list[Node]:
-    async with open_channel(orchestrator) as channel:
+async def _members(orchestrator: str, dialer: Dialer) -> list[Node]:
+    async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=_TIMEOUT_S))
     return [node_from_wire(node) for node in answer.nodes]

@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 
 from ryzanstein.cli import display
+from ryzanstein.cli.access.dialing import TlsDir, dialer_in
+from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.problems import problems
@@ -25,13 +27,15 @@ _TABLES = (node_table, rank_table, link_table, loss_table, model_table, session_
 def status(
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     router: Router = ROUTER_ADDRESS,
+    key_file: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Show problems, nodes, ranks, links, losses, models and sessions. Exit code 1: a service did not answer.
 
     In a narrow terminal the less important columns are left out.
     """
-    view = asyncio.run(look(orchestrator, router))
+    view = asyncio.run(look(orchestrator, keyed_router(router, key_file), dialer_in(tls_dir)))
     if not as_json and {"orchestrator", "router"} <= view.errors.keys():
         nobody = f"nothing answers: no orchestrator at {orchestrator}, no router at {router}; `ryzanstein up` starts a cluster"
         display.people().print(nobody, style="red", markup=False, soft_wrap=True)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
+from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
+from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.status.cluster_view import (
     ClusterStatus,
     LinkLossView,
@@ -26,7 +28,7 @@ from ryzanstein.cli.status.cluster_view import (
 )
 from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import (
     inference_pb2,
@@ -48,14 +50,14 @@ MAX_SESSIONS = 20
 T = TypeVar("T")
 
 
-async def look(orchestrator: str, router: str) -> ClusterStatus:
-    """Queries all services at once.
+async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -> ClusterStatus:
+    """Queries all services at once. `dialer` reaches the orchestrator and nodes; a router's port is a public one.
 
     A service that does not answer within TIMEOUT_S is in `errors`.
     """
     errors: dict[str, str] = {}
     members, links, models, sessions = await asyncio.gather(
-        _or(_members(orchestrator), (), "orchestrator", errors),
+        _or(_members(orchestrator, dialer), (), "orchestrator", errors),
         _or(_router(router), RouterView(), "router", errors),
         _or(_models(router), (), "router", errors),
         _or(_sessions(router), (), "session store", errors),
@@ -63,7 +65,8 @@ async def look(orchestrator: str, router: str) -> ClusterStatus:
     if "router" in errors:
         errors.pop("session store", None)  # the router, which answers for the store, was unreachable
     linked = _only_linked(links, members)
-    nodes = await asyncio.gather(*(_models_of(node, True) for node in members), *(_models_of(node, False) for node in linked))
+    asked = [*(_models_of(node, True, dialer) for node in members), *(_models_of(node, False, dialer) for node in linked)]
+    nodes = await asyncio.gather(*asked)
     return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors)
 
 
@@ -75,11 +78,13 @@ async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, s
         return nothing
 
 
-async def _members(orchestrator: str) -> tuple[Node, ...]:
-    async with open_channel(orchestrator) as channel:
+async def _members(orchestrator: str, dialer: Dialer) -> tuple[Node, ...]:
+    async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
-    return tuple(sorted((node_from_wire(node) for node in answer.nodes), key=lambda node: node.node_id))
+    members = [node_from_wire(node) for node in answer.nodes]
+    dialled = [replace(node, address=node.address_with(tls=dialer.secure) or node.address) for node in members]
+    return tuple(sorted(dialled, key=lambda node: node.node_id))
 
 
 def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
@@ -91,7 +96,7 @@ def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
     ]
 
 
-async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
+async def _models_of(node: Node, member: bool, dialer: Dialer) -> list[NodeStatus]:
     """Returns the node's status with its first model, and one for each further model that it has.
 
     The orchestrator may know of models that the node has no ranks for, and the node of some that the
@@ -99,7 +104,7 @@ async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
     """
     reports = {report.model: report for report in node.models}
     try:
-        answers = await _answers(node.address)
+        answers = await _answers(node.address, dialer)
     except RyzansteinError as error:
         why = f"{error.code.name}: {error.message}"
         first = NodeStatus(node, error=why, member=member, report=reports.pop(node.model, None))
@@ -110,9 +115,9 @@ async def _models_of(node: Node, member: bool) -> list[NodeStatus]:
     return [first, *further, *(_reported(node, report) for report in reports.values())]
 
 
-async def _answers(address: str) -> list[worker_pb2.GetStatusResponse]:
+async def _answers(address: str, dialer: Dialer) -> list[worker_pb2.GetStatusResponse]:
     """Returns the node's own status of each model, the first one first."""
-    async with open_channel(address) as channel:
+    async with dialer.open(address, ANY_NODE) as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         first = await answered(stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=NODE_TIMEOUT_S))
         requests = [worker_pb2.GetStatusRequest(model=model) for model in first.beat.other_models]
@@ -165,8 +170,8 @@ def _rank(rank: worker_pb2.RankStatus) -> RankView:
     )
 
 
-async def _router(router: str) -> RouterView:
-    async with open_channel(router) as channel:
+async def _router(router: KeyedRouter) -> RouterView:
+    async with router.open() as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         answer = await answered(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
     losses = (
@@ -189,16 +194,16 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
     )
 
 
-async def _models(router: str) -> tuple[ModelView, ...]:
-    async with open_channel(router) as channel:
+async def _models(router: KeyedRouter) -> tuple[ModelView, ...]:
+    async with router.open() as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         answer = await answered(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
     return tuple(ModelView(model.name, model.context_length, model.ready_nodes) for model in answer.models)
 
 
-async def _sessions(router: str) -> tuple[SessionView, ...]:
+async def _sessions(router: KeyedRouter) -> tuple[SessionView, ...]:
     """Returns the most recently used sessions."""
-    async with open_channel(router) as channel:
+    async with router.open() as channel:
         stub = inference_pb2_grpc.SessionServiceStub(channel)
         request = inference_pb2.ListSessionsRequest(page_size=MAX_SESSIONS)
         answer = await answered(stub.ListSessions(request, timeout=TIMEOUT_S))

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from ryzanstein.cli import display
+from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import usage_pb2, usage_pb2_grpc
 
@@ -24,11 +24,12 @@ def usage(
     month: Annotated[str, typer.Option(callback=text_value, help="In UTC, such as 2026-11. By default this one.")] = "",
     *,
     router: Router = ROUTER_ADDRESS,
+    key_file: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show what tenants used in a month: requests, tokens of prompts, generated tokens, and their limits."""
     try:
-        rows = asyncio.run(_asked(router, usage_pb2.GetUsageRequest(tenant=tenant, month=month)))
+        rows = asyncio.run(_asked(keyed_router(router, key_file), usage_pb2.GetUsageRequest(tenant=tenant, month=month)))
     except RyzansteinError as error:
         display.show_error(display.people(), error)
         raise typer.Exit(1) from None
@@ -40,8 +41,8 @@ def usage(
         display.people().print("no tenant used anything in that month")
 
 
-async def _asked(router: str, request: usage_pb2.GetUsageRequest) -> list[usage_pb2.TenantUsage]:
-    async with open_channel(router) as channel:
+async def _asked(router: KeyedRouter, request: usage_pb2.GetUsageRequest) -> list[usage_pb2.TenantUsage]:
+    async with router.open() as channel:
         answer = await answered(usage_pb2_grpc.UsageServiceStub(channel).GetUsage(request, timeout=_TIMEOUT_S))
     return list(answer.rows)
 

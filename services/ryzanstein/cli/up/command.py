@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +13,10 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ryzanstein.auth.keys.keys_file import KeysFileError
 from ryzanstein.cli import display, options
+from ryzanstein.cli.access.keyed_router import KeyedRouter
+from ryzanstein.cli.access.local_key import LocalKey
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
@@ -28,6 +33,7 @@ from ryzanstein.cli.up.state_lock import held
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.files.models_home import EMBEDDED
+from ryzanstein.files.private_files import private_folder
 from ryzanstein.files.state_home import VARIABLES, state_home
 from ryzanstein.process.allotment import usable_cores
 from ryzanstein.process.gpus import Device, find_gpus
@@ -84,10 +90,17 @@ def up(
     grpc_port: Port = options.GRPC_PORT,
     orchestrator_port: Port = options.ORCHESTRATOR_PORT,
     state_dir: StateDir = None,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="Ask clients for a key, and use TLS between the services; key and certificates are in the state directory.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
-    require("up", "router", "worker")
+    require("up", "router", "worker", *(["tls"] if secure else []))
     served = models_to_serve(models)
     templates = template_setting(chat_templates, served)
     tp = tp or default_tp([model.path for model in served])
@@ -104,6 +117,7 @@ def up(
         http_port=http_port,
         orchestrator_port=orchestrator_port,
         state_dir=(directory := _state_dir(state_dir)),
+        secure=secure,
         devices=_devices(device, nodes, tp * len(models)),
     )
     ports = _fixed_ports(spec)
@@ -112,7 +126,7 @@ def up(
         with held(directory):
             require_room(directory, "--state-dir")
             require_free(ports)
-            _serve(LocalCluster(spec), as_json)
+            _serve(LocalCluster(_with_key(spec) if secure else spec), as_json)
     except InUseError as taken:
         display.people().print(str(taken), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
@@ -123,6 +137,18 @@ def up(
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         display.people().print("stopped; no process is left")
+
+
+def _with_key(spec: ClusterSpec) -> ClusterSpec:
+    """Returns the cluster with routers that ask for a key. Raises ServiceFailedError where none can be kept."""
+    assert spec.state_dir is not None
+    try:
+        private_folder(spec.state_dir)
+        kept = LocalKey.kept(spec.state_dir)
+    except (KeysFileError, OSError) as error:
+        raise ServiceFailedError(f"no key can be kept: {error}") from None
+    flags = (*spec.router_flags, "--keys-file", str(kept.keys_file))
+    return replace(spec, router_flags=flags, api_key=kept.key, api_key_file=kept.path)
 
 
 def _state_dir(chosen: Path | None) -> Path:
@@ -205,17 +231,22 @@ def addresses(cluster: LocalCluster) -> dict[str, object]:
         "metrics": {name: service.metrics_url for name, service in cluster.services.items()},
         "pids": {name: service.pid for name, service in cluster.services.items()},
         "state_dir": str(cluster.state_dir),
+        "tls_dir": None if cluster.tls_dir is None else str(cluster.tls_dir),
+        "api_key_file": None if cluster.spec.api_key_file is None else str(cluster.spec.api_key_file),
     }
 
 
 def _show_addresses(people: Console, cluster: LocalCluster) -> None:
-    router, http = cluster.router_address, cluster.http_url
+    router, http, key_file = cluster.router_address, cluster.http_url, cluster.spec.api_key_file
+    bearer = "" if key_file is None else ' -H "authorization: Bearer $RYZANSTEIN_API_KEY"'
     lines = (
         f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
         "",
+        *([] if key_file is None else [f"  export RYZANSTEIN_API_KEY=$(cat {shlex.quote(str(key_file))})"]),
         f"  ryzanstein chat --router {router}",
-        f"  grpcurl -plaintext -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
-        f"  curl {http}/v1/chat/completions -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
+        f"  grpcurl -plaintext{bearer} -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
+        f"  curl {http}/v1/chat/completions{bearer} -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
+        *([] if cluster.tls_dir is None else [f"  export RYZANSTEIN_TLS_DIR={cluster.tls_dir}   # for status, deploy, drain"]),
         "",
         "Ctrl-C stops everything.",
     )
@@ -231,6 +262,7 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
     kept = [KeptService(service) for service in cluster.services.values()]
     with Live(console=people, auto_refresh=False) as live:
         while True:
+            cluster.keep_certificates(time.monotonic())
             for service in kept:
                 for line in service.look(time.monotonic()):
                     people.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -242,6 +274,7 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
 def _nodes(cluster: LocalCluster) -> RenderableType:
     """Returns the table of nodes, or a message if it cannot be shown."""
     try:
-        return node_table(asyncio.run(look(cluster.orchestrator_address, cluster.router_address)))
+        router = KeyedRouter(cluster.router_address, cluster.spec.api_key)
+        return node_table(asyncio.run(look(cluster.orchestrator_address, router, cluster.dialer)))
     except Exception as error:
         return f"cannot show the nodes: {error!r}"

@@ -1,4 +1,4 @@
-"""What survives a restart, in SQLite: deployments, drain requests, and the ids of the last members.
+"""What survives a restart, in SQLite: deployments, drain requests, the ids of the last members, and operators' acts.
 
 All access runs in a thread of its own, so that a slow disk never delays a heartbeat. The file is
 locked while it is open: two orchestrators on one store would each undo what the other wrote.
@@ -7,6 +7,7 @@ locked while it is open: two orchestrators on one store would each undo what the
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,13 +19,15 @@ from typing import TypeVar
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.auth.audit.audit_record import AuditRecord
 from ryzanstein.cluster import Deployment
 from ryzanstein.files.private_files import private_file
+from ryzanstein.orchestrator.state.audit_table import AUDIT_SCHEMA, AuditPage, AuditQuery, read_records, write_record
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SCHEMA = f"""
 BEGIN EXCLUSIVE;
 CREATE TABLE IF NOT EXISTS deployments (
@@ -33,10 +36,11 @@ CREATE TABLE IF NOT EXISTS deployments (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
+{AUDIT_SCHEMA}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-# Version 1 had neither revisions nor idle unloading.
+# Version 1 had neither revisions nor idle unloading, version 2 no audit.
 _FROM_VERSION_1 = """
 BEGIN EXCLUSIVE;
 ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
@@ -110,6 +114,14 @@ class Store:
         """Writes what differs from the last membership, in one transaction."""
         await self._run("membership", lambda: self._save_membership(membership))
 
+    async def write(self, record: AuditRecord) -> None:
+        """Keeps an operator's act. It is an `AuditSink`."""
+        await self._run("audit", lambda: self._write_record(record))
+
+    async def audit(self, query: AuditQuery) -> AuditPage:
+        """Returns a page of operators' acts."""
+        return await self._run("audit", lambda: read_records(self._connection, query))
+
     async def close(self) -> None:
         """Waits for running operations, then unlocks the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
@@ -158,6 +170,12 @@ class Store:
 
     def _write(self, statement: str, rows: Iterable[tuple[str | int | float, ...]]) -> None:
         self._connection.executemany(statement, rows)
+
+    def _write_record(self, record: AuditRecord) -> None:
+        # SQLite would go on writing to a file that nobody finds any more.
+        if not os.path.exists(self._path):
+            raise sqlite3.OperationalError(f"{self._path} is gone")
+        write_record(self._connection, record)
 
     def _save_membership(self, wanted: StoredMembership) -> None:
         drains, written = dict(wanted.drains), dict(self._written.drains)

@@ -20,12 +20,14 @@ import structlog
 from grpc_status import rpc_status
 
 from ryzanstein import errors
+from ryzanstein.addresses import host_of, join_address
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import ROUTER_TOO_OLD, RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID
 from ryzanstein.generation.tokens import Delta, Finished, GenerationEvent, PromptScores, Started
 from ryzanstein.router.journal.journal import Head, Journal, JournalUnavailableError, Owner
 from ryzanstein.router.sessions.claims import Holding
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import peer_pb2 as peer
@@ -94,12 +96,14 @@ class OwnerLostError(Exception):
 class Peers:
     """Calls to other routers, over one channel for each router that is being called."""
 
-    def __init__(self, journal: Journal, lease_s: float) -> None:
+    def __init__(self, journal: Journal, lease_s: float, dialer: Dialer = PLAIN) -> None:
         self._journal = journal
+        self._dialer = dialer
         # Longer than it takes to see a just renewed lease expire: that is the better reason.
         self._answer_s = lease_s + 3 * _LOOK_S
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._users: Counter[str] = Counter()
+        # By the owner and the version of the certificates.
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        self._users: Counter[tuple[str, int]] = Counter()
 
     async def attach(
         self, head: Head, generation_id: str, from_index: Mapping[int, int], *, whole: bool = False, tenant: str = ""
@@ -109,7 +113,7 @@ class Peers:
         Raises OwnerLostError, or the generation's own error. Closing the iterator cancels the call.
         """
         request = inference.AttachGenerationRequest(generation_id=generation_id, from_index=from_index)
-        async with self._channel(head.owner.address) as channel:
+        async with self._channel(head.owner) as channel:
             metadata = (*_addressed(head.owner, tenant), (WHOLE, str(whole).lower()))
             call: Any = InferenceServiceStub(channel).AttachGeneration(request, metadata=metadata)
             try:
@@ -128,7 +132,7 @@ class Peers:
         Raises OwnerLostError, or the owner's own error: NOT_FOUND when the generation does not run.
         """
         request = inference.CancelGenerationRequest(generation_id=generation_id)
-        async with self._channel(head.owner.address) as channel:
+        async with self._channel(head.owner) as channel:
             call: Any = InferenceServiceStub(channel).CancelGeneration(request, metadata=_addressed(head.owner, tenant))
             try:
                 await self._watched(call, head.owner, self._answer_s)
@@ -147,7 +151,7 @@ class Peers:
             owner = await self._leaseholder(owner_id) or await self._last_known(owner_id)
             if owner is None or not owner.address:
                 return False
-            async with self._channel(owner.address) as channel:
+            async with self._channel(owner) as channel:
                 call: Any = PeerServiceStub(channel).InterruptGeneration(request, metadata=((OWNER, owner_id),))
                 try:
                     return bool((await self._watched(call, owner, self._answer_s)).interrupted)
@@ -178,7 +182,7 @@ class Peers:
 
     async def _check_session(self, owner: Owner, session_id: str) -> bool:
         request = peer.CheckSessionRequest(session_id=session_id)
-        async with self._channel(owner.address) as channel:
+        async with self._channel(owner) as channel:
             call: Any = PeerServiceStub(channel).CheckSession(request, metadata=((OWNER, owner.owner_id),))
             try:
                 return bool((await self._watched(call, owner, self._answer_s)).held)
@@ -234,18 +238,32 @@ class Peers:
             return True
 
     @asynccontextmanager
-    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, retries=False)
-        channel = self._channels[address]
-        self._users[address] += 1
+    async def _channel(self, owner: Owner) -> AsyncIterator[grpc.aio.Channel]:
+        key = (owner.owner_id, self._dialer.version)
+        if key not in self._channels:
+            router = Peer(PeerRole.ROUTER, owner.owner_id.rpartition("/")[0])
+            address = _address_in(owner.address, secure=self._dialer.secure)
+            self._channels[key] = self._dialer.open(address, router, retries=False)
+        channel = self._channels[key]
+        self._users[key] += 1
         try:
             yield channel
         finally:
-            self._users[address] -= 1
-            if not self._users[address]:
-                del self._users[address], self._channels[address]
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._channels[key]
                 await channel.close()
+
+
+def peer_target(address: str, tls_port: int) -> str:
+    """Returns what a router publishes of where others reach it: host:port, and the port with TLS if it has one."""
+    return f"{address},{tls_port}" if tls_port else address
+
+
+def _address_in(target: str, *, secure: bool) -> str:
+    """Returns host:port of a published target, of the port with TLS or without."""
+    address, _, tls_port = target.partition(",")
+    return join_address(host_of(address), tls_port) if secure and tls_port else address
 
 
 def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:

@@ -11,16 +11,18 @@ import asyncio
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from logging import DEBUG, WARNING
 from typing import Any, Protocol
 
 import grpc
 import structlog
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import NO_MODEL, Node, NodeState
 from ryzanstein.generation.prompts import MAX_NAME_CHARS
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.telemetry import RouterTelemetry
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire.membership import node_from_wire
@@ -45,8 +47,12 @@ class ChangeMissedError(Exception):
 
 @dataclass(slots=True)
 class View:
-    """The orchestrator's members at a version of an epoch. Pure: it only applies messages."""
+    """The orchestrator's members at a version of an epoch. Pure: it only applies messages.
 
+    `secure`: its router dials with TLS, so nodes without it are not reached.
+    """
+
+    secure: bool = False
     epoch: str = ""
     version: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -72,7 +78,7 @@ class View:
 
     @property
     def addresses(self) -> frozenset[str]:
-        return frozenset(node.address for node in self.nodes.values())
+        return frozenset(filter(None, (node.address_with(tls=self.secure) for node in self.nodes.values())))
 
     @property
     def draining(self) -> frozenset[str]:
@@ -101,8 +107,16 @@ class ClusterView:
     """
 
     def __init__(
-        self, router_id: str, fixed: Collection[str], membership: ViewObserver, cache: ViewCache, telemetry: RouterTelemetry
+        self,
+        router_id: str,
+        fixed: Collection[str],
+        membership: ViewObserver,
+        cache: ViewCache,
+        telemetry: RouterTelemetry,
+        *,
+        dialer: Dialer = PLAIN,
     ) -> None:
+        self._dialer = dialer
         self._router_id = router_id
         self._fixed = frozenset(fixed)
         self._membership = membership
@@ -119,7 +133,7 @@ class ClusterView:
         """Follows the orchestrator until cancelled, through its restarts and its absence."""
         backoff_s = FIRST_BACKOFF_S
         while True:
-            async with open_channel(address, retries=False) as channel:
+            async with self._dialer.open(address, Peer(PeerRole.ORCHESTRATOR), retries=False) as channel:
                 if await self._watch(OrchestratorServiceStub(channel)):
                     backoff_s = FIRST_BACKOFF_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
@@ -127,7 +141,7 @@ class ClusterView:
 
     async def _watch(self, stub: Any) -> bool:
         """Follows one watch to its end. Returns False if nothing came."""
-        view, came = View(), False
+        view, came = View(self._dialer.secure), False
         try:
             async for message in stub.WatchCluster(orchestrator.WatchClusterRequest(watcher_id=self._router_id)):
                 came = True
@@ -137,7 +151,8 @@ class ClusterView:
                     self._view = view
                 await self._changed()
         except grpc.aio.AioRpcError as error:
-            log.debug("orchestrator watch ended", code=error.code().name)
+            refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
+            log.log(WARNING if refused else DEBUG, "orchestrator watch ended", code=error.code().name, why=error.details())
         except ChangeMissedError as gap:
             log.warning("view has a gap", what=str(gap))
         return came

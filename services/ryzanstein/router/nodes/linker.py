@@ -13,13 +13,16 @@ from collections.abc import Collection
 
 import structlog
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.compatibility import NumericsWatch
+from ryzanstein.router.nodes.links.connection import NOT_TRUSTED
 from ryzanstein.router.nodes.links.link import CLOSED, NodeLink
 from ryzanstein.router.nodes.links.phi_detector import PhiThresholds
 from ryzanstein.router.nodes.table import NodeTable, further_models
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.rpc.client import PLAIN, Dialer
 
 log = structlog.get_logger(__name__)
 
@@ -28,9 +31,18 @@ class Linker:
     """Links the nodes of a router. Call `follow` with the membership, and `close` at the end."""
 
     def __init__(
-        self, router_id: str, table: NodeTable, thresholds: PhiThresholds, telemetry: RouterTelemetry, awake: AwakeClock
+        self,
+        router_id: str,
+        table: NodeTable,
+        thresholds: PhiThresholds,
+        telemetry: RouterTelemetry,
+        awake: AwakeClock,
+        *,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._router_id = router_id
+        self._dialer = dialer
+        self._impostors: set[tuple[str, str]] = set()  # node id and address, each logged once
         self._table = table
         self._thresholds = thresholds
         self._telemetry = telemetry
@@ -89,7 +101,7 @@ class Linker:
             self._close(link)
 
     def _open(self, address: str, model: str = "") -> None:
-        link = NodeLink(address, self._router_id, self._thresholds, self, self._awake, model=model)
+        link = NodeLink(address, self._router_id, self._thresholds, self, self._awake, model=model, dialer=self._dialer)
         task = self._telemetry.background.supervise("link", link.run, finite=True)
         self._table.links[link] = task
         task.add_done_callback(lambda task: self._gone(link, task))
@@ -134,12 +146,28 @@ class Linker:
             self._close(link)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
+    def distrust(self) -> None:
+        """Ends the links of nodes that are denied by name now."""
+        for link in self._running():
+            if link.connected and not self._dialer.trusts(Peer(PeerRole.NODE, link.node_id.partition("/")[0])):
+                link.end(NOT_TRUSTED)
+
+    def name_taken(self, link: NodeLink, node_id: str, incarnation: str) -> bool:
+        """Returns whether a process at another address is linked under this id: that one keeps it until it is gone."""
+        other = self._table.nodes.get(node_id)
+        if other is None or other is link or not other.connected:
+            return False
+        if other.address == link.address or other.incarnation == incarnation:
+            return False
+        if (node_id, link.address) not in self._impostors:
+            self._impostors.add((node_id, link.address))
+            log.error("duplicate node id", node_id=node_id, addresses=[other.address, link.address])
+        return True
+
     def link_up(self, link: NodeLink, restarted: bool) -> None:
         node_id = link.node_id
         self._forget_names(link, but=node_id)
-        other = self._table.nodes.get(node_id)
-        if other is not None and other is not link and other.connected:
-            log.error("duplicate node id", node_id=node_id, addresses=[other.address, link.address])
+        self._impostors.discard((node_id, link.address))
         self._table.nodes[node_id] = link
         if node_id not in self._table.breakers:
             self._table.breakers[node_id] = Breaker(time.monotonic, lambda state: self._breaker_changed(node_id, state))
@@ -155,7 +183,9 @@ class Linker:
         if cause != CLOSED:
             # After a pause of this router no node is blamed: meanwhile the node may have given up
             # this router, or gRPC the connection.
-            if (breaker := self._table.breakers.get(link.node_id)) is not None and not self._awake.lately_paused:
+            # Nor for a refusal, which says nothing of the node's health.
+            breaker = self._table.breakers.get(link.node_id)
+            if breaker is not None and cause != NOT_TRUSTED and not self._awake.lately_paused:
                 breaker.open()
             self._telemetry.link_losses.labels(link.node_id, cause).inc()
             self._table.losses.add(link.node_id, cause, link.inflight)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -67,6 +67,10 @@ class SessionPage:
     next_page_token: str
 
 
+def _no_other_bound(tenant: str) -> int | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class SessionBounds:
     """How much a store keeps.
@@ -85,10 +89,17 @@ class SessionBounds:
     max_responses: int = 200_000
     max_bytes: int = UNBOUNDED
     tenant_share: float = 0.5
+    most_sessions_of: Callable[[str], int | None] = _no_other_bound
+    """Returns how many sessions a tenant may keep, below its share; None: that."""
 
-    def most_of_a_tenant(self, session_id: str) -> int:
-        """Returns how many sessions of the same kind one tenant keeps before its own oldest one is evicted."""
-        return max(1, round(self.most_like(session_id) * self.tenant_share))
+    def most_of_a_tenant(self, session_id: str, tenant: str = "") -> int:
+        """Returns how many sessions of the same kind one tenant keeps before its own oldest one is evicted.
+
+        `tenant` has a conversation; of a kept response its id says who has it.
+        """
+        share = max(1, round(self.most_like(session_id) * self.tenant_share))
+        own = None if is_response(session_id) else self.most_sessions_of(tenant)
+        return share if own is None else min(share, own)
 
     def most_like(self, session_id: str) -> int:
         """Returns how many sessions of the same kind are kept."""

@@ -279,7 +279,9 @@ class Backup:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: dict[str, list[str]]) -> None:
         self.fails, self.asked = fails, list[str]()
-        monkeypatch.setattr("ryzanstein.worker.agent.pages.model_pages.NodeStore", lambda address, *_: Sent(self, address))
+        monkeypatch.setattr(
+            "ryzanstein.worker.agent.pages.model_pages.NodeStore", lambda address, *_, **__: Sent(self, address)
+        )
         monkeypatch.setattr("ryzanstein.worker.agent.pages.handing_over._RECONNECT_S", 0.05)
 
 

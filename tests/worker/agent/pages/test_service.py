@@ -334,7 +334,7 @@ async def test_a_node_that_the_orchestrator_does_not_name_is_not_dialled(node, c
         assert failure.value.cause == "unknown_node"
     with pytest.raises(StoreFailed):
         _ = [page async for page in node.store.fetch(scope, [bytes(17)])]
-    assert node.store._channel is None
+    assert node.store._channels == {}
     assert counted("page_addresses_refused_total", cause="not_member") == 3
     node.known.follow(MemberAddresses(b"2", (node.address,)))
     assert await node.store.send(scope, b"", several(chain(1))) == 1

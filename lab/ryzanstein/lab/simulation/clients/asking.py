@@ -16,6 +16,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion
 from ryzanstein.lab.simulation.cluster import Cluster
+from ryzanstein.lab.simulation.key_ring import metadata
 from ryzanstein.lab.simulation.planning.plan import ClientPlan
 from ryzanstein.lab.simulation.scripted.answers import SeenAnswer
 from ryzanstein.lab.simulation.strikes import JOURNAL, STORE
@@ -75,6 +76,9 @@ class Asking:
         self._loses = rng.random() < plan.loses_stream
         self._loses_at = rng.choice((0, 0, rng.randint(1, 100))) if self._loses else None
         self._twin: Asking | None = None
+        self._key = ""
+        """The key of the last call."""
+        self._pries = bool(cluster.plan.tenants) and random.Random(f"{question.key} pries").random() < 0.1
 
     def again(self, chance: float) -> Asking | None:
         """Returns the same request, to be sent to another router too; None for one whose client may abandon it."""
@@ -116,6 +120,10 @@ class Asking:
         async with contextlib.aclosing(self._events(call)) as events:
             async for event in events:
                 self._connected_at = self._loop.time()
+                self._checks.check_key(self._cluster.routers[self._router].name, self._key, asked=self.question.key)
+                if self._pries:
+                    self._pries = False
+                    await self._pry(stub)
                 self._retry_reason, self._retries, self._pause_s = "", 0, _FIRST_PAUSE_S
                 self.answer.event(event, self._connected_at)
                 self.began_at = min(self.began_at, self._connected_at)
@@ -135,13 +143,27 @@ class Asking:
         self._tally.complete += 1
         return "complete"
 
+    async def _pry(self, stub: Any) -> None:
+        """Tries to read the generation as another tenant."""
+        if not (stranger := self._cluster.keys.stranger_to(self.plan.number)):
+            return
+        request = pb.AttachGenerationRequest(generation_id=self.answer.generation_id)
+        call = stub.AttachGeneration(request, timeout=5.0, metadata=metadata(stranger))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in call:
+                self._checks.violated(BrokenPromise.ACCESS, "another tenant read the answer", key=self.question.key)
+                call.cancel()
+                return
+        self._checks.reach("another tenant was refused")
+
     def _call(self, stub: Any, left_s: float) -> Any:
+        self._key = self._cluster.keys.key_of(self.plan.number)
         if self.answer.generation_id:
             self.answer.reattached()
             request = pb.AttachGenerationRequest(generation_id=self.answer.generation_id, from_index=self.answer.from_index)
-            return stub.AttachGeneration(request, timeout=left_s)
+            return stub.AttachGeneration(request, timeout=left_s, metadata=metadata(self._key))
         self.sent += 1
-        return stub.StreamChat(pb.StreamChatRequest(chat=self.question.chat()), timeout=left_s)
+        return stub.StreamChat(pb.StreamChatRequest(chat=self.question.chat()), timeout=left_s, metadata=metadata(self._key))
 
     async def _events(self, call: Any) -> AsyncGenerator[pb.GenerationEvent, None]:
         lost = self._loses_at == 0 and not self.answer.generation_id
@@ -161,7 +183,8 @@ class Asking:
             return "left"
         if self._cancels_at is not None and seen >= self._cancels_at:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                await stub.CancelGeneration(pb.CancelGenerationRequest(generation_id=self.answer.generation_id), timeout=5.0)
+                request = pb.CancelGenerationRequest(generation_id=self.answer.generation_id)
+                await stub.CancelGeneration(request, timeout=5.0, metadata=metadata(self._key))
             return "cancelled"
         if self._loses_at is not None and seen >= self._loses_at:
             self._loses_at = None
@@ -186,6 +209,8 @@ class Asking:
             "refused", key=self.question.key, reason=error.reason, retry_after_s=error.retry_after_s, message=error.message,
             tokens=self.answer.num_tokens, router=self._router,
         )  # fmt: skip
+        if error.code is Code.UNAUTHENTICATED and self._cluster.plan.tenants:
+            return await self._key_refused(error)
         return await self._refused(error)
 
     @property
@@ -224,6 +249,19 @@ class Asking:
             return "internal"  # as intended: the store raised an unexpected exception
         self._checks.violated(BrokenPromise.BLAMED, f"{error.reason}: {error.message}", key=key, at=round(now, 3))
         return error.reason.lower()
+
+    async def _key_refused(self, error: RyzansteinError) -> str:
+        """Ends with the key that the answer began with. A router that was just away may not know a new key yet."""
+        if error.reason == "KEY_REVOKED":
+            if not self._cluster.keys.revoked_at:
+                self._checks.violated(BrokenPromise.ACCESS, "a key is called revoked, and none was", key=self.question.key)
+            self._checks.reach("ended with its key")
+            return "revoked"
+        self._retries += 1
+        if error.reason != "KEY_INVALID" or self._retries > _MANY_RETRIES:
+            self._checks.violated(BrokenPromise.ACCESS, f"{error.reason} for a valid key", key=self.question.key)
+            return "refused"
+        return await self._again(1.0, move=False)
 
     async def _not_found(self) -> str:
         """Checks that a generation is found within its window, on any router."""

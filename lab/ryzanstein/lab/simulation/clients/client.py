@@ -22,7 +22,7 @@ class SimulatedClient:
         self._asking = 0
         self._answered = asyncio.Event()
         self.questions = Questions(plan, cluster.plan)
-        self.sessions = ConversationChecks(cluster, checks)
+        self.sessions = ConversationChecks(cluster, checks, plan.number)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.asking import Asking
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion, Conversation
 from ryzanstein.lab.simulation.cluster import Cluster
+from ryzanstein.lab.simulation.key_ring import metadata
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.scripted.answers import ChoiceExpected
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel, demo_text
@@ -35,8 +36,8 @@ _WIRE = {
 class ConversationChecks:
     """The checks of one client's answers and sessions."""
 
-    def __init__(self, cluster: Cluster, checks: Checks) -> None:
-        self._cluster, self._checks = cluster, checks
+    def __init__(self, cluster: Cluster, checks: Checks, client: int) -> None:
+        self._cluster, self._checks, self._client = cluster, checks, client
         self._models = {
             model: ScriptedModel.demo() if model == FIRST_MODEL else ScriptedModel.named(model) for model in cluster.plan.models
         }
@@ -118,8 +119,9 @@ class ConversationChecks:
         for router in self._cluster.routers:
             async with open_channel(router.address) as channel:
                 request = pb.GetSessionRequest(session_id=conversation.session_id)
+                key = self._cluster.keys.key_of(self._client)
                 try:
-                    response = await SessionServiceStub(channel).GetSession(request, timeout=5.0)
+                    response = await SessionServiceStub(channel).GetSession(request, timeout=5.0, metadata=metadata(key))
                 except grpc.aio.AioRpcError as failure:
                     if failure.code() is grpc.StatusCode.NOT_FOUND:
                         return ()

@@ -167,8 +167,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._owner("a signal").on_signal(sig, asyncio.Handle(callback, args, self, None))
 
     def remove_signal_handler(self, sig: int) -> bool:
-        self._owner("a signal").on_signal(sig, None)
-        return True
+        owner = OWNER.get()
+        if owner is not None:  # what a killed process leaves is closed outside of it
+            owner.on_signal(sig, None)
+        return owner is not None
 
     def set_exception_handler(self, handler: Any) -> None:
         """Sets the handler. A simulated process has its own."""

@@ -4,7 +4,8 @@ Swarm testing (Groce et al., 2012): each seed draws which kinds of faults and cl
 kind hides another.
 
 Seeds from `MODELS_FROM` on may have nodes with several models, those from `LOAD_FROM` on also nodes
-that become slow, long prompts, requests that are sent to two routers, and little room for prompts.
+that become slow, long prompts, requests that are sent to two routers, and little room for prompts,
+and those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked.
 Smaller seeds mean what they meant before.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ryzanstein.lab.simulation.planning.plan import (
+    ACCESS_FROM,
     FURTHER_MODELS,
     LOAD_FROM,
     MODEL_FAULTS,
@@ -66,7 +68,19 @@ def plan(seed: int) -> SimulationPlan:
         unread_turns=random.Random(f"turns {seed}").choice(("keep", "keep", "drop")),
     )
     planned = _with_models(planned, random.Random(f"models {seed}")) if seed >= MODELS_FROM else planned
-    return _with_load(planned, random.Random(f"load {seed}")) if seed >= LOAD_FROM else planned
+    planned = _with_load(planned, random.Random(f"load {seed}")) if seed >= LOAD_FROM else planned
+    return _with_access(planned, random.Random(f"access {seed}")) if seed >= ACCESS_FROM else planned
+
+
+def _with_access(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:
+    """Returns the plan with keys of one to three tenants. `target` of a replacement chooses the client."""
+    faults, number = list(planned.faults), 1 + max((fault.number for fault in planned.faults), default=-1)
+    pace_s, at = rng.choice((10.0, 30.0, 120.0)), rng.uniform(5.0, 20.0)
+    while at < planned.duration_s and number < 500:
+        faults.append(PlannedFault(number, Kind.REPLACE_KEY, round(at, 3), 0.0, rng.randrange(len(planned.clients))))
+        number += 1
+        at += rng.expovariate(1 / pace_s)
+    return replace(planned, tenants=rng.choice((1, 2, 3)), faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
 def _with_load(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:

@@ -47,12 +47,15 @@ class Kind(Enum):
     OUT_OF_MEMORY = "out_of_memory"
     # Only from `LOAD_FROM` on.
     SLOW_NODE = "slow_node"
+    # Only from `ACCESS_FROM` on.
+    REPLACE_KEY = "replace_key"
 
 
 FIRST_MODEL = "demo"
 FURTHER_MODELS = ("second", "third")
 MODELS_FROM = 10**9
 LOAD_FROM = 2 * 10**9
+ACCESS_FROM = 3 * 10**9
 # What strikes the ranks of one model, and may not disturb the others of its node.
 MODEL_FAULTS = (
     Kind.KILL_RANK,
@@ -167,6 +170,8 @@ class SimulationPlan:
     unread_turns: str = "keep"
     more_models: tuple[ModelPlan, ...] = ()
     max_held_prompt_bytes: int = 128 * 2**20
+    tenants: int = 0
+    """Tenants of clients, whose keys the routers ask for; 0: there are no keys."""
     calm_s: float = 90.0
 
     @property

@@ -256,6 +256,9 @@ class ServerCall:
     def peer(self) -> str:
         return f"ipv4:{self._connection.client.machine.name}"
 
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())
 

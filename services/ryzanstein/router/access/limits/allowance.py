@@ -15,12 +15,11 @@ from typing import Protocol
 
 from ryzanstein import errors
 from ryzanstein.auth import refusals
-from ryzanstein.auth.tenants import TenantLimits
+from ryzanstein.auth.tenants import NO_LIMITS, TenantLimits
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.process.background import Background
 from ryzanstein.router.access.limits.backlog import UsageBacklog
 from ryzanstein.router.access.limits.bounds import (
-    NO_LIMITS,
     UNBOUNDED,
     LimitAnswer,
     LimitBounds,
@@ -113,9 +112,9 @@ class TenantAllowance:
         self._freeing: dict[str, dict[str, Hold]] = {}
         """Holds that have ended here and that the shared limits still count, by tenant."""
         self._levels: dict[str, tuple[float, TenantLevel]] = {}
-        self._num_held = 0
+        self.num_held = 0
         self._routers = 1
-        metrics.holds.set_function(lambda: self._num_held)
+        metrics.holds.set_function(lambda: self.num_held)
         metrics.backlog.set_function(lambda: len(self._backlog))
 
     def check_max_tokens(self, tenant: str, max_tokens: int | None) -> None:
@@ -337,12 +336,12 @@ class TenantAllowance:
         holds = self._held.setdefault(hold.tenant, {})
         if hold.generation_id not in holds:
             holds[hold.generation_id] = hold
-            self._num_held += 1
+            self.num_held += 1
 
     def _unhold(self, hold: Hold) -> None:
         holds = self._held.get(hold.tenant, {})
         if holds.pop(hold.generation_id, None) is not None:
-            self._num_held -= 1
+            self.num_held -= 1
             if not holds:
                 del self._held[hold.tenant]
 

@@ -10,8 +10,6 @@ from functools import lru_cache
 from ryzanstein.auth.tenants import TenantLimits
 from ryzanstein.router.access.limits.gcra import SECOND_US, Rate
 
-NO_LIMITS = TenantLimits()
-
 
 class LimitKind(IntEnum):
     """What a request was refused for. The scripts return the numbers."""

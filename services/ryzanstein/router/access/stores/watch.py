@@ -7,12 +7,15 @@ import contextlib
 
 import structlog
 
+from ryzanstein.auth.audit.auditor import audit_log
+from ryzanstein.auth.keys.records import KeySnapshot
 from ryzanstein.router.access.stores.source import FoundKeys, HeldKeys, KeySource, KeysUnreadableError
 from ryzanstein.router.access.telemetry import KeyMetrics
 
 log = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
+_MOST_AUDITED = 100
 
 
 class KeyWatch:
@@ -25,6 +28,7 @@ class KeyWatch:
     def __init__(self, source: KeySource, held: HeldKeys, metrics: KeyMetrics) -> None:
         self._source, self._held, self._metrics = source, held, metrics
         self._fault = ""
+        self._taken = False
         self.look_now = asyncio.Event()
         metrics.measure(source.name, lambda: held.age_s)
 
@@ -64,12 +68,27 @@ class KeyWatch:
             self._fault = ""
 
     def _take(self, found: FoundKeys) -> None:
+        if self._taken:
+            self._audit(self._held.snapshot, found.snapshot)
+        self._taken = True
         self._held.hold(found)
         keys, revoked, tenants = len(found.snapshot.keys), len(found.snapshot.revoked), len(found.snapshot.tenants)
         self._metrics.loaded(self._source.name, keys)
         log.info(
             "keys loaded", source=self._source.name, keys=keys, revoked=revoked, tenants=tenants, age_s=round(found.age_s, 1)
         )
+
+    def _audit(self, before: KeySnapshot, after: KeySnapshot) -> None:
+        """Says which keys a change adds, revokes and takes out: their ids, the first ones of many."""
+        changed = {
+            "added": after.keys.keys() - before.keys.keys(),
+            "revoked": after.revoked.keys() - before.revoked.keys(),
+            "removed": before.keys.keys() - after.keys.keys(),
+        }
+        if any(changed.values()):
+            shown = {name: sorted(ids)[:_MOST_AUDITED] for name, ids in changed.items()}
+            counts = {f"num_{name}": len(ids) for name, ids in changed.items()}
+            audit_log.info("audit", audit=True, method="reload keys", target=self._source.name, **shown, **counts)
 
     def _failed(self, error: KeysUnreadableError) -> None:
         if str(error) != self._fault:

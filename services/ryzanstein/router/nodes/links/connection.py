@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.auth.peers.peer import Peer, PeerRole
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 LINK_LOST = "link_lost"
 PROTOCOL = "protocol"
+NOT_TRUSTED = "not_trusted"
 CONNECT_TIMEOUT_S = 5.0
 # Most frames queued for a connection that accepts none. A normal delay does not queue so many.
 MAX_UNSENT = 8192
@@ -97,8 +99,8 @@ class Connection:
                     self.end(PROTOCOL)
                     return
                 receive(frame)
-        except grpc.aio.AioRpcError:
-            self.end(LINK_LOST)
+        except grpc.aio.AioRpcError as error:
+            self.end(NOT_TRUSTED if error.code() is grpc.StatusCode.PERMISSION_DENIED else LINK_LOST)
         except Exception:
             log.exception("frame handling failed")
             self.end(PROTOCOL)
@@ -143,23 +145,50 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def connect(address: str, router_id: str, model: str) -> AsyncIterator[Connection | None]:
+async def connect(address: str, router_id: str, model: str, dialer: Dialer = PLAIN) -> AsyncIterator[Connection | None]:
     """Yields a stream after the exchange of hellos.
 
     `model`: one of the node's further models, or empty for its first. Yields None when the call
-    fails, the node does not answer within five seconds, or does not know of further models.
+    fails, the node does not answer within five seconds, is not the one that it says, or does not know
+    of further models.
     """
-    channel = open_channel(address, retries=False)
+    expect = Peer(PeerRole.NODE)
+    if dialer.secure:
+        # A client does not see a server's certificate, but it can demand one: the node says who it
+        # is, and has to prove it.
+        expect = Peer(PeerRole.NODE, await _name_of(address, dialer))
+        if not expect.name or not dialer.trusts(expect):
+            yield None
+            return
+    channel = dialer.open(address, expect, retries=False)
     call = None
     try:
         stub: Any = WorkerServiceStub(channel)
         call = stub.Connect()
         hello = await _exchange_hellos(call, router_id, model)
+        if hello is not None and dialer.secure and hello.node_id.partition("/")[0] != expect.name:
+            hello = None
         yield None if hello is None else Connection(channel, stub, call, hello)
     finally:
         if call is not None:
             call.cancel()
         await channel.close()
+
+
+async def _name_of(address: str, dialer: Dialer) -> str:
+    """Returns the id that a node at this address says it has; empty if it does not answer or refuses this router."""
+    async with dialer.open(address, Peer(PeerRole.NODE), retries=False) as channel:
+        try:
+            answer = await WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=CONNECT_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            _log_refusal(error)
+            return ""
+    return str(answer.node_id)
+
+
+def _log_refusal(error: grpc.aio.AioRpcError) -> None:
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+        log.warning("node refuses this router", why=error.details())
 
 
 async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.NodeHello | None:
@@ -169,7 +198,10 @@ async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.Node
             router_hello.beat_interval.FromNanoseconds(round(BEAT_S * 1e9))
             await call.write(worker.ConnectRequest(hello=router_hello))
             frame = await call.read()
-    except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
+    except grpc.aio.AioRpcError as error:
+        _log_refusal(error)
+        return None
+    except (TimeoutError, asyncio.InvalidStateError):
         return None
     understood = frame is not grpc.aio.EOF and frame is not None and frame.HasField("hello")
     return frame.hello if understood and frame.hello.model == model else None

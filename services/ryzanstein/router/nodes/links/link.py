@@ -23,6 +23,7 @@ from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Con
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
 from ryzanstein.router.nodes.links.suspicion import SuspicionLevel, SuspicionWatch
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.attempts import submit_now
@@ -46,6 +47,10 @@ class LinkObserver(Protocol):
 
     def outlives(self, link: NodeLink) -> bool:
         """Returns whether a departed link connects again."""
+        ...
+
+    def name_taken(self, link: NodeLink, node_id: str, incarnation: str) -> bool:
+        """Returns whether another process with this node id is linked, so that this link may not be."""
         ...
 
     def link_up(self, link: NodeLink, restarted: bool) -> None:
@@ -82,6 +87,7 @@ class NodeLink:
         awake: AwakeClock,
         *,
         model: str = "",
+        dialer: Dialer = PLAIN,
     ) -> None:
         self.address = address
         self.model = model
@@ -98,6 +104,7 @@ class NodeLink:
         self._incarnation = ""
         self._held: tuple[str, int] = ("", 0)
         self._router_id = router_id
+        self._dialer = dialer
         self._thresholds = thresholds
         self._observer = observer
         self._awake = awake
@@ -105,6 +112,16 @@ class NodeLink:
         self._watch: SuspicionWatch | None = None
         self._sinks: dict[int, AttemptSink] = {}
         self._last_handle = 0
+
+    @property
+    def incarnation(self) -> str:
+        """The process that the node was when it was last up."""
+        return self._incarnation
+
+    def end(self, cause: str) -> None:
+        """Ends the stream, if there is one. The link connects again."""
+        if self._connection is not None:
+            self._connection.end(cause)
 
     @property
     def connected(self) -> bool:
@@ -205,8 +222,8 @@ class NodeLink:
 
     async def _stream(self) -> bool:
         """Serves one stream from its hello to its end. Returns False if there was no hello."""
-        async with connect(self.address, self._router_id, self.model) as connection:
-            if connection is None:
+        async with connect(self.address, self._router_id, self.model, self._dialer) as connection:
+            if connection is None or self._observer.name_taken(self, connection.hello.node_id, connection.hello.incarnation):
                 return False
             cause = CLOSED
             try:

@@ -190,7 +190,8 @@ class MemorySessions:
 
     def _evict_own(self, session_id: str, written: str) -> int:
         """Drops the oldest ones of the tenant that wrote this session, if it has more than its share. Returns how many."""
-        owner, most, evicted = self._owner_key(session_id), self._bounds.most_of_a_tenant(session_id), 0
+        owner, evicted = self._owner_key(session_id), 0
+        most = self._bounds.most_of_a_tenant(session_id, owner)
         while owner not in _NOBODY and self._num_owned[owner] > most and (gone := self._oldest_of(owner, written)):
             self._remove(gone.session_id)
             evicted += 1

@@ -200,7 +200,7 @@ class RedisSessions:
 
     def _owner(self, session_id: str, tenant: str) -> tuple[str, int]:
         """Returns what a session is listed by, and how many its tenant may have; 0: as many as all."""
-        most = self._bounds.most_of_a_tenant(session_id)
+        most = self._bounds.most_of_a_tenant(session_id, tenant)
         if not is_response(session_id):
             return f"tenant:{tenant}", most if tenant else 0
         digest = digest_of(session_id)

@@ -66,7 +66,7 @@ class SqliteEviction:
             return 0
         count, oldest = (_COUNT_OWN_RESPONSES, _OLD_OWN_RESPONSES) if kept else (_COUNT_OWN, _OLD_OWN)
         (num_own,) = self._connection.execute(count, {"owner": owner}).fetchone()
-        most = self._bounds.most_of_a_tenant(session_id)
+        most = self._bounds.most_of_a_tenant(session_id, tenant)
         if num_own <= most:
             return 0
         values = {"owner": owner, "written": session_id.removesuffix(OBJECT_MARK), "now": time.monotonic()}

@@ -12,6 +12,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from ryzanstein import errors
+from ryzanstein.addresses import host_of
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceServicer
@@ -126,7 +127,7 @@ class AtOnce:
     @contextmanager
     def of(self, peer: str) -> Iterator[None]:
         """Counts a call while it runs. `peer` is its address as gRPC writes it: all ports of a host are one peer."""
-        host = peer.rpartition(":")[0]
+        host = host_of(peer)
         if self.running >= self._most or self._by_peer[host] >= self._most_of_one:
             raise self._refusal()
         self._by_peer[host] += 1

@@ -8,6 +8,9 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from ryzanstein import errors
+from ryzanstein.auth.audit.audit_record import Facts
+from ryzanstein.auth.audit.auditor import Auditor
+from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import CACHE_SCOPES, CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
@@ -27,14 +30,15 @@ Context = ServicerContext[Any, Any]
 class WorkerServicer(WorkerServiceServicer):
     """A thin adapter from gRPC to the node's agents and their operations."""
 
-    def __init__(self, models: NodeModels) -> None:
-        self._models = models
+    def __init__(self, models: NodeModels, auditor: Auditor) -> None:
+        self._models, self._auditor = models, auditor
 
     async def Connect(
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> AsyncIterator[pb.ConnectResponse]:
         requests = aiter(request_iterator)
         hello = await _hello(requests)
+        check_name(hello.router_id)
         node = self._models.linked(hello.model).node
         link = node.links.open(name_from_wire(hello.router_id, "router_id"))
         stream = RouterStream(node, link)
@@ -84,30 +88,47 @@ class WorkerServicer(WorkerServiceServicer):
         )
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
-        if not request.path:
-            raise errors.invalid("path", "must be a directory")
-        name = name_from_wire(request.model, "model")
-        await self._models.of(name).operations.load(ModelChoice.at(request.path, name))
+        async with self._auditor.act(context, "LoadModel", request.model or request.path, self._loaded(request.model)) as act:
+            if not request.path:
+                raise errors.invalid("path", "must be a directory")
+            name = name_from_wire(request.model, "model")
+            await self._models.of(name).operations.load(ModelChoice.at(request.path, name))
+            act.after = self._loaded(name)
         return pb.LoadModelResponse()
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
-        await self._models.of(request.model).operations.unload(request.model)
+        async with self._auditor.act(context, "UnloadModel", request.model, self._loaded(request.model)):
+            await self._models.of(request.model).operations.unload(request.model)
         return pb.UnloadModelResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        grace_s = (
-            request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else self._models.first.node.settings.drain_grace_s
-        )
-        return pb.DrainResponse(unfinished=await self._models.drain(max(0.0, grace_s)))
+        settings = self._models.first.node.settings
+        grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else settings.drain_grace_s
+        async with self._auditor.act(context, "Drain", settings.node_id, self._drained()) as act:
+            unfinished = await self._models.drain(max(0.0, grace_s))
+            act.after = {**self._drained(), "unfinished": unfinished}
+        return pb.DrainResponse(unfinished=unfinished)
 
     async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainResponse:
-        self._models.undrain()
+        async with self._auditor.act(context, "Undrain", self._models.first.node.settings.node_id, self._drained()) as act:
+            self._models.undrain()
+            act.after = self._drained()
         beat = self._models.first.node.beat()
         return pb.UndrainResponse(reason="" if beat.state is NodeState.READY else beat.reason)
 
     async def Profile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileResponse:
-        operations = self._models.of(request.model).operations
-        return pb.ProfileResponse(chrome_trace=await operations.profile(request.rank, request.steps))
+        async with self._auditor.act(context, "Profile", request.model) as act:
+            trace = await self._models.of(request.model).operations.profile(request.rank, request.steps)
+            act.after = {"rank": request.rank, "trace_bytes": len(trace)}
+        return pb.ProfileResponse(chrome_trace=trace)
+
+    def _loaded(self, model: str) -> Facts | None:
+        """Returns the model that the agent for this name serves."""
+        choice = self._models.of(model).node.host.choice
+        return None if choice is None else {"model": choice.name, "path": choice.path}
+
+    def _drained(self) -> Facts:
+        return {"draining": bool(self._models.first.node.drains)}
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import Instruction, Node, NodeReport
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, node_to_wire
@@ -54,6 +55,7 @@ class NodeMember:
             load=beat.load,
             models=self._deployed.reports(),
             memory_bytes=self._memory.total,
+            tls_address=self._address.with_tls,
         )
 
     def report(self) -> NodeReport:
@@ -104,42 +106,55 @@ class NodeMembership:
     Call `run` in a task that is restarted when it fails, and `leave` when the node is stopped.
     """
 
-    def __init__(self, address: str, member: MembershipObserver, telemetry: WorkerTelemetry) -> None:
+    def __init__(self, address: str, member: MembershipObserver, telemetry: WorkerTelemetry, dialer: Dialer = PLAIN) -> None:
         self._address = address
+        self._dialer = dialer
         self._member = member
         self._telemetry = telemetry
         self._lease_id = ""
+        self._registrations = 0
 
     async def run(self) -> None:
         """Registers and sends beats until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
-        async with open_channel(self._address, retries=False) as channel:
-            stub = OrchestratorServiceStub(channel)
-            while True:
-                try:
-                    interval_s = await self._register(stub)
-                    backoff_s = _FIRST_BACKOFF_S
-                    await self._beat(stub, interval_s)
-                    cause = "ended"
-                except (grpc.aio.AioRpcError, TimeoutError) as error:
-                    cause = error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else "silent"
-                except asyncio.CancelledError:
-                    if _is_cancelled():
-                        raise
-                    # Making a beat raised: gRPC then cancels its call without giving the reason.
-                    log.exception("beat failed")
-                    cause = "failed"
-                self._telemetry.orchestrator_losses.labels(cause).inc()
-                log.warning("orchestrator unavailable", address=self._address, cause=cause)
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+        while True:
+            registered, why = self._registrations, ""
+            try:
+                # A channel for each attempt: certificates may have changed.
+                async with self._open() as channel:
+                    await self._live(OrchestratorServiceStub(channel))
+                cause = "ended"
+            except grpc.aio.AioRpcError as error:
+                cause, why = error.code().name.lower(), str(error.details())
+            except TimeoutError:
+                cause = "silent"
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                # Making a beat raised: gRPC then cancels its call without giving the reason.
+                log.exception("beat failed")
+                cause = "failed"
+            backoff_s = _FIRST_BACKOFF_S if self._registrations > registered else backoff_s
+            self._telemetry.orchestrator_losses.labels(cause).inc()
+            log.warning("orchestrator unavailable", address=self._address, cause=cause, why=why)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def _live(self, stub: Any) -> None:
+        """Registers and sends beats until the stream of them ends."""
+        interval_s = await self._register(stub)
+        self._registrations += 1
+        await self._beat(stub, interval_s)
+
+    def _open(self) -> grpc.aio.Channel:
+        return self._dialer.open(self._address, Peer(PeerRole.ORCHESTRATOR), retries=False)
 
     async def leave(self) -> None:
         """Leaves the cluster if the orchestrator answers; otherwise the lease expires."""
         if not self._lease_id:
             return
         request = orchestrator.LeaveNodeRequest(node_id=self._member.describe().node_id, lease_id=self._lease_id)
-        async with open_channel(self._address, retries=False) as channel:
+        async with self._open() as channel:
             try:
                 await OrchestratorServiceStub(channel).LeaveNode(request, timeout=1.0)
             except grpc.aio.AioRpcError as error:

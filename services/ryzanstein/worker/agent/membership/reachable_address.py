@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from ryzanstein.addresses import EVERY_HOST, join_address, with_port
+from ryzanstein.addresses import EVERY_HOST, host_of, join_address, with_port
 
 
 class ReachableAddress:
@@ -15,10 +15,15 @@ class ReachableAddress:
     server that is away may not answer for half a minute.
     """
 
-    def __init__(self, advertised: str, host: str, port: int) -> None:
-        self._port = port
+    def __init__(self, advertised: str, host: str, port: int, tls_port: int = 0) -> None:
+        self._port, self._tls_port = port, tls_port
         self._unnamed = not advertised and host in EVERY_HOST
         self.known = with_port(advertised, port) or join_address(socket.gethostname() if self._unnamed else host, port)
+
+    @property
+    def with_tls(self) -> str:
+        """The address with TLS: the same host, at the port of that. Empty: there is none."""
+        return join_address(host_of(self.known), self._tls_port) if self._tls_port else ""
 
     async def look_up(self) -> None:
         """Finds the host's name once. Where it has no domain, perhaps because no name server answered, asks again."""

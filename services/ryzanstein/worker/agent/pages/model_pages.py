@@ -284,7 +284,13 @@ class ModelPages:
         if (outbox := self._outboxes.get(place.address)) is None:
             if len(self._outboxes) >= _MAX_NODES:
                 self._forget(min(self._outboxes, key=lambda address: self._outboxes[address].used_s))
-            store = NodeStore(place.address, lambda: self.metrics.refuse("corrupt"), self._traffic.known)
+            store = NodeStore(
+                place.address,
+                lambda: self.metrics.refuse("corrupt"),
+                self._traffic.known,
+                node_id=place.node_id,
+                dialer=self._traffic.dialer,
+            )
             outbox = self._outboxes[place.address] = Outbox(place.node_id, store, self._traffic.rate, self.metrics)
         return outbox
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.worker.agent.pages.outbox import RateLimit
 from ryzanstein.worker.agent.pages.store import PageStore
 from ryzanstein.worker.agent.pages.tiers.disk_tier import DiskTier
@@ -16,10 +17,11 @@ from ryzanstein.worker.page_metrics import PageMetrics
 class PageTraffic:
     """The traffic of pages of one node: with the nodes that are `known`, and its `tiers` by name, the fastest first.
 
-    `metrics` counts what is done for all models.
+    `metrics` counts what is done for all models. `dialer` reaches other nodes.
     """
 
-    def __init__(self, settings: WorkerSettings, metrics: PageMetrics) -> None:
+    def __init__(self, settings: WorkerSettings, metrics: PageMetrics, dialer: Dialer = PLAIN) -> None:
+        self.dialer = dialer
         self.rate, self.no_limit = RateLimit(settings.kv_replication_rate), RateLimit(0)
         self.known = KnownNodes(metrics.refuse_address)
         self.tiers: Mapping[str, PageStore] = _tiers(settings, metrics)

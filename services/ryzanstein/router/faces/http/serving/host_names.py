@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from ryzanstein.addresses import bare_host
+from ryzanstein.addresses import host_of
 from ryzanstein.router.faces.openai.answers.failures import HOST, HttpFailure, HttpRefused
 
 _LOCAL = ("localhost",)
@@ -26,9 +26,8 @@ class HostNames:
         """Raises HttpRefused for a name that is not one of the face's. `given`: the Host; empty if there is none."""
         if self._any or not given:
             return
-        name = given.lower()
-        host = name if name.endswith("]") else name.rpartition(":")[0] if ":" in name else name
-        if host.removesuffix(".") in self._names or _is_address(bare_host(host)):
+        host = host_of(given.lower())
+        if host.removesuffix(".") in self._names or _is_address(host):
             return
         message = f"Host: {given[:128]!r} is no name of this router; add it to http_hosts"
         raise HttpRefused(HttpFailure(403, message, "Host", "host_not_allowed"), HOST)

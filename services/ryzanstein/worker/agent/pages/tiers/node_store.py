@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import pages_pb2 as pb
 from ryzanstein.v1.pages_pb2_grpc import PageServiceStub
@@ -30,9 +31,12 @@ class NodeStore:
     It is dialled when it is first used, and used only while it is one of the `known` nodes.
     """
 
-    def __init__(self, address: str, on_corrupt: Callable[[], None], known: KnownNodes) -> None:
+    def __init__(
+        self, address: str, on_corrupt: Callable[[], None], known: KnownNodes, *, node_id: str = "", dialer: Dialer = PLAIN
+    ) -> None:
         self._address, self._known, self._on_corrupt = address, known, on_corrupt
-        self._channel: grpc.aio.Channel | None = None
+        self._expect, self._dialer = Peer(PeerRole.NODE, node_id), dialer
+        self._channels: dict[int, grpc.aio.Channel] = {}  # by the version of the certificates; the last one is in use
         self._closed = False
         self._whole_bytes = 0  # that the node takes in one message, as it last said
 
@@ -93,16 +97,21 @@ class NodeStore:
 
     async def close(self) -> None:
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        for channel in self._channels.values():
+            await channel.close()
 
     async def _stub(self) -> Any:
-        """Returns the node's service. Raises StoreFailed."""
+        """Returns the node's service, on a channel with the present certificates. Raises StoreFailed.
+
+        Calls on an earlier channel go on.
+        """
         await self._known.check(self._address)
         if self._closed:
             raise StoreFailed("failed", _SHORT_REST_S)
-        self._channel = self._channel or open_channel(self._address, retries=False)
-        return PageServiceStub(self._channel)
+        version = self._dialer.version
+        if version not in self._channels:
+            self._channels[version] = self._dialer.open(self._address, self._expect, retries=False)
+        return PageServiceStub(self._channels[version])
 
 
 def _pages(response: pb.FetchPagesResponse, assembly: Assembly, scope: PageScope) -> Iterator[Page]:

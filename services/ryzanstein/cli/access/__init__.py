@@ -1,0 +1,1 @@
+"""`ryzanstein ca`: certificates of services and operators."""

@@ -1,0 +1,69 @@
+"""How commands reach a router: with the API key of whoever runs them, if there is one.
+
+No option takes the key itself: other users can read a command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from ryzanstein.rpc.client import client_options
+
+VARIABLE = "RYZANSTEIN_API_KEY"
+KeyFile = Annotated[
+    Path | None, typer.Option(dir_okay=False, help=f"File with an API key, for a router that asks for keys; or set {VARIABLE}.")
+]
+_MAX_KEY_CHARS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRouter:
+    """A router at host:port, and the key for it; empty: none."""
+
+    address: str
+    key: str = field(default="", repr=False)
+
+    def open(self) -> grpc.aio.Channel:
+        """Returns a channel, which the caller closes. All its calls carry the key."""
+        interceptors = [_UnaryKey(self.key), _StreamKey(self.key)] if self.key else None
+        return grpc.aio.insecure_channel(self.address, options=client_options(), interceptors=interceptors)
+
+
+def keyed_router(address: str, key_file: Path | None) -> KeyedRouter:
+    """Returns a router with the key of the file, or of the environment. Raises BadParameter for a file that has none."""
+    if key_file is None:
+        return KeyedRouter(address, os.environ.get(VARIABLE, "").strip())
+    try:
+        text = key_file.read_text()[: _MAX_KEY_CHARS + 1].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{key_file} cannot be read: {error}", param_hint="--key-file") from None
+    if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
+        raise typer.BadParameter(f"{key_file} must have one key and nothing else", param_hint="--key-file")
+    return KeyedRouter(address, text)
+
+
+def _with_key(key: str, details: Any) -> Any:
+    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {key}")))
+
+
+class _UnaryKey(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    async def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return await continuation(_with_key(self._key, details), request)
+
+
+class _StreamKey(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    async def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return await continuation(_with_key(self._key, details), request)

@@ -1,0 +1,1 @@
+"""Identities of services and operators: certificates, who a peer is, and what it may call."""

@@ -1,0 +1,85 @@
+"""TLS of one service: its certificates, the credentials of its port, whom it admits, and how it dials others.
+
+Needs the package `cryptography`, so a service imports this only where TLS is on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError, trust_of
+from ryzanstein.auth.peers.metrics import TlsMetrics
+from ryzanstein.auth.peers.peer import Peer
+from ryzanstein.rpc.client import Dialer
+from ryzanstein.rpc.tls.peer_guard import PeerGuard
+
+
+class ServiceTls:
+    """What a service needs of TLS. `required`: it listens only with TLS, at `port`."""
+
+    port = 0
+    required = True
+
+    def __init__(self, material: LiveMaterial, metrics: TlsMetrics) -> None:
+        self.material = material
+        self.dialer = Dialer(material)
+        self.guard = PeerGuard(material, metrics)
+
+    @classmethod
+    def open(cls, directory: Path, trust: str, expected: Peer, metrics: TlsMetrics) -> ServiceTls:
+        """Returns the TLS of a service. A peer without a name may have any.
+
+        Raises OSError if the certificates cannot be used, or are another service's.
+        """
+        try:
+            material = LiveMaterial(directory, trust, metrics)
+        except MaterialError as error:
+            raise OSError(f"the certificates in {directory} cannot be used: {error}") from None
+        peer = material.current.peer
+        if peer.role is not expected.role or expected.name not in ("", peer.name):
+            raise OSError(f"the certificate in {directory} is of {peer}, not of {expected}")
+        return cls(material, metrics)
+
+    @property
+    def peer(self) -> Peer:
+        """Who the service is."""
+        return self.material.current.peer
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Returns the credentials of one more port, with the certificates as they are at each handshake."""
+        return PortCertificates(self.material).credentials
+
+
+class PortCertificates:
+    """The certificates of one port. gRPC asks for new ones at each handshake, in threads of its own."""
+
+    def __init__(self, material: LiveMaterial) -> None:
+        # gRPC frees what it is given: each configuration is handed out once.
+        self._new: deque[grpc.ServerCertificateConfiguration] = deque(maxlen=1)
+        first = _configuration(material.current)
+        fetch: Any = self._fetch  # its type lacks None: no change
+        self.credentials = grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+        material.observe(self._changed)
+
+    def _changed(self, material: Material) -> None:
+        self._new.append(_configuration(material))
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        try:
+            return self._new.pop()
+        except IndexError:
+            return None
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.roots)
+
+
+def operator_dialer(directory: Path) -> Dialer:
+    """Returns how a command dials services. Raises MaterialError."""
+    return Dialer(LiveMaterial(directory, trust_of(directory), TlsMetrics("cli", CollectorRegistry())))
