@@ -30,7 +30,7 @@ SLOW = """
 requests_per_second = 0.01
 burst = 1
 """
-CLIENTS = ("openai", "node", "langchain", "grpc", "grpc-js", "page")
+CLIENTS = ("openai", "node", "langchain", "grpc", "grpc-js", "page", "web")
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,10 @@ def test_envoy_passes_the_key_of_a_page_on(keyed_cluster: KeyedCluster, tmp_path
             http.post(path, content=framed, headers={**headers, **keyed_cluster.headers(name)}) for name in ("acme", "reader")
         ]
         nobody = http.post(path, content=framed, headers=headers)
+        limited = [http.post(path, content=framed, headers={**headers, **keyed_cluster.headers("slow-web")}) for _ in "12"][1]
     assert "authorization" in preflight.headers["access-control-allow-headers"]
     assert b"grpc-status:0" in answers[0].content.replace(b" ", b"")
     assert [each.headers["grpc-status"] for each in (answers[1], nobody)] == ["7", "16"]
+    assert (limited.headers["grpc-status"], limited.headers["x-ratelimit-remaining-requests"]) == ("8", "0")
+    assert "x-ratelimit-remaining-requests" in limited.headers["access-control-expose-headers"]
     assert all(each.headers["access-control-allow-origin"] == ORIGIN for each in (*answers, nobody))

@@ -25,6 +25,13 @@ async def test_an_answer(client, face):
     assert answer.usage.prompt_tokens_details.cached_tokens == 1
 
 
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
+async def test_a_placeholder_of_a_key_is_ignored_where_there_are_no_keys(http, header):
+    headers = [(header, "Bearer EMPTY" if header == "authorization" else "EMPTY"), ("x-api-key", "another")]
+    answer = await http.post("/v1/chat/completions", json={"model": "echo", "messages": USER}, headers=headers)
+    assert answer.status_code == 200
+
+
 async def test_a_stream_gives_the_same_text_as_the_whole_answer(client):
     stream = await client.chat.completions.create(model="echo", messages=USER, stream=True)
     chunks = [chunk async for chunk in stream]
