@@ -16,6 +16,7 @@ from tests.router.faces.http.conftest import EchoCore, open_app
 from ryzanstein.auth.rules import OPEN, PUBLIC_METHODS, PUBLIC_ROUTES, need_of_route
 from ryzanstein.router.access.authenticator import Anonymous
 from ryzanstein.router.access.entrance import Entrance
+from ryzanstein.router.faces.http import app as http_app
 from ryzanstein.v1 import embedding_pb2, inference_pb2, router_pb2, usage_pb2
 
 PUBLIC = (inference_pb2, embedding_pb2, router_pb2, usage_pb2, health_pb2, reflection_pb2)
@@ -43,6 +44,15 @@ def test_every_public_method_is_in_the_table_and_no_other() -> None:
 def test_every_route_is_in_the_table_and_no_other() -> None:
     app = open_app(EchoCore(), socket_path="/v1/ws")
     assert set(routes(app)) == set(PUBLIC_ROUTES)
+
+
+def test_an_application_with_a_route_that_is_not_in_the_table_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(app: FastAPI, *_: object) -> None:
+        app.add_api_route("/v1/dump", lambda: {})
+
+    monkeypatch.setattr(http_app, "_add_probes", add)
+    with pytest.raises(LookupError, match="GET /v1/dump"):
+        open_app(EchoCore())
 
 
 def test_a_method_that_is_not_in_the_table_is_refused_even_without_keys() -> None:

@@ -56,10 +56,6 @@ class Caller:
         if scope is not None and scope not in self.scopes:
             raise refusals.scope_missing(scope)
 
-    def sees(self, owner: str) -> bool:
-        """Whether what this tenant owns exists for the caller. Without a tenant, a caller sees what has an id it knows."""
-        return self.tenant in ("", owner)
-
     def may_use(self, model: str) -> bool:
         """Whether the caller may use this model."""
         return self.models is None or model in self.models

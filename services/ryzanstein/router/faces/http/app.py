@@ -38,6 +38,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ryzanstein import errors
+from ryzanstein.auth.rules import PUBLIC_ROUTES
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.core.core import Core
@@ -150,7 +151,16 @@ def create_app(
         add_metrics(app, telemetry.registry)
     if socket_path:
         _add_upgrade(app, socket_path)
+    _check_listed(app)
     return app
+
+
+def _check_listed(app: FastAPI) -> None:
+    """Raises LookupError for a route that the table of access does not have: nobody has decided who may call it."""
+    for route in app.routes:
+        for method in (getattr(route, "methods", None) or {""}) - {"HEAD"}:
+            if (method, getattr(route, "path", "")) not in PUBLIC_ROUTES:
+                raise LookupError(f"{method} {getattr(route, 'path', route)} is not in the table of access")
 
 
 def _add_generation_routes(app: FastAPI, generations: GenerationRoutes, reader: BodyReader, limits: HttpLimits) -> None:

@@ -63,9 +63,16 @@ class HttpCall:
     """
 
     request_id: str
-    caller: Caller = ANYONE
+    admitted: Caller | None = None
     code: int = 0
     started: bool = False
+
+    @property
+    def caller(self) -> Caller:
+        """Who sent it. Raises LookupError for a request that nobody let in: it is never anybody's by accident."""
+        if self.admitted is None:
+            raise LookupError("the request was not let in")
+        return self.admitted
 
     @property
     def origin(self) -> RequestOrigin:
@@ -125,7 +132,7 @@ class Gate:
         try:
             if self._running > self._limits.max_requests:
                 raise errors.queue_full(self._running, self._limits.max_requests)
-            call.caller = self._let_in(scope)
+            call.admitted = self._let_in(scope)
             with BodyArrival(receive, Headers(scope=scope), self._bounds, self._arriving) as arrival:
                 departure = Departure(send, refuse, self._leaving, self._limits.write_timeout_s)
                 await self._app(scope, arrival.receive, departure.send)
@@ -183,7 +190,7 @@ def _labelled(send: Send, call: HttpCall, limits_shown: Callable[[str], Mapping[
             call.started, call.code = True, message["status"]
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID] = call.request_id
-            headers.update(limits_shown(call.tenant))
+            headers.update(limits_shown(call.tenant) if call.admitted is not None else {})
         await send(message)
 
     return labelled
