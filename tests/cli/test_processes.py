@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.processes import cluster as processes
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.host import Host
@@ -65,5 +66,5 @@ def test_a_cluster_on_ipv6_behind_proxies_that_answer_nothing(monkeypatch: pytes
         assert cluster.router_address.startswith("[::1]:")
         for service in cluster.services.values():
             assert scrape.total(service.metrics_url, "process_start_time_seconds") > 0
-        found = asyncio.run(look(cluster.orchestrator_address, cluster.router_address))
+        found = asyncio.run(look(cluster.orchestrator_address, KeyedRouter(cluster.router_address)))
         assert [each.node.address for each in found.nodes] == [cluster.services["node-0"].grpc_address]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.command import as_document
@@ -47,7 +48,7 @@ def rows(view: ClusterStatus) -> dict[str, list[str]]:
 
 async def test_every_model_of_a_node_is_a_row_with_its_memory(orchestrator: Any, router: str) -> None:
     orchestrator.add(MEMBER, *BEATS)
-    view = await look(orchestrator.address, router)
+    view = await look(orchestrator.address, KeyedRouter(router))
     visible = {name: (cells[0], cells[1], cells[3], cells[4]) for name, cells in rows(view).items()}
     assert visible == {
         "node-0": ("READY", "demo", "1.0 GiB", "3.0 GiB / 8.0 GiB"),
@@ -61,7 +62,7 @@ async def test_every_model_of_a_node_is_a_row_with_its_memory(orchestrator: Any,
 
 async def test_a_node_that_does_not_answer_is_one_problem_and_all_its_models_are_shown(orchestrator: Any, router: str) -> None:
     orchestrator.add(MEMBER)
-    view = await look(orchestrator.address, router)
+    view = await look(orchestrator.address, KeyedRouter(router))
     assert {name: cells[0] for name, cells in rows(view).items()} == {
         "node-0": "no answer",
         "node-0/second": "no answer",
@@ -74,17 +75,17 @@ async def test_a_node_that_does_not_answer_is_one_problem_and_all_its_models_are
 async def test_a_version_that_was_refused_is_a_problem(orchestrator: Any, router: str) -> None:
     refused = ModelReport("demo", "/m", 1, READY, next_revision=2, next_state=FAILED, next_reason="no such file")
     orchestrator.add(Node("node-0", "", state=READY, model="demo", models=(refused,), memory_bytes=GIB), ONE)
-    found = [line for line in problems(await look(orchestrator.address, router)) if line.startswith("node-")]
+    found = [line for line in problems(await look(orchestrator.address, KeyedRouter(router))) if line.startswith("node-")]
     assert found == ["node-0 refused a new version of 'demo': no such file"]
 
 
 async def test_an_older_node_has_no_memory_to_show(orchestrator: Any, router: str) -> None:
     orchestrator.add(Node("node-0", "", state=READY, model="demo"), ONE)
-    assert rows(await look(orchestrator.address, router))["node-0"][3:5] == ["-", "-"]
+    assert rows(await look(orchestrator.address, KeyedRouter(router)))["node-0"][3:5] == ["-", "-"]
 
 
 async def test_scripts_get_the_states_of_models_by_name(orchestrator: Any, router: str) -> None:
     orchestrator.add(MEMBER, *BEATS)
-    nodes = as_document(await look(orchestrator.address, router))["nodes"]
+    nodes = as_document(await look(orchestrator.address, KeyedRouter(router)))["nodes"]
     assert [each["report"]["state"] for each in nodes] == ["READY", "READY", "READY", "FAILED"]
     assert [report["next_state"] for report in nodes[0]["node"]["models"]] == ["UNSPECIFIED"] * 4

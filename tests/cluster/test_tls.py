@@ -298,6 +298,8 @@ class Recorder:
 
     target: int
     seen: bytearray = field(default_factory=bytearray)
+    sent: bytearray = field(default_factory=bytearray)
+    """What came from whoever dialled."""
     port: int = 0
 
     def __enter__(self) -> Recorder:
@@ -320,13 +322,14 @@ class Recorder:
             except OSError:
                 near.close()
                 continue
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+            for one, other, seen in ((near, far, self.sent), (far, near, bytearray())):
+                threading.Thread(target=self._pump, args=(one, other, seen), daemon=True).start()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _pump(self, one: socket.socket, other: socket.socket, seen: bytearray) -> None:
         try:
             while data := one.recv(65536):
                 self.seen += data
+                seen += data
                 other.sendall(data)
         except OSError:
             pass
@@ -354,7 +357,7 @@ def test_what_removes_tls_from_the_way_gets_no_prompt(cluster: LocalCluster, wir
         time.sleep(1)
         assert not process.serves()
     assert plain.frames == []
-    assert recorder.seen[0] == 0x16, "a TLS handshake"
+    assert recorder.sent[0] == 0x16, "a TLS handshake"
     with (
         Impostor("node-0", None, b"") as plain,
         router(wire, tmp_path / "b", [f"127.0.0.1:{plain.port}"], secure=False),

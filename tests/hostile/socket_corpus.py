@@ -17,7 +17,7 @@ from tests.hostile.victim import Victim
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING = 1, 2, 0, 8, 9
 HANDSHAKE = (
-    b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"GET /v1/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Protocol: ryzanstein.v1\r\n\r\n"
 )

@@ -47,7 +47,7 @@ def test_a_hostile_body_does_not_hold_the_loop(router: Victim, body: HostileBody
 
 def _complete_at_once(router: Victim, body: HostileBody, count: int) -> list[bytes]:
     """Requests of which all but the last byte came before; their status lines."""
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     data = head % (body.path.encode(), len(body.content)) + body.content
     with contextlib.ExitStack() as stack:
         address = ("127.0.0.1", router.ports["http_port"])
@@ -136,10 +136,13 @@ def test_torn_requests_cost_no_process_no_traceback_and_no_descriptor(router: Vi
         body = _torn(rng, rng.choice(_GOOD))
         assert router.post(rng.choice((CHAT, COMPLETIONS)), body).status_code < 500, body
         body = rng.choice(_GOOD)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
         request = _torn(rng, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert b" 50" not in _sent(router.ports["http_port"], request)[:16], request
-        _sent(router.ports["metrics_port"], _torn(rng, b"GET /metrics?name[]=a HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"))
+        _sent(
+            router.ports["metrics_port"],
+            _torn(rng, b"GET /metrics?name[]=a HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"),
+        )
     assert router.process.poll() is None
     assert router.num_descriptors <= descriptors + 5
     assert router.errors == []
