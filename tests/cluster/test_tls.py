@@ -40,7 +40,7 @@ pytestmark = pytest.mark.cluster
 NODE_0, NODE_1, ROUTER = Peer(PeerRole.NODE, "node-0"), Peer(PeerRole.NODE, "node-1"), Peer(PeerRole.ROUTER, "router-0")
 OPERATOR, MONITOR = Peer(PeerRole.OPERATOR, "me"), Peer(PeerRole.MONITOR, "prometheus")
 SECRET = "pomegranate"
-CALL_S = 10.0
+CALL_S = 30.0
 
 
 @pytest.fixture(scope="module")
