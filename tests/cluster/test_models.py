@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.cli.status.survey import look
 from ryzanstein.demo import MODEL_DIR
@@ -138,7 +139,7 @@ def test_a_node_that_dies_loses_no_token_of_either(both: LocalCluster, client: A
 
 
 async def test_the_status_shows_every_model_of_every_node(both: LocalCluster) -> None:
-    status = await look(both.orchestrator_address, both.router_address)
+    status = await look(both.orchestrator_address, KeyedRouter(both.router_address))
     visible = {node.node.node_id: (node.node.model, node.node.state.name, len(node.ranks)) for node in status.nodes}
     assert visible == {
         **{f"node-{number}": ("demo", "READY", 1) for number in range(2)},

