@@ -141,7 +141,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
         parts = CoreParts(links, turns, _policy(settings), telemetry, tracing, allowance=allowance)
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
-        telemetry.background.supervise("access", partial(_show_out, entrance, core))
+        telemetry.background.supervise("access", partial(_end_refused, entrance, core))
         malformed = malformed_requests("router", telemetry.registry)
         yield Router(core, sessions, owned, entrance, tls, malformed, links, linker, telemetry, tracing, allowance)
 
@@ -245,7 +245,7 @@ async def _following(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _show_out(entrance: Entrance, core: LocalCore) -> None:
+async def _end_refused(entrance: Entrance, core: LocalCore) -> None:
     """Ends what callers still do whose keys have ended."""
 
     def refused(request: GenerationRequest) -> RyzansteinError | None:

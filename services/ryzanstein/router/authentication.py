@@ -78,7 +78,7 @@ async def _keys(stack: AsyncExitStack, settings: RouterSettings, telemetry: Rout
     except KeysUnreadableError as error:
         if settings.keys_file is not None:
             raise BadSettingsError(f"keys_file: {error}") from None
-        # Redis may come back. Until then callers are told that keys are unavailable.
+        # Redis may come back. Until then callers get KEYS_UNAVAILABLE.
     stack.enter_context(hangups(watch.look_now))
     _supervise(stack, telemetry, "keys", watch.run)
     return Keys(held)

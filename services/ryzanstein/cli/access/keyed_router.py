@@ -1,4 +1,4 @@
-"""How commands reach a router: with the API key of whoever runs them, if there is one.
+"""Channels to a router that carry the API key of the user, if there is one.
 
 No option takes the key itself: other users can read a command line.
 """

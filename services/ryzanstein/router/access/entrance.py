@@ -24,7 +24,7 @@ _Headers = Iterable[tuple[str, str | bytes]]
 
 
 class Entrance:
-    """Lets callers in. `live` knows those that stay, and `ended` says why one must leave."""
+    """Authenticates and authorizes calls. `live` has the callers with open streams and sockets."""
 
     def __init__(
         self,

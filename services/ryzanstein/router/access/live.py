@@ -1,7 +1,6 @@
-"""Callers that stay: whoever may no longer be in is shown out, on every face.
+"""Ends streams and sockets whose key was revoked or has expired since they began.
 
-A stream or socket was let in once. Its key may be revoked or expire meanwhile, so each caller that
-stays is asked about twice a second, from memory.
+The keys of all open streams and sockets are checked twice a second, from memory.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ _End = Callable[[RyzansteinError], None]
 
 
 class LiveCallers:
-    """The callers that stay. `ended` says why one must leave."""
+    """The callers with open streams and sockets. `ended` returns why a caller would be refused now."""
 
     def __init__(self, ended: Callable[[Caller], RyzansteinError | None], registry: CollectorRegistry) -> None:
         self._ended = ended
         self._ends: dict[Caller, set[_End]] = {}
-        self.shown_out = Counter(
+        self._num_ended = Counter(
             "ryzanstein_router_streams_ended_total",
-            "Streams, sockets and generations that ended because their key did, by reason",
+            "Streams and sockets that ended because their key did, by reason",
             ("cause",),
             registry=registry,
         )
 
     def enter(self, caller: Caller, end: _End) -> Callable[[], None]:
-        """Calls `end` with the reason when the caller must leave. Call what this returns when the caller has left."""
+        """Calls `end` with the reason when the key ends. Call the returned function when the stream or socket is closed."""
         if not caller.key_id:
             return _nothing
         self._ends.setdefault(caller, set()).add(end)
@@ -49,15 +48,15 @@ class LiveCallers:
         return leave
 
     def look(self) -> None:
-        """Shows out who must leave."""
+        """Ends the streams and sockets of every caller that would be refused now."""
         for caller in list(self._ends):
             if (error := self._ended(caller)) is not None:
                 for end in self._ends.pop(caller):
-                    self.shown_out.labels(error.reason.lower()).inc()
+                    self._num_ended.labels(error.reason.lower()).inc()
                     end(error)
 
     async def while_in(self, caller: Caller, events: AsyncGenerator[_Event, None]) -> AsyncGenerator[_Event, None]:
-        """Yields the events, and closes them. Raises the reason when the caller must leave, also while there is no event."""
+        """Yields the events, and closes them. Raises the reason when the key ends, also while there is no event."""
         if not caller.key_id:
             async with aclosing(events):
                 async for event in events:

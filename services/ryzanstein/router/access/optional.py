@@ -11,7 +11,7 @@ from ryzanstein.router.access.authenticator import Anonymous, Authenticator
 class OptionalKeys:
     """Lets callers in without a credential, as `Anonymous` does; a bad credential is refused.
 
-    It protects nothing: whoever sends no key may name any tenant. The metric of outcomes says who still does.
+    It protects nothing: a caller without a key may name any tenant. The metric of outcomes counts such callers.
     """
 
     is_open = True

@@ -54,7 +54,7 @@ class _Stop(IntEnum):
 class _Run:
     """A run of a generation: its task, the turn that it stores, and why it is stopped, if it is.
 
-    `refusal` is the error of one that is stopped because its caller must leave.
+    `refusal` is the error of one that is stopped because its key has ended.
     """
 
     task: asyncio.Task[RyzansteinError | None]
@@ -163,7 +163,7 @@ class Lifecycle:
         self._stop(generation, _Stop.CANCELLED)
 
     def end_refused(self, refused: Callable[[GenerationRequest], RyzansteinError | None]) -> int:
-        """Ends the generations whose callers must leave, with the error that says why. Returns how many.
+        """Ends the generations that `refused` returns an error for, with that error. Returns how many.
 
         Their turns are not stored.
         """

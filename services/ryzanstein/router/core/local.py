@@ -128,7 +128,7 @@ class LocalCore:
         return generation is not None and await self._lifecycle.interrupt(generation)
 
     def end_refused(self, refused: Callable[[GenerationRequest], RyzansteinError | None]) -> int:
-        """Ends the generations of this router whose callers must leave; see `Lifecycle.end_refused`."""
+        """Ends generations of this router whose key has ended; see `Lifecycle.end_refused`."""
         return self._lifecycle.end_refused(refused)
 
     @property
