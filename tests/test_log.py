@@ -55,6 +55,34 @@ for fails in (lambda: b"\\xff".decode(), lambda: 1 / 0):
     assert "ZeroDivisionError" in other["exception"]
 
 
+def test_what_a_garbage_collection_logs_while_a_line_is_written_comes_after_it() -> None:
+    """The collector may run at any allocation. With a lock that is not the thread's own the process would stand still."""
+    program = """
+import gc, warnings, structlog
+from ryzanstein.observe import log
+log.setup("router")
+warnings.simplefilter("always")
+left = 200
+class Ended:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        global left
+        if left:
+            left -= 1
+            Ended()  # for the next collection
+            warnings.warn("never awaited", RuntimeWarning)
+Ended()
+gc.set_threshold(1)
+for number in range(100):
+    structlog.get_logger().info("call", number=number)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [event["number"] for event in events if event["event"] == "call"] == list(range(100))
+    assert sum("never awaited" in event["event"] for event in events) == 200
+
+
 def test_what_cannot_be_written_is_lost_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with open("/dev/full", "wb", buffering=0) as disk, path.open("wb", buffering=0) as freed:

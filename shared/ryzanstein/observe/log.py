@@ -9,9 +9,9 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TextIO, cast
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -28,6 +28,18 @@ def _bounded(_: object, __: str, event: structlog.typing.EventDict) -> structlog
         key: value[:MAX_FIELD_CHARS] if isinstance(value, str) and len(value) > MAX_FIELD_CHARS else value
         for key, value in event.items()
     }
+
+
+class _Lines:
+    """What structlog writes the rendered lines with. Its own loggers lock, and a finalizer that logs would wait for itself."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def msg(self, line: str) -> None:
+        self._writer.put(line.encode(errors="backslashreplace") + b"\n")
+
+    debug = info = warning = error = critical = msg
 
 
 class _ToStructlog(logging.Handler):
@@ -64,6 +76,7 @@ def setup(service: str, level: str = "info", **bound: str | int) -> None:
 
 
 def _configure(fixed: Mapping[str, str | int], level: str, log_file: LineWriter) -> None:
+    lines = _Lines(log_file)
 
     def add_fixed(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**fixed, **event}
@@ -79,8 +92,10 @@ def _configure(fixed: Mapping[str, str | int], level: str, log_file: LineWriter)
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, log_file)),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_ToStructlog()], level=logging.WARNING)
     logging.captureWarnings(True)
+    # gRPC's, of each stream that is refused before its first message is read.
+    warnings.filterwarnings("ignore", r"coroutine '_MessageReceiver\.", RuntimeWarning)

@@ -14,9 +14,11 @@ import io
 import json
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -114,25 +116,34 @@ class LineWriter:
 
     A full disk, or a reader that is gone, must not end a service: lines that cannot be written are
     lost. The first one that can be written again follows a record of how many were.
+
+    Threads wait for each other. A line that comes while the same thread writes one is written after it:
+    the garbage collector runs anywhere, and what it ends may log. A lock would never be released then.
     """
 
     def __init__(self, write: Callable[[memoryview], int | None], fields: Mapping[str, str | int]) -> None:
         self._write = write
         self._fields = fields
-        self._begun: list[str] = []
+        self._lock = RLock()
+        self._waiting: deque[bytes] = deque()
+        self._writing = False
         self._lost = 0
         self._torn = False
 
-    def write(self, text: str) -> int:
-        self._begun.append(text)
-        return len(text)
-
-    def flush(self) -> None:
-        begun, self._begun = self._begun, []
-        self.put("".join(begun).encode(errors="backslashreplace"))
-
     def put(self, line: bytes) -> None:
         """Writes a line in one piece, so that lines of several writers do not mix."""
+        with self._lock:
+            self._waiting.append(line)
+            if self._writing:
+                return
+            self._writing = True
+            try:
+                while self._waiting:
+                    self._put(self._waiting.popleft())
+            finally:
+                self._writing = False
+
+    def _put(self, line: bytes) -> None:
         if self._lost:
             event = {"event": f"log lines lost: {self._lost}", "level": "warning", "timestamp": timestamp()}
             line = b"\n" * self._torn + json.dumps({**self._fields, **event}).encode() + b"\n" + line
