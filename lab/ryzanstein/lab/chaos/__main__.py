@@ -1,7 +1,7 @@
 """`python -P -m ryzanstein.lab.chaos`, or `ryzanstein bench failover`: measures what each fault costs.
 
 Exit codes: 0 all targets were met; 1 a row lost, repeated, changed or failed something, or missed a
-target; 2 wrong usage; 3 some faults cannot be tried on this machine; 130 interrupted.
+target, or a secret was where it does not belong; 2 wrong usage; 3 some faults cannot be tried on this machine; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def failover(
         typer.Option("--progress", dir_okay=False, help="File of finished runs, to continue from after an interruption."),
     ] = None,
     keep: Annotated[Path | None, typer.Option(file_okay=False, help="Directory for the services' logs.")] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Clusters with TLS between the services, and clients with a key.")
+    ] = False,
     list_faults: Annotated[bool, typer.Option("--list", help="List the faults.")] = False,
 ) -> None:
     """Inject faults into a cluster under load and measure the effect of each on the clients."""
@@ -59,9 +62,9 @@ def failover(
         faults = chosen([name for name in only.split(",") if name])
     except UnknownFaultError as unknown:
         raise typer.BadParameter(str(unknown), param_hint="--only") from None
-    order = Order(faults, runs, clients, seed, keep, None if minutes is None else 60 * minutes)
+    order = Order(faults, runs, clients, seed, keep, None if minutes is None else 60 * minutes, secure)
     try:
-        progress = Progress(progress_path, Conditions(version("ryzanstein"), cpu(), whole_cores(), seed, clients))
+        progress = Progress(progress_path, Conditions(version("ryzanstein"), cpu(), whole_cores(), seed, clients, secure))
     except ForeignProgressError as foreign:
         raise typer.BadParameter(str(foreign), param_hint="--progress") from None
     if progress.runs:
@@ -96,7 +99,9 @@ def _verdict(results: Results) -> int:
             _tell(f"MISSED {row.fault.name}: {miss}")
     for name, why in results.not_run.items():
         _tell(f"NOT RUN {name}: {why}")
-    if any(row.misses for row in results.rows):
+    for place in results.exposed:
+        _tell(f"EXPOSED: a secret is in {place}")
+    if results.exposed or any(row.misses for row in results.rows):
         return MISSED
     return NOT_RUN if results.not_run else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ryzanstein.cli.processes.service_process import ServiceFailedError
@@ -17,6 +17,7 @@ from ryzanstein.lab.chaos.report.progress import FinishedRun, Progress
 from ryzanstein.lab.chaos.stage.layouts import ClusterLayout
 from ryzanstein.lab.chaos.stage.stage import LaboratoryError, Stage, staged
 from ryzanstein.lab.chaos.timetable import Timetable
+from ryzanstein.lab.chaos.trial.exposure import exposures
 from ryzanstein.lab.chaos.trial.observation import Observation
 from ryzanstein.lab.chaos.trial.series import Series
 from ryzanstein.lab.chaos.trial.trial import Trials
@@ -29,19 +30,21 @@ Tell = Callable[[str], None]
 class Results:
     """The results.
 
-    `rows` are in the order of the table; `not_run` maps the name of a fault to the reason.
+    `rows` are in the order of the table; `not_run` maps the name of a fault to the reason. `exposed` are
+    places that had a secret which does not belong there.
     """
 
     rows: list[BudgetRow] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
+    exposed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What to try: the faults, the runs of each, and the clients.
 
-    `keep`: a directory for the services' logs. `seconds`: no run begins later, except the first of
-    each fault; None: no limit.
+    `secure`: every cluster has TLS and keys. `keep`: a directory for the services' logs. `seconds`: no
+    run begins later, except the first of each fault; None: no limit.
     """
 
     faults: Sequence[Fault]
@@ -50,6 +53,7 @@ class Order:
     seed: str
     keep: Path | None = None
     seconds: float | None = None
+    secure: bool = False
 
 
 @dataclass(slots=True)
@@ -114,6 +118,7 @@ class Campaign:
 
     async def _on_a_stage(self, layout: ClusterLayout, faults: Sequence[Fault], timetable: Timetable) -> bool:
         """Tries the faults on a new stage. Returns whether every run happened that there was time for."""
+        layout = replace(layout, secure=self.order.secure)
         self.tell(f"{layout.name}: starting {layout}")
         try:
             async with staged(layout, self.network, self.order.clients, f"{self.order.seed}-{layout.name}") as stage:
@@ -121,6 +126,7 @@ class Campaign:
                     await self._try_all(stage, faults, timetable)
                 finally:
                     self._keep_logs(stage)
+                    self.results.exposed += await exposures(stage)
         except (ServiceFailedError, NetworkImpossibleError, LaboratoryError) as failure:
             self.tell(f"{layout.name}: {failure}")
             for fault, _ in self._due(faults, timetable):

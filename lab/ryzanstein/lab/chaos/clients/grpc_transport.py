@@ -72,10 +72,12 @@ class GrpcTransport:
             await channel.close()
 
     def _call(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, request: Request, reading: AnswerReading) -> _Call:
+        metadata, limit_s = tuple(self._routers[reading.router].credential.items()), request.question.call_s
         if not reading.generation_id:
-            return stub.StreamChat(pb.StreamChatRequest(chat=_chat(request.question, request)), timeout=request.question.call_s)
+            chat = pb.StreamChatRequest(chat=_chat(request.question, request))
+            return stub.StreamChat(chat, timeout=limit_s, metadata=metadata)
         attach = pb.AttachGenerationRequest(generation_id=reading.generation_id, from_index=reading.next_index)
-        return stub.AttachGeneration(attach, timeout=request.question.call_s)
+        return stub.AttachGeneration(attach, timeout=limit_s, metadata=metadata)
 
 
 def _chat(question: LoadQuestion, request: Request) -> pb.ChatRequest:

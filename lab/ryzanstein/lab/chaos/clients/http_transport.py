@@ -67,10 +67,10 @@ class HttpTransport:
         router = self._routers[reading.router]
         if reading.generation_id:
             path = f"/v1/generations/{_ID_PREFIX}{reading.generation_id}/events?include_usage=true"
-            attach = HttpRequest("GET", path, {"last-event-id": self._cursor})
+            attach = HttpRequest("GET", path, {"last-event-id": self._cursor, **router.credential})
             return await send(router.http_host, router.http_port, attach)
         self._cursor = ""
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **router.credential}
         body = json.dumps(chat_body(request)).encode()
         return await send(router.http_host, router.http_port, HttpRequest("POST", "/v1/chat/completions", headers, body))
 

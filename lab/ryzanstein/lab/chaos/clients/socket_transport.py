@@ -65,7 +65,14 @@ class SocketTransport:
         if self._socket is None:
             address = self._routers[router]
             url = f"ws://{join_address(address.http_host, address.http_port)}/v1/ws"
-            self._socket = await connect(url, subprotocols=[_SUBPROTOCOL], open_timeout=_CONNECT_S, max_size=None, proxy=None)
+            self._socket = await connect(
+                url,
+                subprotocols=[_SUBPROTOCOL],
+                additional_headers=address.credential,
+                open_timeout=_CONNECT_S,
+                max_size=None,
+                proxy=None,
+            )
             self._router = router
         return self._socket
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ryzanstein.lab.chaos.clients.questions import LoadQuestion
@@ -12,11 +12,17 @@ from ryzanstein.lab.chaos.clients.reading import AnswerReading
 
 @dataclass(frozen=True, slots=True)
 class RouterAddress:
-    """Both faces of a router."""
+    """Both faces of a router, and the key that it asks for, if any."""
 
     grpc: str
     http_host: str
     http_port: int
+    key: str = field(default="", repr=False)
+
+    @property
+    def credential(self) -> dict[str, str]:
+        """Returns the headers, or metadata, of a request."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 @dataclass(frozen=True, slots=True)

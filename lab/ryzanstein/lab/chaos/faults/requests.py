@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial
 
 import grpc
 
-from ryzanstein.addresses import split_address
 from ryzanstein.lab.chaos.clients.http_stream import HttpRequest, send
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import LINK_DOWN
@@ -56,21 +56,22 @@ def _grpc() -> bytes:
 @asynccontextmanager
 async def _large_bodies(stage: Stage, victim: Victim) -> AsyncIterator[frozenset[str]]:
     """Sends large bodies: one client for each kind, which sends again as soon as it is refused."""
-    host, port = split_address(stage.cluster.http_url_of(victim.router).removeprefix("http://"))
+    router = stage.router(victim.router)
 
     async def post(request: HttpRequest) -> None:
-        answer = await send(host, port, request)
+        request = replace(request, headers={**request.headers, **router.credential})
+        answer = await send(router.http_host, router.http_port, request)
         try:
             await answer.body()
         finally:
             answer.close()
 
-    async with open_channel(stage.cluster.services[victim.router].grpc_address) as channel:
+    async with open_channel(router.grpc) as channel:
         chat: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/ryzanstein.v1.InferenceService/Chat")
         message = _grpc()
 
         async def call() -> None:
-            await chat(message, timeout=_POSTED_S)
+            await chat(message, timeout=_POSTED_S, metadata=tuple(router.credential.items()))
 
         asks: list[_Ask] = [call, *(partial(post, each) for each in _http())]
         stage.strikes_now()

@@ -23,8 +23,8 @@ class DelayedNode:
     No other program uses the host, so its ports are free.
     """
 
-    def __init__(self, host: Host, log: Path) -> None:
-        self._address = host.address
+    def __init__(self, host: Host, log: Path, *, secure: bool = False) -> None:
+        self._address, self._secure = host.address, secure
         listen, target = join_address(host.address, _PROXY_PORT), join_address(host.address, _NODE_PORT)
         command = (sys.executable, "-P", "-m", "ryzanstein.lab.chaos.machines.proxy", listen, target)
         self._child = Child(command, host, log, interactive=True)
@@ -32,7 +32,8 @@ class DelayedNode:
     @property
     def settings(self) -> Flags:
         """Returns the settings of the node."""
-        return {"grpc_port": _NODE_PORT, "advertise_address": join_address(self._address, _PROXY_PORT)}
+        port = "tls_port" if self._secure else "grpc_port"
+        return {port: _NODE_PORT, "advertise_address": join_address(self._address, _PROXY_PORT)}
 
     def start(self) -> None:
         """Starts the proxy and returns when it listens."""

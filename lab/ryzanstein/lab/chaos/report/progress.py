@@ -25,6 +25,7 @@ class Conditions:
     cores: int
     seed: str
     clients: int
+    secure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

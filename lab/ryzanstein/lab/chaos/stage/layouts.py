@@ -18,6 +18,7 @@ class ClusterLayout:
     - `further_models`: names of models that every node serves besides the demo model.
     - `forms`: clients request objects and calls, and streams over WebSocket.
     - `context`: nodes serve a random model with a context of so many tokens instead of the demo model.
+    - `secure`: services talk to each other with TLS alone, and clients have a key.
     - `tiers`: nodes keep pages on disk; with a network it is a separate disk that is small enough to fill.
     """
 
@@ -35,6 +36,7 @@ class ClusterLayout:
     forms: bool = False
     context: int = 0
     tiers: bool = False
+    secure: bool = False
 
     def __str__(self) -> str:
         more = (
@@ -46,6 +48,7 @@ class ClusterLayout:
             ("objects and calls", self.forms),
             (f"a context of {self.context}", self.context > 0),
             ("pages on disk", self.tiers),
+            ("TLS and keys", self.secure),
         )
         parts = [
             f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self._models}{self.tp} rank{'s' if self.tp > 1 else ''}",

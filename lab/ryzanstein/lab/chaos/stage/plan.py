@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ryzanstein.cli.access.local_key import LocalKey
 from ryzanstein.cli.processes.cluster import ORCHESTRATOR, ClusterSpec
 from ryzanstein.cli.processes.host import LOCAL, Host
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.files.private_files import private_folder
 from ryzanstein.lab.chaos.machines.clocks import Clocks
 from ryzanstein.lab.chaos.machines.delayed import DelayedNode
 from ryzanstein.lab.chaos.machines.fast_clock import FastClock
@@ -94,7 +96,13 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         name: _host(network, f"{layout.name}-{name}", _environment(layout, name, clocks, fast_clock, pace)) for name in names
     }
     redis = RedisServer(_host(network, f"{layout.name}-{REDIS}", {}), directory / REDIS) if layout.redis else None
-    delayed = {node: DelayedNode(hosts[node], directory / f"{node}.proxy.log") for node in nodes} if layout.proxied else {}
+    delayed = (
+        {node: DelayedNode(hosts[node], directory / f"{node}.proxy.log", secure=layout.secure) for node in nodes}
+        if layout.proxied
+        else {}
+    )
+    key = _key(state_dir) if layout.secure else None
+    router_flags = ("--session-store", "redis", "--redis-url", redis.url) if redis is not None else ()
     spec = ClusterSpec(
         random_model(directory / "models" / "context", "context") if layout.context else MODEL_DIR,
         num_nodes=layout.nodes,
@@ -103,7 +111,10 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         tp=layout.tp,
         state_dir=state_dir,
         worker_flags=(*_WORKER_FLAGS, *(("--kv-disk-dir", str(pages), *_DISK_FLAGS) if layout.tiers else ())),
-        router_flags=("--session-store", "redis", "--redis-url", redis.url) if redis is not None else (),
+        router_flags=(*router_flags, *(("--keys-file", str(key.keys_file)) if key is not None else ())),
+        secure=layout.secure,
+        api_key=key.key if key is not None else "",
+        api_key_file=key.path if key is not None else None,
         hosts=hosts,
         settings={
             **{node: each.settings for node, each in delayed.items()},
@@ -113,6 +124,12 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
     disk = SmallDisk(sessions) if network is not None else None
     pages_disk = SmallDisk(pages) if network is not None and layout.tiers else None
     return TrialPlan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk, pages, pages_disk)
+
+
+def _key(state_dir: Path) -> LocalKey:
+    """Makes the key of all clients, as `ryzanstein up --secure` does."""
+    private_folder(state_dir)
+    return LocalKey.kept(state_dir)
 
 
 def _environment(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ryzanstein.addresses import split_address
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.processes.cluster import LocalCluster
 from ryzanstein.cli.processes.service_process import ServiceFailedError, wait_all_ready
 from ryzanstein.demo import MODEL_DIR
@@ -35,7 +36,7 @@ from ryzanstein.lab.chaos.stage.logs import LogReader
 from ryzanstein.lab.chaos.stage.plan import TrialPlan, plan
 from ryzanstein.lab.chaos.stage.scrape import BREAKER_STATE, scrape
 from ryzanstein.lab.chaos.trial import judge
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
@@ -91,6 +92,21 @@ class Stage:
     def address_of(self, name: str) -> str:
         return split_address(self.cluster.services[name].grpc_address)[0]
 
+    def router(self, name: str) -> RouterAddress:
+        """Returns how clients reach a router."""
+        return _router(self.cluster, name)
+
+    def listener(self, name: str) -> Dialer:
+        """Returns how one more router of this name dials nodes."""
+        authorities = self.cluster.state_dir / "tls"
+        if not self.layout.secure:
+            return PLAIN
+        from ryzanstein.auth.peers.authority import Authority
+        from ryzanstein.rpc.tls.service_tls import operator_dialer
+
+        Authority.open(authorities).write(Peer(PeerRole.ROUTER, name), authorities / name, renew=True)
+        return operator_dialer(authorities / name)
+
     def judge(self, reading: AnswerReading) -> judge.Verdict:
         return judge.judge(self.undisturbed[reading.kind, reading.turn], reading, self.forms.get(reading.kind))
 
@@ -105,7 +121,8 @@ class Stage:
     async def look_at_ranks(self) -> None:
         """Reads the process ids of the ranks, which change with a restart."""
         for node_id in self.cluster.node_ids:
-            async with open_channel(self.cluster.services[node_id].grpc_address) as channel:
+            node = Peer(PeerRole.NODE, node_id)
+            async with self.cluster.dialer.open(self.cluster.services[node_id].grpc_address, node) as channel:
                 stub = worker_grpc.WorkerServiceStub(channel)
                 for model in ("", *self.layout.further_models):
                     status = await stub.GetStatus(worker.GetStatusRequest(model=model), timeout=_STATUS_S)
@@ -198,7 +215,7 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
         # Started in this thread, which lives as long as the processes should; nothing else runs
         # yet.
         cluster = stack.enter_context(LocalCluster(planned.spec))
-        load = ClientLoad(_routers(cluster), _questions(layout), num_clients, seed)
+        load = ClientLoad([_router(cluster, name) for name in cluster.router_names], _questions(layout), num_clients, seed)
         logs = LogReader({name: service.log_path for name, service in cluster.services.items()})
         stage = Stage(planned, cluster, load, logs)
         await stage.ask_undisturbed()
@@ -222,9 +239,6 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def _routers(cluster: LocalCluster) -> list[RouterAddress]:
-    routers = []
-    for name in cluster.router_names:
-        host, port = split_address(cluster.http_url_of(name).removeprefix("http://"))
-        routers.append(RouterAddress(cluster.services[name].grpc_address, host, port))
-    return routers
+def _router(cluster: LocalCluster, name: str) -> RouterAddress:
+    host, port = split_address(cluster.http_url_of(name).removeprefix("http://"))
+    return RouterAddress(cluster.services[name].grpc_address, host, port, cluster.spec.api_key)

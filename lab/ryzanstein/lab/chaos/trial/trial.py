@@ -19,7 +19,7 @@ from ryzanstein.lab.chaos.fault import Fault, Victim
 from ryzanstein.lab.chaos.stage.scrape import moved
 from ryzanstein.lab.chaos.stage.stage import LaboratoryError, Stage
 from ryzanstein.lab.chaos.trial import evidence, findings
-from ryzanstein.lab.chaos.trial.beats import BeatCounter
+from ryzanstein.lab.chaos.trial.beats import LISTENER, BeatCounter
 from ryzanstein.lab.chaos.trial.findings import Aftermath, Strike, Usual
 from ryzanstein.lab.chaos.trial.observation import Observation
 from ryzanstein.lab.chaos.trial.spared import longest_pause, node_of
@@ -159,10 +159,9 @@ class Trials:
 
     async def _strike(self, fault: Fault, victim: Victim, run: int) -> Strike:
         stage = self._stage
-        addresses = (
-            [stage.cluster.services[node_id].grpc_address for node_id in stage.cluster.node_ids] if fault.counts_beats else []
-        )
-        counter = BeatCounter()
+        nodes = stage.cluster.node_ids if fault.counts_beats else []
+        addresses = {node_id: stage.cluster.services[node_id].grpc_address for node_id in nodes}
+        counter = BeatCounter(stage.listener(LISTENER))
         struck = findings.struck_by(fault.scope, victim, stage.load.under_way)
         stage.strikes_now()
         async with counter.listening(addresses), fault.strike(stage, victim) as victims:

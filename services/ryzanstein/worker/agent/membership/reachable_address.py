@@ -23,6 +23,8 @@ class ReachableAddress:
     @property
     def with_tls(self) -> str:
         """The address with TLS: the same host, at the port of that. Empty: there is none."""
+        if self._tls_port == self._port:  # it is the only one, and may be advertised at another port
+            return self.known
         return join_address(host_of(self.known), self._tls_port) if self._tls_port else ""
 
     async def look_up(self) -> None:
