@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.config import RouterSettings
@@ -26,6 +27,7 @@ from ryzanstein.router.storage.bounds import LOG_BYTES
 from ryzanstein.router.telemetry import RouterTelemetry
 
 MB = 2**20
+NOBODY = tenant_digest("")
 TEXT = (Message(Role.USER, "x" * 100_000),)
 Bounded = Callable[..., Awaitable[SessionStore]]
 
@@ -67,7 +69,7 @@ async def test_sessions_and_responses_share_the_bytes_and_the_least_recently_use
     store = await bounded(StoreRoom(8 * MB, used.append, evicted.append))
     ids = []
     for number in range(200):
-        ids += [f"s{number}", f"{0:016x}-resp_{number}", f"{0:016x}-resp_{number}.object"]
+        ids += [f"s{number}", f"{NOBODY}-resp_{number}", f"{NOBODY}-resp_{number}.object"]
         for session_id in ids[-3:]:
             await store.create(session_id, "m", TEXT)
         await store.append("s0", (Message(Role.USER, "still here"),), model="m", node_id="a")
@@ -76,6 +78,29 @@ async def test_sessions_and_responses_share_the_bytes_and_the_least_recently_use
     assert 60 < len(kept) < 90
     assert max(used) <= 8 * MB + 110_000, "one that is new, before others go for it"
     assert sum(evicted) > 300, "an object goes with its response"
+
+
+async def test_a_tenant_with_more_than_half_of_the_bytes_evicts_its_own(bounded: Bounded) -> None:
+    evicted: list[int] = []
+    store = await bounded(StoreRoom(8 * MB, on_evicted=evicted.append))
+    quiet, digest = [], tenant_digest("quiet")
+    for number in range(5):
+        quiet += [f"q{number}", f"{digest}-resp_{number}", f"{digest}-resp_{number}.object"]
+        for session_id in quiet[-3:]:
+            await store.create(session_id, "m", TEXT, tenant="quiet" if session_id[0] == "q" else "")
+    nobody = ["n0", "n1"]
+    for session_id in nobody:
+        await store.create(session_id, "m", TEXT)
+    digest = tenant_digest("greedy")
+    for number in range(100):
+        await store.create(f"g{number}", "m", TEXT, tenant="greedy")
+        await store.append(f"g{number}", TEXT, model="m", node_id="a")
+        await store.create(f"{digest}-resp_{number}", "m", TEXT)
+    assert await there(store, [*quiet, *nobody]) == [*quiet, *nobody]
+    kept = await there(store, [f"g{number}" for number in range(100)])
+    assert kept == [f"g{number}" for number in range(100 - len(kept), 100)]
+    assert len(kept) >= 5
+    assert sum(evicted) > 100
 
 
 async def test_a_claimed_session_is_not_evicted_for_bytes(bounded: Bounded) -> None:

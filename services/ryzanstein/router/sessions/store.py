@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ryzanstein import errors
+from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import MAX_NAME_CHARS, Message
 from ryzanstein.router.sessions.claims import ClaimRequest
@@ -251,6 +252,12 @@ def is_response(session_id: str) -> bool:
 def digest_of(response: str) -> str:
     """Returns the digest of its tenant that the id of a kept response begins with."""
     return response[:_DIGEST_CHARS]
+
+
+def owner_of(session_id: str, tenant: str) -> str:
+    """Returns the digest of the tenant that has a session or kept response; empty: without keys it is everybody's."""
+    digest = digest_of(session_id) if is_response(session_id) else tenant_digest(tenant)
+    return "" if digest == tenant_digest("") else digest
 
 
 def is_object(session_id: str) -> bool:

@@ -32,8 +32,11 @@ class DelayedNode:
     @property
     def settings(self) -> Flags:
         """Returns the settings of the node."""
-        port = "tls_port" if self._secure else "grpc_port"
-        return {port: _NODE_PORT, "advertise_address": join_address(self._address, _PROXY_PORT)}
+        return {
+            "grpc_port": _NODE_PORT,
+            "advertise_address": join_address(self._address, _PROXY_PORT),
+            **({"tls_port": _NODE_PORT} if self._secure else {}),
+        }
 
     def start(self) -> None:
         """Starts the proxy and returns when it listens."""

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
+from operator import itemgetter
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import tenant_digest
 from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import ClaimRequest, LocalClaims
-from ryzanstein.router.sessions.room import StoreRoom, bytes_of
+from ryzanstein.router.sessions.room import SESSION_BYTES, StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
     OBJECT_MARK,
     Session,
@@ -30,6 +31,7 @@ from ryzanstein.router.sessions.store import (
     is_object,
     is_response,
     needed_by,
+    owner_of,
     page_of,
     read_page_token,
 )
@@ -116,8 +118,6 @@ class ResponseChains:
             heapq.heapify(self._leaves)
 
 
-# What a session takes besides its messages.
-_SESSION_BYTES = 1024
 # Callers without a tenant have no share: without keys they are everybody.
 _NOBODY = ("", tenant_digest(""))
 
@@ -139,6 +139,7 @@ class MemorySessions:
         self._num_owned: Counter[str] = Counter()
         self._claims = LocalClaims()
         self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()  # by owner, of both kinds
 
     def _like(self, session_id: str) -> dict[str, Session]:
         """Returns the sessions of the same kind."""
@@ -166,7 +167,7 @@ class MemorySessions:
         else:
             self._conversations[session_id] = session
         self._num_owned[self._owner_key(session_id)] += 1
-        self._uses(_SESSION_BYTES + bytes_of(messages))
+        self._uses(session, SESSION_BYTES + bytes_of(messages))
         self._evict(session_id)
         return session
 
@@ -182,7 +183,7 @@ class MemorySessions:
         if evicted:
             self._on_evicted(evicted)
         evicted = 0
-        while self._bytes > self._room.max_bytes and (gone := self._oldest(written)):
+        while self._bytes > self._room.max_bytes and (gone := self._greedy(written) or self._oldest(written)):
             self._remove(gone.session_id)
             evicted += 1
         if evicted:
@@ -205,6 +206,19 @@ class MemorySessions:
             own = (each for each in self._conversations.values() if each.tenant == owner and not held(each.session_id))
         return next((each for each in own if each.session_id != written), None)
 
+    def _greedy(self, written: str) -> Session | None:
+        """Returns the oldest session of the tenant that takes more than its share of the bytes, if one does."""
+        owner, used = max(self._bytes_of.items(), key=itemgetter(1), default=("", 0))
+        if used <= self._room.share:
+            return None
+        held = self._claims.holds
+        conversations = (each for each in self._conversations.values() if not held(each.session_id))
+        own = (
+            next((each for each in kind if each.session_id != written and _owner(each) == owner), None)
+            for kind in (conversations, self._responses.leaves())
+        )
+        return min((each for each in own if each is not None), key=_order, default=None)
+
     def _owner_key(self, session_id: str) -> str:
         return digest_of(session_id) if is_response(session_id) else self._conversations[session_id].tenant
 
@@ -220,10 +234,14 @@ class MemorySessions:
         self._stored.pop(session_id, None)
         for each in gone:
             self._num_owned[digest_of(each.session_id) if is_response(each.session_id) else each.tenant] -= 1
-        self._uses(-sum(_SESSION_BYTES + bytes_of(each.messages) for each in gone))
+            self._uses(each, -SESSION_BYTES - bytes_of(each.messages))
 
-    def _uses(self, num_bytes: int) -> None:
+    def _uses(self, session: Session, num_bytes: int) -> None:
         self._bytes += num_bytes
+        if owner := _owner(session):
+            self._bytes_of[owner] += num_bytes
+            if not self._bytes_of[owner]:
+                del self._bytes_of[owner]
         self._room.on_used(self._bytes)
 
     async def get(self, session_id: str) -> Session:
@@ -256,7 +274,7 @@ class MemorySessions:
         if added := generation_id not in stored:
             del like[session_id]
             like[session_id] = extended(session, messages, model, node_id)
-            self._uses(bytes_of(messages))
+            self._uses(session, bytes_of(messages))
         if generation_id:
             stored.add(generation_id)
             self._claims.turn_stored(session_id, generation_id)
@@ -278,6 +296,10 @@ class MemorySessions:
     async def close(self) -> None:
         self._conversations.clear()
         self._responses = ResponseChains()
+
+
+def _owner(session: Session) -> str:
+    return owner_of(session.session_id, session.tenant)
 
 
 def _order(session: Session) -> tuple[float, str]:

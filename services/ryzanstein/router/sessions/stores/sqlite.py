@@ -23,13 +23,14 @@ from typing import TypeVar
 from ryzanstein import errors
 from ryzanstein.generation.prompts import Message
 from ryzanstein.router.sessions.claims import EXPIRED_CLAIM_KEEP_S, Claim, ClaimRequest, SessionBusyError
-from ryzanstein.router.sessions.room import StoreRoom, bytes_of
+from ryzanstein.router.sessions.room import SESSION_BYTES, StoreRoom, bytes_of
 from ryzanstein.router.sessions.store import (
     Session,
     SessionBounds,
     SessionPage,
     checked_id,
     checked_page_size,
+    owner_of,
     page_of,
     read_page_token,
 )
@@ -230,6 +231,9 @@ class SqliteSessions:
                 raise errors.already_exists("session", session_id) from None
             if tenant:
                 db.execute("INSERT INTO tenants VALUES (?, ?)", (session_id, tenant))
+            if owner := owner_of(session_id, tenant):
+                size = SESSION_BYTES + bytes_of(messages)
+                db.execute("INSERT INTO owned_bytes VALUES (?, ?, ?)", (session_id, owner, size))
             self._insert(session_id, 0, rows_of(parent, messages))
             evicted = self._eviction.over_share(session_id, tenant) + self._eviction.surplus(session_id)
         return Session(session_id, model, now, now, messages, tenant=tenant, parent=parent), evicted
@@ -283,7 +287,8 @@ class SqliteSessions:
                 " WHERE session_id = ?"
             )
             db.execute(update, (model, time.time(), node_id, session_id))
-            self._eviction.make_room(session_id, bytes_of(messages))
+            self._eviction.make_room(session_id, size := bytes_of(messages))
+            db.execute("UPDATE owned_bytes SET bytes = bytes + ? WHERE session_id = ?", (size, session_id))
             (count,) = db.execute("SELECT count(*) FROM messages WHERE session_id = ?", (session_id,)).fetchone()
             self._insert(session_id, count, rows_of("", messages))
         return True

@@ -41,6 +41,15 @@ _OLD_OWN_RESPONSES = (
 )
 # Of a tenant above its share so many go at once: to find its oldest ones, all of its own are looked at.
 _OWN_AT_ONCE = 64
+_GREEDIEST = "SELECT owner, sum(bytes) FROM owned_bytes GROUP BY owner ORDER BY 2 DESC LIMIT 1"
+_OLD_OF_GREEDIEST = (
+    "SELECT update_time, CAST(session_id AS BLOB) FROM owned_bytes CROSS JOIN sessions USING (session_id)"
+    f" WHERE owner = :owner AND {CONVERSATIONS} AND session_id != :written AND {_UNCLAIMED}"
+    " ORDER BY update_time, session_id LIMIT :most"
+)
+_BYTES = "SELECT bytes FROM owned_bytes WHERE session_id = CAST(? AS TEXT)"
+# All rows are added up for it, some ten milliseconds for a full store: not at each write.
+_ADDED_UP_S = 1.0
 # From so much of the bound on, sessions are evicted: what is left over is for writes that come faster.
 _SPARE_SHARE = 16
 _MOST_AT_A_WRITE = 16
@@ -56,6 +65,7 @@ class SqliteEviction:
         self._room = room
         self._most_used = room.max_bytes - room.max_bytes // _SPARE_SHARE
         self._written = ""
+        self._added_up_at = -_ADDED_UP_S
         self._reserve = min(disk.RESERVE_BYTES, room.max_bytes // (2 * _SPARE_SHARE))
 
     def over_share(self, session_id: str, tenant: str) -> int:
@@ -98,11 +108,39 @@ class SqliteEviction:
         may be half empty.
         """
         self._written = session_id
-        num_evicted = 0
+        num_evicted = self._evict_greedy(session_id) if self._is_short_of(num_bytes, 0) else 0
         while self._is_short_of(num_bytes, num_evicted) and self._evict_oldest(session_id):
             num_evicted += 1
         if num_evicted:
             self._room.on_evicted(num_evicted)
+
+    def _evict_greedy(self, written: str) -> int:
+        """Evicts sessions of the tenant that takes more than its share of the bytes, if one does; returns how many."""
+        now = time.monotonic()
+        if now < self._added_up_at + _ADDED_UP_S:
+            return 0
+        owner, used = self._connection.execute(_GREEDIEST).fetchone() or ("", 0)
+        surplus, num_evicted = used - self._room.share, 0
+        if surplus <= 0:
+            self._added_up_at = now
+            return 0
+        values = {"owner": owner, "written": written.removesuffix(OBJECT_MARK), "most": _OWN_AT_ONCE}
+        conversations = self._connection.execute(_OLD_OF_GREEDIEST, values | {"now": now}).fetchall()
+        responses = self._connection.execute(_OLD_OWN_RESPONSES, values).fetchall()
+        for _, name in sorted([*conversations, *responses])[:_OWN_AT_ONCE]:
+            surplus -= self._owned_by(name)
+            num_evicted += self._remove(name) > 0
+            if surplus <= 0:
+                break
+        if not num_evicted:  # all are claimed
+            self._added_up_at = now
+        return num_evicted
+
+    def _owned_by(self, name: bytes) -> int:
+        """Returns the bytes of a session, and of the object with it."""
+        names = (name, name + OBJECT_MARK.encode())
+        rows = [self._connection.execute(_BYTES, (each,)).fetchone() for each in names]
+        return sum(row[0] for row in rows if row is not None)
 
     def _is_short_of(self, num_bytes: int, num_evicted: int) -> bool:
         used = disk.used_bytes(self._connection)

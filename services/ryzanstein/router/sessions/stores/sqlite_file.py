@@ -78,6 +78,13 @@ CREATE TRIGGER response_kept AFTER INSERT ON sessions WHEN {_NEW_RESPONSE}
 """,
 )
 
+_ADDED = {
+    "tenants_by_name": "CREATE INDEX IF NOT EXISTS tenants_by_name ON tenants (tenant, session_id)",
+    "owned_bytes": """CREATE TABLE IF NOT EXISTS owned_bytes (
+    session_id TEXT PRIMARY KEY REFERENCES sessions ON DELETE CASCADE, owner TEXT NOT NULL, bytes INTEGER NOT NULL
+) WITHOUT ROWID""",
+}
+
 
 def connect(path: Path, max_bytes: int = UNBOUNDED) -> sqlite3.Connection:
     """Returns an open file of this schema, which does not grow above `max_bytes`.
@@ -170,9 +177,13 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _index_owners(db: sqlite3.Connection) -> None:
-    """Adds an index that versions of the same schema did not have. They use the file as before, and keep it up to date."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'tenants_by_name'").fetchone():
-        db.execute("CREATE INDEX IF NOT EXISTS tenants_by_name ON tenants (tenant, session_id)")
+    """Adds what versions of the same schema did not have. They use the file as before.
+
+    They keep the index up to date. The bytes lack what they write, so that these seem less.
+    """
+    for name, statement in _ADDED.items():
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
+            db.execute(statement)
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
