@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,15 @@ class KeyedCluster:
 
     def headers(self, name: str) -> dict[str, str]:
         return dict(self.metadata(name))
+
+
+def write_keys(folder: Path, tenants: str, keys: Mapping[str, tuple[ApiKey, str, frozenset[Scope]]]) -> Path:
+    """Writes a keys file of tables of tenants, and of keys with their tenant and scopes."""
+    path = folder / "keys.toml"
+    path.touch(0o600)
+    records = (KeyRecord(key.key_id, key.digest(), tenant, scopes) for key, tenant, scopes in keys.values())
+    path.write_text(tenants + "".join(map(key_text, records)))
+    return path
 
 
 @pytest.fixture(scope="package")
