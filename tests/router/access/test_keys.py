@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ryzanstein.auth import refusals
 from ryzanstein.auth.caller import DEFAULT_SCOPES, EVERYTHING, Caller, Scope
@@ -234,6 +236,38 @@ def test_optional_keys_let_in_who_sends_none_and_refuse_what_is_bad(keys: Keys) 
         assert refusal(optional, credential).startswith("KEY_")
     ended = optional.ended(Caller("acme", DEAD.key_id))
     assert ended is not None
+
+
+# What a client, or a proxy before it, may send: the key of a tenant, nearly that, and anything.
+VALUES = st.one_of(
+    st.sampled_from([f"Bearer {PLAIN.reveal()}", f"bearer  {PLAIN.reveal()} ", PLAIN.reveal(), "Bearer", "Basic YTpi", ""]),
+    st.tuples(st.integers(0, 63), st.characters()).map(
+        lambda at: PLAIN.reveal()[: at[0]] + at[1] + PLAIN.reveal()[at[0] + 1 :]
+    ),
+    st.text(max_size=100).map(lambda text: f"Bearer {text}"),
+    st.binary(max_size=100),
+    st.just("Bearer " + "x" * 9000),
+)
+NAMES = st.sampled_from(["authorization", "x-api-key", "api-key", "authorization-bin", "x-tenant-id", "cookie"])
+
+
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=4), st.sampled_from(["", PLAIN.reveal(), "x"]))
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_sent_has_a_typed_answer_and_only_a_key_lets_in(
+    keys: Keys, headers: list[tuple[str, str | bytes]], also: str
+) -> None:
+    result: Caller | RyzansteinError
+    try:
+        result = keys.authenticate(Credential.read(headers, also))
+    except RyzansteinError as error:
+        result = error
+    if isinstance(result, Caller):
+        assert (result.tenant, result.key_id) == ("acme", PLAIN.key_id)
+        texts = [value if isinstance(value, str) else value.decode("latin-1") for _, value in headers]
+        assert any(PLAIN.reveal() in text for text in [*texts, also])
+    else:
+        assert result.reason in {"KEY_MISSING", "KEY_INVALID", "KEY_AMBIGUOUS", "TENANT_NOT_YOURS", "INVALID_ARGUMENT"}
+        assert PLAIN.secret not in str(result) or "x-tenant-id" in dict(headers)
 
 
 def test_each_outcome_has_a_label(keys: Keys) -> None:
