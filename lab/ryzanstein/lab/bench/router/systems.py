@@ -27,12 +27,13 @@ _STOP_S = 5.0
 class System:
     """A system that takes calls at `port`.
 
-    `process` is None for `direct`, where clients call the node itself.
+    `process` is None for `direct`, where clients call the node itself. `headers` are sent with each request.
     """
 
     name: str
     port: int
     process: psutil.Process | None
+    headers: tuple[tuple[str, str], ...] = ()
 
     def cpu_s(self) -> float:
         return cpu_s(self.process)
@@ -61,9 +62,10 @@ class BenchNode:
 
 
 @contextlib.asynccontextmanager
-async def running_node() -> AsyncIterator[BenchNode]:
-    """Runs the scripted node. Raises UNAVAILABLE if it does not start."""
-    command = (sys.executable, "-P", "-m", "ryzanstein.lab.bench.router.scripted.node")
+async def running_node(tls_dir: Path | None = None) -> AsyncIterator[BenchNode]:
+    """Runs the scripted node, with TLS if there are certificates. Raises UNAVAILABLE if it does not start."""
+    program = (sys.executable, "-P", "-m", "ryzanstein.lab.bench.router.scripted.node")
+    command = program if tls_dir is None else (*program, str(tls_dir))
     async with _running(command, stdout=asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None
         async with asyncio.timeout(_START_S):
@@ -95,6 +97,18 @@ def _command(name: str, port: int, node_port: int, folder: Path) -> list[str]:
     flags = ("--no-http", "--session-store", "memory", "--log-level", "warning", "--router-id", "benchmark")
     where = ("--grpc-port", str(port), "--nodes", f"127.0.0.1:{node_port}", "--state-dir", str(folder))
     return [sys.executable, "-P", "-m", "ryzanstein.router", *flags, *where]
+
+
+@contextlib.asynccontextmanager
+async def running_router(
+    node_port: int, flags: Sequence[str] = (), headers: tuple[tuple[str, str], ...] = ()
+) -> AsyncIterator[System]:
+    """Runs the router with more settings in front of a node. Raises UNAVAILABLE if it does not start."""
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix=f"{ROUTER}-") as folder:
+        async with _running([*_command(ROUTER, port, node_port, Path(folder)), *flags]) as process:
+            await _listening(ROUTER, port, process)
+            yield System(ROUTER, port, psutil.Process(process.pid), headers)
 
 
 @contextlib.asynccontextmanager

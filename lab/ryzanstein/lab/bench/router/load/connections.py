@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ryzanstein import errors
 from ryzanstein.lab.bench.router.load.answer_stream import AnswerStream
-from ryzanstein.lab.bench.router.load.http2 import WINDOW_BYTES, Http2Connection, connect
+from ryzanstein.lab.bench.router.load.http2 import WINDOW_BYTES, Headers, Http2Connection, connect
 from ryzanstein.lab.bench.router.scripted.script import Script
 
 PATH = "/ryzanstein.v1.InferenceService/StreamChat"
@@ -112,10 +112,12 @@ class StreamLoad:
 
 
 @contextlib.asynccontextmanager
-async def connections(port: int, number: int, window_bytes: int = WINDOW_BYTES) -> AsyncIterator[list[Http2Connection]]:
+async def connections(
+    port: int, number: int, window_bytes: int = WINDOW_BYTES, headers: Headers = ()
+) -> AsyncIterator[list[Http2Connection]]:
     """Opens connections, and closes them at the end."""
     async with contextlib.AsyncExitStack() as stack:
-        opened = [await connect(port, window_bytes) for _ in range(number)]
+        opened = [await connect(port, window_bytes, headers) for _ in range(number)]
         for connection in opened:
             stack.callback(connection.transport.abort)
         yield opened
@@ -132,12 +134,12 @@ async def answer_once(connection: Http2Connection, script: Script) -> StreamTall
     return await load.stop(_READY_S)
 
 
-async def ready(port: int) -> None:
+async def ready(port: int, headers: Headers = ()) -> None:
     """Returns when a complete answer arrives. Raises UNAVAILABLE if none does in time."""
     deadline = time.monotonic() + _READY_S
     problem = "no answer"
     while time.monotonic() < deadline:
-        async with connections(port, 1) as (connection,):
+        async with connections(port, 1, headers=headers) as (connection,):
             tally = await answer_once(connection, Script(tokens=2))
         if not tally.problems:
             return

@@ -20,6 +20,7 @@ _INITIAL_WINDOW_SIZE = 4
 _HEADER_BYTES = 9
 _DEFAULT_WINDOW = 65_535
 WINDOW_BYTES = 2**20
+Headers = tuple[tuple[str, str], ...]
 
 
 class Http2Stream(Protocol):
@@ -46,9 +47,10 @@ class Http2Connection(asyncio.Protocol):
     `open` them one at a time or many at once; `transport` may be paused to read slowly.
     """
 
-    def __init__(self, authority: str, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, authority: str, window_bytes: int = WINDOW_BYTES, headers: Headers = ()) -> None:
         self.transport: asyncio.Transport
         self._authority = authority
+        self._headers = headers
         self._window_bytes = window_bytes
         self._streams: dict[int, Http2Stream] = {}
         self._consumed: dict[int, int] = {0: 0}
@@ -87,6 +89,7 @@ class Http2Connection(asyncio.Protocol):
             (":authority", self._authority),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
+            *self._headers,
         )
         body = struct.pack(">BI", 0, len(message)) + message
         self.transport.write(_frame(_HEADERS, _END_HEADERS, stream_id, headers) + _frame(_DATA, _END_STREAM, stream_id, body))
@@ -151,8 +154,8 @@ class Http2Connection(asyncio.Protocol):
             self._end(stream_id, problem)
 
 
-async def connect(port: int, window_bytes: int = WINDOW_BYTES) -> Http2Connection:
-    """Connects to a server on this machine. Raises OSError if there is none."""
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Http2Connection(f"127.0.0.1:{port}", window_bytes), "127.0.0.1", port)
+async def connect(port: int, window_bytes: int = WINDOW_BYTES, headers: Headers = ()) -> Http2Connection:
+    """Connects to a server on this machine; `headers` are sent with each request. Raises OSError if there is none."""
+    made = lambda: Http2Connection(f"127.0.0.1:{port}", window_bytes, headers)  # noqa: E731
+    _, connection = await asyncio.get_running_loop().create_connection(made, "127.0.0.1", port)
     return connection

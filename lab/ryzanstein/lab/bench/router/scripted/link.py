@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+from ryzanstein.generation.request import CACHE_SCOPES
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted.script import MODEL, WORD, Script
 from ryzanstein.v1 import inference_pb2 as inference
@@ -72,7 +73,9 @@ class ScriptedLink:
             self._engine.cancel(sink)
 
     async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
-        yield worker.ConnectResponse(hello=worker.NodeHello(node_id=MODEL, incarnation="1", beat=self._beat()))
+        yield worker.ConnectResponse(
+            hello=worker.NodeHello(node_id=MODEL, incarnation="1", beat=self._beat(), features=[CACHE_SCOPES])
+        )
         next_beat = 0.0
         while True:
             if (now := time.monotonic()) >= next_beat:

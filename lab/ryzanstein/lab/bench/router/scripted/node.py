@@ -1,19 +1,25 @@
 """A node without a model, as a process: `python -P -m ryzanstein.lab.bench.router.scripted.node`.
 
-It prints its port. It serves the same answers in two ways: to a router on `WorkerService.Connect`,
-one frame for all that runs; and to any other client on `InferenceService.StreamChat`, one stream
-per request and one message per token, as a server behind a proxy does.
+It prints its port. With a directory of certificates as its argument it listens with TLS alone. It
+serves the same answers in two ways: to a router on `WorkerService.Connect`, one frame for all that
+runs; and to any other client on `InferenceService.StreamChat`, one stream per request and one
+message per token, as a server behind a proxy does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import uvloop
+from prometheus_client import CollectorRegistry
 
+from ryzanstein.auth.peers.metrics import TlsMetrics
+from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted.link import ScriptedLink
 from ryzanstein.lab.bench.router.scripted.script import MODEL, WORD, Script
@@ -24,6 +30,9 @@ from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 
+if TYPE_CHECKING:
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
+
 _PROMPT_TOKENS = 1
 
 
@@ -32,6 +41,9 @@ class ScriptedWorker(WorkerServiceServicer):
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
+
+    async def GetStatus(self, request: worker.GetStatusRequest, context: Any) -> worker.GetStatusResponse:
+        return worker.GetStatusResponse(node_id=MODEL)
 
     async def Connect(
         self, requests: AsyncIterator[worker.ConnectRequest], context: Any
@@ -92,9 +104,15 @@ def _response(**event: Any) -> inference.StreamChatResponse:
     return inference.StreamChatResponse(event=inference.GenerationEvent(**event))
 
 
-async def serve() -> None:
+def _tls(directory: str) -> ServiceTls:
+    from ryzanstein.rpc.tls.service_tls import ServiceTls
+
+    return ServiceTls.open(Path(directory), DEFAULT_TRUST, Peer(PeerRole.NODE), TlsMetrics("worker", CollectorRegistry()))
+
+
+async def serve(tls_dir: str = "") -> None:
     """Serves until SIGTERM."""
-    rpc, engine = RpcServer("127.0.0.1", 0, []), ScriptedEngine()
+    rpc, engine = RpcServer("127.0.0.1", 0, [], tls=_tls(tls_dir) if tls_dir else None), ScriptedEngine()
     # Abstract methods answer UNIMPLEMENTED.
     add_WorkerServiceServicer_to_server(ScriptedWorker(engine), rpc.server)  # type: ignore[abstract]
     add_InferenceServiceServicer_to_server(ScriptedChat(engine), rpc.server)  # type: ignore[abstract]
@@ -107,4 +125,4 @@ async def serve() -> None:
 if __name__ == "__main__":
     # Standard output is only for the port.
     logs.setup("node", "warning")
-    uvloop.run(serve())
+    uvloop.run(serve(*sys.argv[1:2]))
