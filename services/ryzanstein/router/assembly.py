@@ -50,7 +50,7 @@ from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.linker import Linker
 from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
-from ryzanstein.router.opening import journalled_core, open_allowance, open_journal, open_sessions, session_bounds
+from ryzanstein.router.opening import OpenLimits, journalled_core, open_allowance, open_journal, open_sessions, session_bounds
 from ryzanstein.router.sessions.claimed import Claimed
 from ryzanstein.router.sessions.claims import Holding
 from ryzanstein.router.sessions.names import OwnedSessions
@@ -99,8 +99,8 @@ class Router:
 
 
 @contextlib.asynccontextmanager
-async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
-    """Yields a router that follows its cluster, and closes it on exit.
+async def assembled(settings: RouterSettings, open_limits: OpenLimits = open_allowance) -> AsyncIterator[Router]:
+    """Yields a router that follows its cluster, and closes it on exit. `open_limits` opens what tenants may use.
 
     Raises OSError when its state directory cannot be used.
     """
@@ -134,7 +134,7 @@ async def assembled(settings: RouterSettings) -> AsyncIterator[Router]:
             telemetry.background,
         )
         stack.push_async_callback(claimed.close)
-        allowance = await stack.enter_async_context(open_allowance(settings, owner_id, telemetry, access.limits_of))
+        allowance = await stack.enter_async_context(open_limits(settings, owner_id, telemetry, access.limits_of))
         entrance = Entrance(access.authenticator, telemetry.registry, allowance.shown)
         owned = OwnedSessions(sessions, settings.unowned_tenant)
         turns = Turns(sessions, session_bounds(settings), telemetry, claimed, owned)

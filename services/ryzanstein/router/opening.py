@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import structlog
@@ -108,6 +108,10 @@ def _resilient(
     store: SessionStore, settings: RouterSettings, telemetry: RouterTelemetry, changes: Changes | None = None
 ) -> ResilientSessions:
     return ResilientSessions(store, session_bounds(settings), settings.tuning.store, telemetry, changes)
+
+
+OpenLimits = Callable[[RouterSettings, str, RouterTelemetry, LimitsOf], AbstractAsyncContextManager[TenantAllowance]]
+"""Opens what tenants may use; see `open_allowance`."""
 
 
 @asynccontextmanager

@@ -18,9 +18,11 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.cluster import Cluster, Service, link_name, split
 from ryzanstein.lab.simulation.key_ring import KNOWN_AFTER_S
+from ryzanstein.lab.simulation.limits_server import LimitsServer
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.record import Line
+from ryzanstein.router.access.limits.usage import NOTHING, UsageCount
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.worker.agent.node import NodeAgent
 
@@ -89,6 +91,8 @@ class Checks:
     def __init__(self, cluster: Cluster) -> None:
         self.violations: list[Violation] = []
         self.reached: dict[str, int] = {}
+        self.used: dict[str, UsageCount] = {}
+        """What complete answers used, by generation."""
         """Counts of interesting states that were seen.
 
         A simulation that never reaches them shows nothing.
@@ -254,6 +258,21 @@ class Checks:
             self._require_at_rest(service)
         for service in self._cluster.routers:
             self._require_empty(service)
+        for server in services.LIMITS:
+            self._require_charged_once(server)
+
+    def _require_charged_once(self, server: LimitsServer) -> None:
+        """Checks the counts at the server: a router that died may take some with it that it could not report."""
+        if running := server.num_running():
+            self.violated(BrokenPromise.LEFT, f"{running} generations hold a part of their tenant's limits")
+        for generation_id, used in self.used.items():
+            charged = server.counted.get(generation_id, NOTHING)
+            if charged.requests > used.requests or charged.tokens > used.tokens:
+                self.violated(BrokenPromise.BOUND, f"{charged} charged, {used} used", generation=generation_id)
+            elif charged != used and not self._cluster.routers_restarted:
+                self.violated(BrokenPromise.BOUND, f"{charged} charged, not {used}", generation=generation_id)
+        if self.used:
+            self.reach("answers charged to the token")
 
     def _require_at_rest(self, service: Service) -> None:
         agents = services.NODES.get(service.process, {}) if service.process is not None else {}

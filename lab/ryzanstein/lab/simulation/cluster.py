@@ -118,6 +118,10 @@ class Cluster:
     def services(self) -> list[Service]:
         return [self.orchestrator, *self.nodes, *self.routers]
 
+    @property
+    def routers_restarted(self) -> bool:
+        return any(router.starts > 1 for router in self.routers)
+
     def rng(self, name: str) -> random.Random:
         """Returns the random generator of one purpose, independent of all others."""
         return random.Random(f"{self.plan.seed} {name}")

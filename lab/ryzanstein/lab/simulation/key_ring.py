@@ -10,6 +10,7 @@ import asyncio
 import math
 import random
 import string
+from dataclasses import asdict
 from pathlib import Path
 
 from ryzanstein.auth.caller import DEFAULT_SCOPES
@@ -34,6 +35,7 @@ class KeyRing:
         """When each key was revoked, by its text."""
         if self.path is not None:
             self.path.touch(0o600)
+            self.path.write_text(_tables(plan))
             for client in plan.clients:
                 self._keys[client.number] = self._add(client.number)
 
@@ -69,6 +71,14 @@ class KeyRing:
         with self.path.open("a") as file:
             file.write(key_text(KeyRecord(key.key_id, key.digest(), self.tenant_of(client), DEFAULT_SCOPES)))
         return key
+
+
+def _tables(plan: SimulationPlan) -> str:
+    """Returns the tables of the tenants' limits."""
+    if (limits := plan.limits) is None:
+        return ""
+    lines = [f"{name} = {value}" for name, value in asdict(limits).items()]
+    return "".join("\n".join([f"[tenant.tenant-{number}]", *lines, ""]) for number in range(plan.tenants))
 
 
 def metadata(key: str) -> tuple[tuple[str, str], ...]:

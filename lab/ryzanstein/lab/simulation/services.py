@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog.contextvars import bind_contextvars
 
+from ryzanstein.lab.simulation.limits_server import LimitsServer, open_simulated
 from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
@@ -25,9 +27,12 @@ from ryzanstein.orchestrator import __main__ as orchestrator
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.process import awake
 from ryzanstein.router import __main__ as router
+from ryzanstein.router.access.limits.allowance import LimitsOf, TenantAllowance
 from ryzanstein.router.assembly import Router, assembled
 from ryzanstein.router.config import RouterSettings
+from ryzanstein.router.opening import open_allowance
 from ryzanstein.router.sessions.names import shown_id
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.worker import __main__ as worker
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
@@ -58,6 +63,8 @@ async def serve_node(settings: WorkerSettings) -> None:
     await worker.serve(settings, worker.NodeMachine(_NoMetrics, _Templates, _Ranks, _know))
 
 
+LIMITS: list[LimitsServer] = []
+"""The server of the limits of tenants, if the plan has limits."""
 LOST_TURNS: set[str] = set()
 """Sessions with turns that waited for the store in a router that ended.
 
@@ -150,9 +157,17 @@ def _know(model: str, agent: NodeAgent) -> None:
     NODES.setdefault(_process(), {})[model or FIRST_MODEL] = agent
 
 
+def _open_limits(
+    settings: RouterSettings, router_id: str, telemetry: RouterTelemetry, limits_of: LimitsOf
+) -> AbstractAsyncContextManager[TenantAllowance]:
+    if LIMITS:
+        return open_simulated(LIMITS[0], router_id, telemetry, limits_of)
+    return open_allowance(settings, router_id, telemetry, limits_of)
+
+
 @contextlib.asynccontextmanager
 async def _assembled(settings: RouterSettings) -> AsyncIterator[Router]:
-    async with assembled(settings) as made:
+    async with assembled(settings, _open_limits) as made:
         ROUTERS[_process()] = made
         yield made
 

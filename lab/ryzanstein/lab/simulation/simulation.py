@@ -20,6 +20,7 @@ from ryzanstein.lab.simulation.checks import BrokenPromise, Checks, Violation
 from ryzanstein.lab.simulation.clients.asking import ClientTally
 from ryzanstein.lab.simulation.clients.client import SimulatedClient
 from ryzanstein.lab.simulation.cluster import Cluster
+from ryzanstein.lab.simulation.limits_server import LimitsServer
 from ryzanstein.lab.simulation.machine import clock
 from ryzanstein.lab.simulation.machine.loop import DeadlockError, LivelockError, SimulatedLoop, run
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork, Weather
@@ -100,6 +101,7 @@ class _World:
         services.install()
         services.look_seldom(plan.seldom)
         services.LOST_TURNS.clear()
+        services.LIMITS[:] = [LimitsServer()] if plan.limits is not None else []
         self._cluster = Cluster(plan, loop, network, self.record, directory)
         self.checks = Checks(self._cluster)
         clock.CLOCK.wall_offset_s = _wall_offset_s

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.cluster import ORCHESTRATOR, Cluster, Service
 from ryzanstein.lab.simulation.machine.process import DISK_S
@@ -251,6 +252,13 @@ class FaultInjector:
         """Replaces the key of a client while it asks."""
         plan = self._cluster.plan
         await self._cluster.keys.replace(plan.clients[fault.target % len(plan.clients)].number)
+
+    async def _limits_away(self, fault: PlannedFault) -> None:
+        """Takes the server of the limits away: it refuses, or does not answer."""
+        (server,) = services.LIMITS
+        server.is_away, server.hangs = True, bool(fault.rank)
+        await asyncio.sleep(fault.lasts_s)
+        server.is_away = False
 
     # The network.
 

@@ -20,6 +20,7 @@ from ryzanstein.lab.simulation.key_ring import metadata
 from ryzanstein.lab.simulation.planning.plan import ClientPlan
 from ryzanstein.lab.simulation.scripted.answers import SeenAnswer
 from ryzanstein.lab.simulation.strikes import JOURNAL, STORE
+from ryzanstein.router.access.limits.usage import UsageCount
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
@@ -141,6 +142,7 @@ class Asking:
             )
             return "cancelled"
         self._tally.complete += 1
+        self._checks.used[self.answer.generation_id] = UsageCount(1, *self.answer.used)
         return "complete"
 
     async def _pry(self, stub: Any) -> None:

@@ -5,7 +5,8 @@ kind hides another.
 
 Seeds from `MODELS_FROM` on may have nodes with several models, those from `LOAD_FROM` on also nodes
 that become slow, long prompts, requests that are sent to two routers, and little room for prompts,
-and those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked.
+those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked, and those from
+`LIMITS_FROM` on also limits of tenants at a server that is sometimes away.
 Smaller seeds mean what they meant before.
 """
 
@@ -18,12 +19,14 @@ from dataclasses import replace
 from ryzanstein.lab.simulation.planning.plan import (
     ACCESS_FROM,
     FURTHER_MODELS,
+    LIMITS_FROM,
     LOAD_FROM,
     MODEL_FAULTS,
     MODELS_FROM,
     ROUTER_FAULTS,
     ClientPlan,
     Kind,
+    LimitsPlan,
     ModelPlan,
     NodePlan,
     PlannedFault,
@@ -69,7 +72,26 @@ def plan(seed: int) -> SimulationPlan:
     )
     planned = _with_models(planned, random.Random(f"models {seed}")) if seed >= MODELS_FROM else planned
     planned = _with_load(planned, random.Random(f"load {seed}")) if seed >= LOAD_FROM else planned
-    return _with_access(planned, random.Random(f"access {seed}")) if seed >= ACCESS_FROM else planned
+    planned = _with_access(planned, random.Random(f"access {seed}")) if seed >= ACCESS_FROM else planned
+    return _with_limits(planned, random.Random(f"limits {seed}")) if seed >= LIMITS_FROM else planned
+
+
+def _with_limits(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:
+    """Returns the plan with limits, and times in which their server is away. `rank` chooses whether it hangs then."""
+    limits = LimitsPlan(
+        requests_per_second=rng.choice((1.0, 5.0, 50.0)),
+        burst=rng.choice((1, 5, 20)),
+        tokens_per_minute=rng.choice((5_000, 50_000, 1_000_000)),
+        concurrent=rng.choice((1, 2, 8)),
+    )
+    faults, number = list(planned.faults), 1 + max((fault.number for fault in planned.faults), default=-1)
+    pace_s, at = rng.choice((30.0, 120.0)), rng.uniform(5.0, 60.0)
+    while at < planned.duration_s and number < 600:
+        lasts_s = round(rng.choice((0.2, 3.0, 30.0, 120.0)) * rng.uniform(0.5, 1.5), 3)
+        faults.append(PlannedFault(number, Kind.LIMITS_AWAY, round(at, 3), lasts_s, rank=rng.randrange(2)))
+        number += 1
+        at += lasts_s + rng.expovariate(1 / pace_s)
+    return replace(planned, limits=limits, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
 
 
 def _with_access(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:

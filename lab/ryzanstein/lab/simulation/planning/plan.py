@@ -49,6 +49,8 @@ class Kind(Enum):
     SLOW_NODE = "slow_node"
     # Only from `ACCESS_FROM` on.
     REPLACE_KEY = "replace_key"
+    # Only from `LIMITS_FROM` on.
+    LIMITS_AWAY = "limits_away"
 
 
 FIRST_MODEL = "demo"
@@ -56,6 +58,7 @@ FURTHER_MODELS = ("second", "third")
 MODELS_FROM = 10**9
 LOAD_FROM = 2 * 10**9
 ACCESS_FROM = 3 * 10**9
+LIMITS_FROM = 4 * 10**9
 # What strikes the ranks of one model, and may not disturb the others of its node.
 MODEL_FAULTS = (
     Kind.KILL_RANK,
@@ -110,6 +113,16 @@ class ModelPlan:
     context_length: int
     num_blocks: int
     nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPlan:
+    """The limits of each tenant, which all routers share."""
+
+    requests_per_second: float
+    burst: int
+    tokens_per_minute: int
+    concurrent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,7 @@ class SimulationPlan:
     max_held_prompt_bytes: int = 128 * 2**20
     tenants: int = 0
     """Tenants of clients, whose keys the routers ask for; 0: there are no keys."""
+    limits: LimitsPlan | None = None
     calm_s: float = 90.0
 
     @property

@@ -34,6 +34,8 @@ class SeenAnswer:
         self.generation_id = ""
         self.choices = [ChoiceSeen() for _ in range(num_choices)]
         self.problems: list[str] = []
+        self.used = (0, 0)
+        """Tokens of the prompt and of all choices, once the answer is complete."""
         self.progress_at = 0.0
         """When a token came that was new. Those that a stream begins with may be older than the stream."""
         self._started_at = 0.0
@@ -66,6 +68,8 @@ class SeenAnswer:
                 self._delta(event.delta)
             case "finished":
                 self.choices[event.finished.choice].reason = event.finished.finish_reason
+                if self.complete:
+                    self.used = event.finished.usage.prompt_tokens, event.finished.usage.completion_tokens
 
     def _started(self, started: pb.GenerationStarted) -> None:
         if self.generation_id and started.generation_id != self.generation_id and self.num_tokens:
