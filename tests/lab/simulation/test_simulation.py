@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.simulation.planning.drawing import plan
-from ryzanstein.lab.simulation.planning.plan import LOAD_FROM, MODELS_FROM, Kind
+from ryzanstein.lab.simulation.planning.plan import LIMITS_FROM, LOAD_FROM, MODELS_FROM, Kind
 
 # Nodes with two or three models; many of their faults strike one model.
 SEVERAL_MODELS = (1000000108, 1000000116, 1000000119)
 # Nodes that become slow, and requests that are sent to two routers.
+LIMITED = (LIMITS_FROM + 1,)
 LOADED = (2000000001, 2000000004)
 # Each broke a promise before it was mended: see docs/internals/testing.md.
 PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203, 767199570, 68676410, 374133889)
@@ -71,6 +72,20 @@ async def free(*_, **__):
     return None
 JournalKeys.claim = free
 assert any(violation.failure is BrokenPromise.TWICE for violation in simulate(plan(SEED)).violations)
+"""
+
+
+# Each answer is charged with one token more than it has.
+_PLANTED_CHARGE = """
+from ryzanstein.lab.simulation.machine import clock
+clock.install()
+from ryzanstein.lab.simulation.checks import BrokenPromise
+from ryzanstein.lab.simulation.planning.drawing import plan
+from ryzanstein.lab.simulation.simulation import simulate
+from ryzanstein.router.access.limits.hold import Hold
+settle = Hold.settle
+Hold.settle = lambda self, num_tokens: settle(self, num_tokens + 1)
+assert any(violation.failure is BrokenPromise.BOUND for violation in simulate(plan(SEED)).violations)
 """
 
 
@@ -175,6 +190,28 @@ def test_two_generations_for_one_key_are_found() -> None:
 def test_a_disturbance_of_another_model_is_found() -> None:
     run = simulated("-c", _PLANTED_BETWEEN_MODELS)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("seed", LIMITED)
+@pytest.mark.long
+def test_limits_at_a_server_that_is_sometimes_away_charge_each_answer_once(seed: int) -> None:
+    assert any(fault.kind is Kind.LIMITS_AWAY for fault in plan(seed).faults)
+    result = one(seed)
+    assert result["violations"] == []
+    assert result["reached"]["answers charged to the token"] > 0
+
+
+def test_only_the_largest_seeds_have_limits() -> None:
+    assert not any(plan(seed).limits for seed in (*PAST_FAILURES, LOAD_FROM, LIMITS_FROM - 1))
+    planned = [plan(seed) for seed in range(LIMITS_FROM, LIMITS_FROM + 50)]
+    assert {each.limits.concurrent for each in planned if each.limits is not None} == {1, 2, 8}
+    assert all(len({fault.number for fault in each.faults}) == len(each.faults) for each in planned)
+
+
+@pytest.mark.long
+def test_a_token_too_many_is_found() -> None:
+    run = simulated("-c", _PLANTED_CHARGE.replace("SEED", str(LIMITED[0])))
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 
 def test_a_planted_fault_is_found() -> None:

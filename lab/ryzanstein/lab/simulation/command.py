@@ -140,7 +140,7 @@ def _tell(outcome: SimulationOutcome) -> None:
 
 def _explore(options: argparse.Namespace) -> int:
     """Runs each seed in a separate process, so that one cannot affect the next."""
-    first = options.first if options.first is not None else MODELS_FROM + random.SystemRandom().randrange(2 * 10**9)
+    first = options.first if options.first is not None else MODELS_FROM + random.SystemRandom().randrange(4 * 10**9)
     until = math.inf if options.minutes is None else real_monotonic() + 60 * options.minutes
     seeds = itertools.count(first) if options.count is None else iter(range(first, first + options.count))
     results, failing = [], []
