@@ -49,6 +49,13 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     insecure: bool = Field(False, description="listen without protection where the network is what protects this service")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of health checks alone, without TLS, for probes that have no certificate; 0: a free port, which is "
+        "logged; unset: none",
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_file_bytes: int = Field(
         0, ge=0, description="size at which a file that standard error goes to is renamed, and a new one begun; 0: never"

@@ -67,6 +67,7 @@ async def _serve_rpc(
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
         tls=service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background),
+        health_port=settings.health_port,
     )
     servicer = OrchestratorServicer(control, auditor, settings.tuning.max_nodes)
     add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
@@ -76,7 +77,13 @@ async def _serve_rpc(
     # register.
     await rpc.set_ready(True)
     log.info(
-        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+        "serving",
+        host=settings.host,
+        grpc_port=rpc.port,
+        metrics_port=metrics_port,
+        health_port=rpc.health_port,
+        tls=settings.tls,
+        tls_port=rpc.tls_port,
     )
     background = telemetry.background
     background.watch_loop()

@@ -168,6 +168,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         max_calls=settings.grpc_max_calls,
         reading=RequestReading(settings.tuning.max_request_records, router.malformed),
         guard=router.entrance,
+        health_port=settings.health_port,
     )
     calls = Calls(router.telemetry, router.tracing, router.entrance.limits_shown)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)

@@ -176,6 +176,7 @@ async def _serve_rpc(
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
         tls=tls,
+        health_port=settings.health_port,
     )
     files = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
     auditor = Auditor(telemetry.background, audit_failures("worker", telemetry.registry), files)
@@ -185,7 +186,13 @@ async def _serve_rpc(
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
     log.info(
-        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+        "serving",
+        host=settings.host,
+        grpc_port=rpc.port,
+        metrics_port=metrics_port,
+        health_port=rpc.health_port,
+        tls=settings.tls,
+        tls_port=rpc.tls_port,
     )
     try:
         await _live(settings, models, telemetry, rpc, traffic)
