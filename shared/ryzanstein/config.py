@@ -61,7 +61,9 @@ class ServiceSettings(BaseSettings):
         0, ge=0, description="size at which a file that standard error goes to is renamed, and a new one begun; 0: never"
     )
     log_files: int = Field(4, ge=1, le=1000, description="renamed files of log_file_bytes that are kept")
-    otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
+    otlp_endpoint: str = Field(
+        "", description="host:port of an OTLP gRPC collector, https://host:port with TLS; empty: no traces"
+    )
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 
@@ -131,6 +133,14 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _has_brackets(cls, addresses: str) -> str:
         return ",".join(checked_target(each.strip()) for each in addresses.split(","))
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _has_a_known_scheme(cls, endpoint: str) -> str:
+        scheme, separator, _ = endpoint.lower().partition("://")
+        if separator and scheme not in ("http", "https"):
+            raise ValueError("must be host:port, http://host:port or https://host:port")
+        return endpoint
 
     @field_validator("*")
     @classmethod
