@@ -115,9 +115,14 @@ class ServiceSettings(BaseSettings):
         """Whether strangers who reach the service are refused."""
         return self.tls == "require"
 
+    @property
+    def exposed(self) -> bool:
+        """Whether strangers reach the service and may use it."""
+        return not (self.protected or is_loopback(self.host))
+
     def check_exposure(self) -> None:
         """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
-        if self.insecure or self.protected or is_loopback(self.host):
+        if self.insecure or not self.exposed:
             return
         raise ValueError(
             f"everybody who reaches {self.host} could use this service: give it {self.protection}, listen on 127.0.0.1 "
