@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from ryzanstein.auth.peers.authority import Authority
+from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.processes.cluster import ORCHESTRATOR, ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.demo import MODEL_DIR
@@ -107,3 +113,28 @@ def test_a_drain_is_seen_at_once_while_an_answer_goes_on(cluster: LocalCluster, 
     cluster.restart(name)
     cluster.wait_nodes(1)
     assert probe(name) == SERVING
+
+
+def test_a_node_drains_itself_with_its_own_certificate_as_its_pod_does(
+    cluster: LocalCluster, probe: Callable[..., int]
+) -> None:
+    """The preStop hook of the component tls. The certificate of another node, or of a router, does not do."""
+    authority, other = Authority.open(cluster.state_dir / "tls"), cluster.state_dir / "other"
+    authority.write(Peer(PeerRole.NODE, "node-9"), other)
+    address = cluster.services["node-0"].grpc_address
+
+    def drain(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "ryzanstein.cli", "drain", "--force", "--direct", address, "--grace", "30"]
+        env = {**os.environ, "RYZANSTEIN_TLS_DIR": str(folder)}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    for folder in (other, cluster.state_dir / "tls" / "router-0"):
+        refused = drain(folder)
+        assert (refused.returncode, "ROLE_NOT_ALLOWED" in refused.stderr) == (1, True), refused.stderr
+    assert probe("node-0") == SERVING
+    done = drain(cluster.state_dir / "tls" / "node-0")
+    assert done.returncode == 0, done.stderr
+    until(lambda: probe("node-0") == NOT_SERVING)
+    assert probe("node-0", "") == SERVING, "a node that drains lives"
+    cluster.restart("node-0")
+    cluster.wait_nodes(1)

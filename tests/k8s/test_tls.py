@@ -101,6 +101,8 @@ def test_what_the_csi_driver_is_asked_for_is_what_our_own_ca_issues(
     assert asked["dns-names"].split(",") == peer.dns_names(DEFAULT_TRUST)
     assert {"server auth", "client auth", "digital signature"} <= set(asked["key-usages"].split(","))
     assert int(asked["fs-group"]) == pods(documents)[name]["securityContext"]["runAsGroup"]
+    hours = [int(asked[key].removesuffix("h")) for key in ("renew-before", "duration")]
+    assert hours[0] > hours[1] / 3, "the alert would fire at each renewal"
     assert volume["driver"] == "csi.cert-manager.io"
     assert volume["readOnly"] is True
     (issuer,) = [each for each in documents if each["kind"] == "Issuer"]
