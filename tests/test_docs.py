@@ -31,6 +31,12 @@ def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`(tests/[\w./-]+)`", page.read_text()))
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as a Markdown viewer makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

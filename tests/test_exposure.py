@@ -54,3 +54,12 @@ def test_keys_protect_a_router_unless_they_are_optional(tmp_path: Path) -> None:
     RouterSettings(host="0.0.0.0", keys_file=keys_file).check_exposure()
     with pytest.raises(ValueError, match="insecure"):
         RouterSettings(host="0.0.0.0", keys_file=keys_file, auth="optional").check_exposure()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_port_for_probes_neither_protects_nor_exposes(kind: type, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="insecure"):
+        kind(host="0.0.0.0", health_port=9091).check_exposure()
+    kind(host="127.0.0.1", health_port=9091).check_exposure()
+    if kind is not RouterSettings:  # which has keys for that
+        kind(host="0.0.0.0", health_port=9091, tls="require", tls_dir=tmp_path).check_exposure()

@@ -14,6 +14,6 @@ FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
 ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
-EXPOSE 50051 8000 9090
+EXPOSE 50051 8000 9090 9091
 ENTRYPOINT ["ryzanstein"]
 CMD ["router"]

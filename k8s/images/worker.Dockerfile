@@ -23,6 +23,6 @@ COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
 COPY --chmod=0755 shared/ryzanstein/demo/*.json shared/ryzanstein/demo/*.safetensors /opt/ryzanstein/demo/
 ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
-EXPOSE 50061 9090
+EXPOSE 50061 9090 9091
 ENTRYPOINT ["ryzanstein"]
 CMD ["worker"]

@@ -49,12 +49,21 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     insecure: bool = Field(False, description="listen without protection where the network is what protects this service")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of health checks alone, without TLS, for probes that have no certificate; 0: a free port, which is "
+        "logged; unset: none",
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_file_bytes: int = Field(
         0, ge=0, description="size at which a file that standard error goes to is renamed, and a new one begun; 0: never"
     )
     log_files: int = Field(4, ge=1, le=1000, description="renamed files of log_file_bytes that are kept")
-    otlp_endpoint: str = Field("", description="host:port of an OTLP gRPC collector; empty: no traces")
+    otlp_endpoint: str = Field(
+        "", description="host:port of an OTLP gRPC collector, https://host:port with TLS; empty: no traces"
+    )
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 
@@ -106,9 +115,14 @@ class ServiceSettings(BaseSettings):
         """Whether strangers who reach the service are refused."""
         return self.tls == "require"
 
+    @property
+    def exposed(self) -> bool:
+        """Whether strangers reach the service and may use it."""
+        return not (self.protected or is_loopback(self.host))
+
     def check_exposure(self) -> None:
         """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
-        if self.insecure or self.protected or is_loopback(self.host):
+        if self.insecure or not self.exposed:
             return
         raise ValueError(
             f"everybody who reaches {self.host} could use this service: give it {self.protection}, listen on 127.0.0.1 "
@@ -124,6 +138,14 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _has_brackets(cls, addresses: str) -> str:
         return ",".join(checked_target(each.strip()) for each in addresses.split(","))
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _has_a_known_scheme(cls, endpoint: str) -> str:
+        scheme, separator, _ = endpoint.lower().partition("://")
+        if separator and scheme not in ("http", "https"):
+            raise ValueError("must be host:port, http://host:port or https://host:port")
+        return endpoint
 
     @field_validator("*")
     @classmethod

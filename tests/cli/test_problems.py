@@ -14,6 +14,8 @@ from ryzanstein.cli.status.cluster_view import (
     LinkView,
     ModelView,
     NodeStatus,
+    OrchestratorView,
+    ProtectionView,
     RankLossView,
     RankView,
     RouterView,
@@ -36,6 +38,19 @@ def view(node: NodeStatus | None = None, link: LinkView = FINE, **parts: object)
 
 def test_a_healthy_idle_cluster_has_no_problems() -> None:
     assert problems(view()) == []
+
+
+def test_certificates_of_which_less_than_a_third_is_left_are_named_and_nodes_that_do_not_say_are_not() -> None:
+    day, now = 86400.0, time.time()
+    fresh = ProtectionView(tls="require", certificate_expires=now + 11 * day, certificate_life_s=30 * day)
+    late, gone = replace(fresh, certificate_expires=now + 9 * day), replace(fresh, certificate_expires=now - 7200.0)
+    router = RouterView("router-0", (FINE,), protection=late)
+    silent = NodeStatus(replace(READY, node_id="node-1"), (IDLE,))
+    nodes = (NodeStatus(READY, (IDLE,), protection=gone), silent)
+    assert problems(ClusterStatus(nodes, router, MODELS, orchestrator=OrchestratorView(fresh))) == [
+        "the certificate of node-0 has expired 2.0 hours ago",
+        "the certificate of router-0 expires in 216.0 hours",
+    ]
 
 
 def test_a_node_that_does_not_answer_is_named() -> None:

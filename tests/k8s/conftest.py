@@ -104,7 +104,13 @@ def with_keys(overlay: Callable[..., list[Document]]) -> list[Document]:
 
 @pytest.fixture(scope="session")
 def with_everything(overlay: Callable[..., list[Document]]) -> list[Document]:
-    return overlay("base", "keys", "redis-sessions", "pod-monitor", "otlp-traces")
+    return overlay("base", "keys", "redis-sessions", "pod-monitor", "otlp-traces", "tls")
+
+
+@pytest.fixture(scope="session", params=["tls", "tls-secrets"])
+def with_tls(request: pytest.FixtureRequest, overlay: Callable[..., list[Document]]) -> list[Document]:
+    """TLS of both kinds, each once."""
+    return overlay("base", request.param)
 
 
 @pytest.fixture(scope="session")

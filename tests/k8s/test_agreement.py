@@ -65,10 +65,10 @@ def test_ports_and_probes_are_where_the_service_listens(
     pod, read = container(workloads, name), settings[name].model_dump()
     ports = {port["name"]: port["containerPort"] for port in pod["ports"]}
     assert ports == {port: read[f"{port}_port"] for port in ports}
-    assert {"grpc", "metrics"} <= ports.keys()
+    assert {"grpc", "metrics", "health"} <= ports.keys()
     assert read["host"] == "0.0.0.0"
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert pod[probe]["grpc"]["port"] == read["grpc_port"]
+        assert pod[probe]["grpc"]["port"] == read["health_port"] == 9091
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2] / "k8s"
 # What an overlay changes within a workload has nothing to do with its namespace: one overlay stands for all.
 BASES = ("base", "overlays/local-cpu")
 COMPONENTS = tuple(each.name for each in sorted((ROOT / "components").iterdir()))
-CHOICES = ((), *((name,) for name in COMPONENTS), COMPONENTS)
+# One kind of certificates at a time.
+CHOICES = ((), *((name,) for name in COMPONENTS), tuple(name for name in COMPONENTS if name != "tls-secrets"))
 NAMED = "app.kubernetes.io/name"
 
 

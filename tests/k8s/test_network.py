@@ -65,6 +65,30 @@ def test_clients_from_anywhere_reach_both_faces_of_the_router_and_nothing_else(m
     assert open_ports == {("router", "grpc"), ("router", "http")}
 
 
+def test_no_rule_opens_the_ports_of_probes_which_kubelet_reaches_without(with_everything: list[Document]) -> None:
+    """Kubernetes: traffic between a pod and the machine that it runs on is always allowed."""
+    named = {
+        port["port"]
+        for each in with_everything
+        if each["kind"] == "NetworkPolicy"
+        for direction in ("ingress", "egress")
+        for rule in each["spec"].get(direction, [])
+        for port in rule.get("ports", [])
+    }
+    assert {"grpc", "http", "peers", "tls", "metrics"} <= named
+    assert not named & {"health", 9091}
+    services = [each for each in with_everything if each["kind"] == "Service"]
+    assert not [port for each in services for port in each["spec"]["ports"] if port["targetPort"] in ("health", "metrics")]
+
+
+def test_with_tls_the_same_ways_are_open_at_the_ports_with_tls_and_one_from_router_to_router(with_tls: list[Document]) -> None:
+    flows = {(source, target) for source in PODS for target in PODS if allowed(with_tls, source, target, "tls")}
+    assert flows == NEEDED | {("router", "router")}
+    assert {(s, t) for s in PODS for t in PODS if allowed(with_tls, s, t, "grpc")} == NEEDED
+    (router,) = [each for each in with_tls if each["kind"] == "Service" and each["metadata"]["name"] == "router"]
+    assert {port["targetPort"] for port in router["spec"]["ports"]} == {"grpc", "http"}
+
+
 def test_the_monitoring_namespace_reaches_the_metrics_ports_that_the_pod_monitor_names(
     with_pod_monitor: list[Document],
 ) -> None:

@@ -23,6 +23,7 @@ from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
+from ryzanstein.v1.worker_pb2 import Protection
 
 
 class Clock:
@@ -99,7 +100,7 @@ async def serve(database: Path, **settings: object) -> AsyncIterator[Serving]:
         rpc = RpcServer("127.0.0.1", 0, ["ryzanstein.v1.OrchestratorService"])
         files = await audit_files(chosen.audit_file, {"service": "orchestrator"})
         auditor = Auditor(telemetry.background, telemetry.audit_failures, (store, *files))
-        servicer = OrchestratorServicer(control, auditor, chosen.tuning.max_nodes)
+        servicer = OrchestratorServicer(control, auditor, chosen.tuning.max_nodes, Protection)
         pb_grpc.add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
         await rpc.start()
         stack.push_async_callback(rpc.stop, 0)

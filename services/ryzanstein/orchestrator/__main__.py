@@ -12,6 +12,7 @@ if __name__ == "__main__":
     begin(ranks=False)
 
 import sys
+from functools import partial
 
 import structlog
 
@@ -31,6 +32,7 @@ from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import service_tls
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
+from ryzanstein.wire.protection import protection_to_wire
 
 log = structlog.get_logger(__name__)
 
@@ -60,15 +62,18 @@ async def _serve_rpc(
     metrics_port: int,
 ) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+    tls = service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background)
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
-        tls=service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background),
+        tls=tls,
+        health_port=settings.health_port,
     )
-    servicer = OrchestratorServicer(control, auditor, settings.tuning.max_nodes)
+    protection = partial(protection_to_wire, settings, tls)
+    servicer = OrchestratorServicer(control, auditor, settings.tuning.max_nodes, protection)
     add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
     await rpc.start()
     await rpc.set_started()
@@ -76,7 +81,13 @@ async def _serve_rpc(
     # register.
     await rpc.set_ready(True)
     log.info(
-        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+        "serving",
+        host=settings.host,
+        grpc_port=rpc.port,
+        metrics_port=metrics_port,
+        health_port=rpc.health_port,
+        tls=settings.tls,
+        tls_port=rpc.tls_port,
     )
     background = telemetry.background
     background.watch_loop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,7 @@ from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, Dep
 from ryzanstein.orchestrator.state.watch import Snapshot, Update
 from ryzanstein.orchestrator.validation import check_deployment, check_node, check_node_id, check_report
 from ryzanstein.v1 import orchestrator_pb2 as pb
+from ryzanstein.v1 import worker_pb2
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
 from ryzanstein.wire.membership import (
     deployment_from_wire,
@@ -34,11 +35,13 @@ Context = ServicerContext[Any, Any]
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
-    """A thin adapter; `max_nodes` bounds the replicas of a deployment."""
+    """A thin adapter; `max_nodes` bounds the replicas of a deployment, `protection` says how the service is protected now."""
 
-    def __init__(self, control: ControlPlane, auditor: Auditor, max_nodes: int) -> None:
+    def __init__(
+        self, control: ControlPlane, auditor: Auditor, max_nodes: int, protection: Callable[[], worker_pb2.Protection]
+    ) -> None:
         self._control, self._auditor = control, auditor
-        self._max_nodes = max_nodes
+        self._max_nodes, self._protection = max_nodes, protection
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
         node = node_from_wire(request.node)
@@ -107,7 +110,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return pb.LeaveNodeResponse()
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
-        return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in self._control.nodes()])
+        nodes = [node_to_wire(node) for node in self._control.nodes()]
+        return pb.ListNodesResponse(nodes=nodes, protection=self._protection())
 
     def _drained(self, node_id: str) -> Facts | None:
         asked = self._control.is_drained(node_id)

@@ -137,6 +137,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, 
         http_port=http.port,
         http=settings.http,
         metrics_port=metrics_port,
+        health_port=rpc.health_port,
         peer_port=0 if peers is None else peers.port,
     )
     await rpc.set_started()
@@ -146,6 +147,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, 
     finally:
         readiness.cancel()
         log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
+        await rpc.set_ready(False)  # before the store is told, which may take its time
         await router.core.drain()
         # Other routers read their clients' generations here for as long as these may run.
         servers = (rpc, http) if peers is None else (rpc, http, peers)

@@ -70,6 +70,7 @@ from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_ser
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from ryzanstein.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
+from ryzanstein.wire.protection import protection_to_wire
 from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)
@@ -168,13 +169,15 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         max_calls=settings.grpc_max_calls,
         reading=RequestReading(settings.tuning.max_request_records, router.malformed),
         guard=router.entrance,
+        health_port=settings.health_port,
     )
     calls = Calls(router.telemetry, router.tracing, router.entrance.limits_shown)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts, router.entrance.live), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.owned, calls, counts), server.server)
     add_EmbeddingServiceServicer_to_server(EmbeddingServicer(router.core, calls, counts), server.server)
-    add_RouterServiceServicer_to_server(RouterServicer(router.links), server.server)
+    status = RouterServicer(router.links, partial(protection_to_wire, settings, router.tls))
+    add_RouterServiceServicer_to_server(status, server.server)
     add_UsageServiceServicer_to_server(UsageServicer(router.allowance, calls), server.server)
     return server
 

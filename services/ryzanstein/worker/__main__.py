@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -39,6 +40,7 @@ from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
 from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from ryzanstein.wire.protection import protection_to_wire
 from ryzanstein.worker.agent.faces.embeddings import NodeEmbeddingServicer
 from ryzanstein.worker.agent.faces.pages import PageServicer
 from ryzanstein.worker.agent.faces.service import WorkerServicer
@@ -176,16 +178,23 @@ async def _serve_rpc(
         max_request_bytes=settings.max_request_bytes,
         reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
         tls=tls,
+        health_port=settings.health_port,
     )
     files = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
     auditor = Auditor(telemetry.background, audit_failures("worker", telemetry.registry), files)
-    add_WorkerServiceServicer_to_server(WorkerServicer(models, auditor), rpc.server)
+    add_WorkerServiceServicer_to_server(WorkerServicer(models, auditor, partial(protection_to_wire, settings, tls)), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
     await rpc.start()
     log.info(
-        "serving", host=settings.host, grpc_port=rpc.port, metrics_port=metrics_port, tls=settings.tls, tls_port=rpc.tls_port
+        "serving",
+        host=settings.host,
+        grpc_port=rpc.port,
+        metrics_port=metrics_port,
+        health_port=rpc.health_port,
+        tls=settings.tls,
+        tls_port=rpc.tls_port,
     )
     try:
         await _live(settings, models, telemetry, rpc, traffic)

@@ -1,13 +1,17 @@
 """OpenTelemetry spans from face to node to step, if an OTLP endpoint is configured.
 
-Trace context travels as a W3C `traceparent`: in gRPC metadata and HTTP headers from clients, as a
-field of `Submit` to nodes. Spans never contain prompts.
+An endpoint `https://host:port` is reached with TLS; the variables of the OpenTelemetry specification
+name the CA and the client's certificate. Trace context travels as a W3C `traceparent`: in gRPC
+metadata and HTTP headers from clients, as a field of `Submit` to nodes. Spans never contain prompts.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -16,11 +20,17 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+if TYPE_CHECKING:
+    import grpc
+
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """A service's tracer. Without an endpoint its spans are no-ops that cost a microsecond."""
+    """A service's tracer. Without an endpoint its spans are no-ops that cost a microsecond.
+
+    Raises OSError when a certificate that the environment names for the endpoint cannot be read.
+    """
 
     def __init__(self, service: str, endpoint: str = "", **attributes: str) -> None:
         self._provider: TracerProvider | None = None
@@ -33,7 +43,13 @@ class Tracing:
 
             resource = Resource.create({"service.name": f"ryzanstein-{service}", **attributes})
             self._provider = TracerProvider(resource=resource)
-            exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True, channel_options=(NO_PROXY,))  # type: ignore[arg-type]
+            credentials = _credentials() if endpoint.lower().startswith("https://") else None
+            exporter = OTLPSpanExporter(
+                endpoint=endpoint,
+                insecure=credentials is None,
+                credentials=credentials,
+                channel_options=(NO_PROXY,),  # type: ignore[arg-type]
+            )
             self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
         self._tracer = (self._provider or trace.NoOpTracerProvider()).get_tracer("ryzanstein")
 
@@ -60,3 +76,31 @@ def traceparent(span: Span, received: str = "") -> str:
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get("traceparent", received)
+
+
+def _credentials() -> grpc.ChannelCredentials:
+    """Returns what the environment says of TLS to the collector. Raises OSError if that cannot be used.
+
+    The library would go on without a file that is missing, and ignores a client's certificate
+    unless a CA is named too.
+    """
+    import grpc
+
+    roots, key, chain = (_pem(name) for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"))
+    if (key is None) != (chain is None):
+        raise OSError("OTEL_EXPORTER_OTLP_CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE must be set together")
+    return grpc.ssl_channel_credentials(roots, key, chain)
+
+
+def _pem(name: str) -> bytes | None:
+    """Returns the content of the file that a variable names; that of traces counts before that of all signals."""
+    for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
+        if path := os.environ.get(variable):
+            try:
+                content = Path(path).read_bytes()
+            except OSError as error:
+                raise OSError(f"{variable}: {path} cannot be read: {error.strerror}") from None
+            if b"-----BEGIN " not in content:
+                raise OSError(f"{variable}: {path} is not in PEM form")
+            return content
+    return None

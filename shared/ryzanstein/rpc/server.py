@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ryzanstein.addresses import join_address
 from ryzanstein.rpc.guard import Guard
+from ryzanstein.rpc.health_port import HealthPort
 from ryzanstein.rpc.interceptors import ErrorInterceptor
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
@@ -62,6 +63,7 @@ class RpcServer:
     `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is
     read. `guard` says who may call what, by default everybody everything. With `tls` it listens on the
     port of that too, or where TLS is required on that alone: `port` is then the same as `tls_port`.
+    With `health_port` its health is also answered there, without TLS.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class RpcServer:
         reading: RequestReading | None = None,
         guard: Guard | None = None,
         tls: ServiceTls | None = None,
+        health_port: int | None = None,
     ) -> None:
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(reading or RequestReading(), guard), *_guards(tls)],
@@ -85,8 +88,14 @@ class RpcServer:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
+        self._health_port = None if health_port is None else HealthPort(host, health_port, self._health)
         self._host, self._port, self._tls = host, port, tls
         self.port = self.tls_port = 0
+
+    @property
+    def health_port(self) -> int:
+        """The bound port for probes; 0 if there is none."""
+        return 0 if self._health_port is None else self._health_port.port
 
     async def start(self) -> None:
         """Binds and serves. Readiness and startup are NOT_SERVING until set.
@@ -101,7 +110,16 @@ class RpcServer:
         await self._health.set("", _SERVING)
         await self.set_ready(False)
         await self._health.set(STARTUP, _NOT_SERVING)
+        if self._health_port is not None:
+            await self._start_health(self._health_port)
         await self.server.start()
+
+    async def _start_health(self, health_port: HealthPort) -> None:
+        try:
+            await health_port.start()
+        except OSError:
+            await self.server.stop(None)
+            raise
 
     async def _bound(self, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
         address = join_address(self._host, port)
@@ -120,9 +138,14 @@ class RpcServer:
         await self._health.set(READINESS, _SERVING if ready else _NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Reports NOT_SERVING at once, accepts no new calls, and gives running calls `grace_s`."""
+        """Reports NOT_SERVING at once, accepts no new calls, and gives running calls `grace_s`.
+
+        The port for probes reports it for as long.
+        """
         await self._health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
+        if self._health_port is not None:
+            await self._health_port.stop()
 
 
 def _guards(tls: ServiceTls | None) -> list[grpc.aio.ServerInterceptor]:

@@ -63,6 +63,7 @@ def test_a_set_that_was_issued_is_taken_and_says_whose_it_is(folder: Path) -> No
     material = read(folder)
     assert material.peer == NODE
     assert material.expires["tls.crt"] - time.time() == pytest.approx(30 * 86400, abs=10)
+    assert material.life_s == pytest.approx(30 * 86400 + 300, abs=1), "back-dated by 5 minutes"
     assert "PRIVATE" not in repr(material)
 
 

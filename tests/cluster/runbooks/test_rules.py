@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.lab.chaos.catalog import CATALOG
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.router.access.limits.metrics import LimitMetrics
@@ -26,6 +27,8 @@ def metric_names() -> set[str]:
     registries = [made.registry for made in (RouterTelemetry(), WorkerTelemetry(), OrchestratorTelemetry())]
     KeyMetrics(registries[0])
     LimitMetrics(registries[0])
+    for service, registry in zip(("router", "worker", "orchestrator"), registries, strict=True):
+        TlsMetrics(service, registry)
     names = set()
     for family in (family for registry in registries for family in registry.collect()):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
@@ -77,5 +80,6 @@ def test_every_link_of_the_runbooks_leads_somewhere() -> None:
 
 
 def test_every_page_is_walked_through(pages: dict[str, Any]) -> None:
-    walked = set(re.findall(r'walk\(\s*\w+,\s*"([\w-]+)"', Path(__file__).with_name("test_pages.py").read_text()))
+    tests = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*pages.py")))
+    walked = set(re.findall(r'walk\(\s*\w+,\s*"([\w-]+)"', tests))
     assert walked == set(pages)

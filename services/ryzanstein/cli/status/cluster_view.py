@@ -11,6 +11,16 @@ from ryzanstein.cluster import ModelReport, Node, NodeState
 
 
 @dataclass(frozen=True, slots=True)
+class ProtectionView:
+    """How a service is protected. `tls` is empty if it does not say; `certificate_expires` is 0 without a certificate."""
+
+    insecure: bool = False
+    tls: str = ""
+    certificate_expires: float = 0.0
+    certificate_life_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankView:
     rank: int
     pid: int
@@ -48,6 +58,7 @@ class NodeStatus:
     member: bool = True
     further: bool = False
     report: ModelReport | None = None
+    protection: ProtectionView = ProtectionView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,14 @@ class RouterView:
     router_id: str = ""
     links: tuple[LinkView, ...] = ()
     recent_losses: tuple[LinkLossView, ...] = ()
+    protection: ProtectionView = ProtectionView()
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorView:
+    """What the orchestrator says of itself."""
+
+    protection: ProtectionView = ProtectionView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +123,16 @@ class SessionView:
 class ClusterStatus:
     """What the services reported. `errors` maps a service to the reason why its part is missing."""
 
+    @property
+    def protections(self) -> list[tuple[str, ProtectionView]]:
+        """Each service that answered, by its name, and how it is protected."""
+        found = [] if "orchestrator" in self.errors else [("orchestrator", self.orchestrator.protection)]
+        found += [(each.node.node_id, each.protection) for each in self.nodes if not each.error and not each.further]
+        return found if "router" in self.errors else [*found, (self.router.router_id, self.router.protection)]
+
     nodes: tuple[NodeStatus, ...] = ()
     router: RouterView = field(default_factory=RouterView)
     models: tuple[ModelView, ...] = ()
     sessions: tuple[SessionView, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
+    orchestrator: OrchestratorView = field(default_factory=OrchestratorView)

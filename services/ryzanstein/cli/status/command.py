@@ -1,6 +1,7 @@
 """`ryzanstein status`: problems first, then tables.
 
-The tables show nodes, ranks, a router's links, recent losses, models and sessions.
+The tables show nodes, ranks, a router's links, recent losses, models, sessions, and how services are
+protected.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.problems import problems
-from ryzanstein.cli.status.status_tables import link_table, loss_table, model_table, node_table, rank_table, session_table
+from ryzanstein.cli.status.status_tables import (
+    link_table,
+    loss_table,
+    model_table,
+    node_table,
+    protection_table,
+    rank_table,
+    session_table,
+)
 from ryzanstein.cli.status.survey import look
 
-_TABLES = (node_table, rank_table, link_table, loss_table, model_table, session_table)
+_TABLES = (node_table, rank_table, link_table, loss_table, model_table, session_table, protection_table)
 
 
 def status(
@@ -31,7 +40,9 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Show problems, nodes, ranks, links, losses, models and sessions. Exit code 1: a service did not answer.
+    """Show problems, nodes, ranks, links, losses, models, sessions, and how services are protected.
+
+    Exit code 1: a service did not answer.
 
     In a narrow terminal the less important columns are left out.
     """

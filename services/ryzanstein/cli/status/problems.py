@@ -27,7 +27,17 @@ def problems(view: ClusterStatus) -> list[str]:
     found += _unlinked(view.router)
     for link in view.router.links:
         found += _of_link(view.router.router_id, link)
+    found += _of_certificates(view)
     return found
+
+
+def _of_certificates(view: ClusterStatus) -> Iterator[str]:
+    """Yields certificates of which less than a third of their life is left: they should have been renewed."""
+    for name, told in view.protections:
+        left_s = told.certificate_expires - time.time()
+        if told.certificate_expires and left_s < told.certificate_life_s / 3:
+            ends = f"expires in {left_s / 3600:.1f} hours" if left_s > 0 else f"has expired {-left_s / 3600:.1f} hours ago"
+            yield f"the certificate of {name} {ends}"
 
 
 def _nobody_ready(view: ClusterStatus) -> str:

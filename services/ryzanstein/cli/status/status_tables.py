@@ -161,5 +161,23 @@ def session_table(view: ClusterStatus) -> FittedTable:
     return table
 
 
+def protection_table(view: ClusterStatus) -> FittedTable:
+    """Returns the table of how each service is protected; one of an earlier release does not say."""
+    table = FittedTable(
+        "protection", Column("service", folds=True), Column("insecure"), Column("TLS", 1), Column("certificate", 2, folds=True)
+    )
+    now = time.time()
+    for name, told in view.protections:
+        insecure = _UNKNOWN if not told.tls else "INSECURE" if told.insecure else "no"
+        left_s = told.certificate_expires - now
+        until = _UNKNOWN if not told.certificate_expires else f"expires in {_span(left_s)}" if left_s > 0 else "has EXPIRED"
+        table.add(name, insecure, told.tls or _UNKNOWN, until)
+    return table
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds >= 2 * 86400 else f"{seconds / 3600:.1f} hours"
+
+
 def _ago(now: float, at: float) -> str:
     return f"{max(0.0, now - at):.1f} s ago"

@@ -21,6 +21,8 @@ from ryzanstein.cli.status.cluster_view import (
     LinkView,
     ModelView,
     NodeStatus,
+    OrchestratorView,
+    ProtectionView,
     RankLossView,
     RankView,
     RouterView,
@@ -56,8 +58,8 @@ async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -
     A service that does not answer within TIMEOUT_S is in `errors`.
     """
     errors: dict[str, str] = {}
-    members, links, models, sessions = await asyncio.gather(
-        _or(_members(orchestrator, dialer), (), "orchestrator", errors),
+    (members, control), links, models, sessions = await asyncio.gather(
+        _or(_members(orchestrator, dialer), ((), OrchestratorView()), "orchestrator", errors),
         _or(_router(router), RouterView(), "router", errors),
         _or(_models(router), (), "router", errors),
         _or(_sessions(router), (), "session store", errors),
@@ -67,7 +69,7 @@ async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -
     linked = _only_linked(links, members)
     asked = [*(_models_of(node, True, dialer) for node in members), *(_models_of(node, False, dialer) for node in linked)]
     nodes = await asyncio.gather(*asked)
-    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors)
+    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors, control)
 
 
 async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
@@ -78,13 +80,13 @@ async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, s
         return nothing
 
 
-async def _members(orchestrator: str, dialer: Dialer) -> tuple[Node, ...]:
+async def _members(orchestrator: str, dialer: Dialer) -> tuple[tuple[Node, ...], OrchestratorView]:
     async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=TIMEOUT_S))
     members = [node_from_wire(node) for node in answer.nodes]
     dialled = [replace(node, address=node.address_with(tls=dialer.secure) or node.address) for node in members]
-    return tuple(sorted(dialled, key=lambda node: node.node_id))
+    return tuple(sorted(dialled, key=lambda node: node.node_id)), OrchestratorView(_protection(answer.protection))
 
 
 def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
@@ -150,7 +152,17 @@ def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, repo
     )
     ranks = tuple(map(_rank, answer.ranks))
     node = node if member else _as_it_says(node, beat_from_wire(answer.beat), len(ranks))
-    return NodeStatus(node, ranks, answer.rank_restarts, "", answer.beat.reason, losses, member, report=report)
+    return NodeStatus(
+        node,
+        ranks,
+        answer.rank_restarts,
+        "",
+        answer.beat.reason,
+        losses,
+        member,
+        report=report,
+        protection=_protection(answer.protection),
+    )
 
 
 def _as_it_says(node: Node, beat: Beat, tp: int) -> Node:
@@ -177,7 +189,12 @@ async def _router(router: KeyedRouter) -> RouterView:
     losses = (
         LinkLossView(loss.time.ToNanoseconds() / 1e9, loss.node_id, loss.cause, loss.inflight) for loss in answer.recent_losses
     )
-    return RouterView(answer.router_id, tuple(map(_link, answer.links)), tuple(losses))
+    return RouterView(answer.router_id, tuple(map(_link, answer.links)), tuple(losses), _protection(answer.protection))
+
+
+def _protection(told: worker_pb2.Protection) -> ProtectionView:
+    expires, life = told.certificate_expires.ToNanoseconds(), told.certificate_life.ToNanoseconds()
+    return ProtectionView(told.insecure, told.tls, expires / 1e9, life / 1e9)
 
 
 def _link(link: router_pb2.LinkStatus) -> LinkView:

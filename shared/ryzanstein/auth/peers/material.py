@@ -55,7 +55,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """A set that was checked: `chain`, `key` and `roots` are PEM. `expires`: Unix seconds by file."""
+    """A set that was checked: `chain`, `key` and `roots` are PEM. `expires`: Unix seconds by file; `life_s`: of tls.crt."""
 
     chain: bytes
     key: bytes = field(repr=False)
@@ -63,6 +63,7 @@ class Material:
     peer: Peer
     serial: int
     expires: dict[str, float]
+    life_s: float
     denied: Denied
 
     def denies(self, peer: Peer) -> bool:
@@ -113,7 +114,8 @@ def checked_material(files: dict[str, bytes], trust: str, now: float) -> Materia
     _check_chain(leaf, intermediates, roots, now)
     expires = {CERTIFICATE: _end(leaf), CAS: _soonest(roots, now)}
     denied = _denied(files.get(DENIED, b""))
-    return Material(files[CERTIFICATE], files[KEY], files[CAS], peer, leaf.serial_number, expires, denied)
+    life_s = _end(leaf) - _begin(leaf)
+    return Material(files[CERTIFICATE], files[KEY], files[CAS], peer, leaf.serial_number, expires, life_s, denied)
 
 
 def trust_of(directory: Path) -> str:
@@ -255,7 +257,7 @@ class LiveMaterial:
         """Counts the sets: a channel of an earlier one is to be replaced."""
         self._observers: list[Callable[[Material], None]] = []
         self._failed: object = None
-        metrics.expire(self.current.expires)
+        metrics.expire(self.current.expires, self.current.life_s)
 
     def observe(self, changed: Callable[[Material], None]) -> None:
         """Calls `changed` with each new set, in the loop. It must neither block nor raise."""
@@ -288,7 +290,7 @@ class LiveMaterial:
         self._content, self.current, self._failed = content, material, None
         self.version += 1
         self._metrics.reloads.labels("ok").inc()
-        self._metrics.expire(material.expires)
+        self._metrics.expire(material.expires, material.life_s)
         log.info(
             "certificates changed",
             peer=str(material.peer),

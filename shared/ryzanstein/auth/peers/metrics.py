@@ -19,6 +19,11 @@ class TlsMetrics:
             ["file"],
             registry=registry,
         )
+        self._life = Gauge(
+            f"ryzanstein_{service}_tls_life_seconds",
+            "How long the certificate in tls.crt is valid, from its begin to its end.",
+            registry=registry,
+        )
         self.reloads = Counter(
             f"ryzanstein_{service}_tls_reloads_total",
             "New certificates, by whether they can be used.",
@@ -39,8 +44,9 @@ class TlsMetrics:
         for outcome in ("ok", "failed"):  # so that `increase()` sees the first one
             self.reloads.labels(outcome)
 
-    def expire(self, expires: Mapping[str, float]) -> None:
-        """Takes the Unix times at which the certificates of the files expire."""
+    def expire(self, expires: Mapping[str, float], life_s: float) -> None:
+        """Takes the Unix times at which the certificates of the files expire, and how long that of tls.crt is valid."""
+        self._life.set(life_s)
         for file, at in expires.items():
             self._expiry.labels(file).set_function(partial(_left_s, at))
 

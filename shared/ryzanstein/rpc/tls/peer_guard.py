@@ -57,7 +57,7 @@ class PeerGuard:
             yield  # a port without TLS is open only while TLS is not required
             return
         certificate = next(iter(auth.get("x509_pem_cert", ())), b"")
-        peer = self._checked(method, peer_in(auth, self._trust), certificate)
+        peer = self._checked(method, peer_in(auth, self._trust), certificate, context.peer())
         call = _Call(peer, certificate, asyncio.current_task())
         self._calls.add(call)
         PEER.set(peer)
@@ -71,26 +71,26 @@ class PeerGuard:
             raise refusals.peer_denied(str(peer)) from None
         except RyzansteinError as error:
             if error.reason == refusals.NOT_YOUR_NAME:
-                self._count(method, peer)
+                self._count(method, peer, context.peer())
             raise
         finally:
             self._calls.discard(call)
 
-    def _checked(self, method: str, peer: Peer | None, certificate: bytes) -> Peer:
+    def _checked(self, method: str, peer: Peer | None, certificate: bytes, via: str) -> Peer:
         need = PEER_RULES.get(method)
         if peer is None or need is None or not need.admits(peer, self._server):
-            self._count(method, peer)
+            self._count(method, peer, via)
             raise refusals.role_not_allowed("" if peer is None else str(peer), method)
         if self._denied.denies(peer, certificate):
-            self._count(method, peer)
+            self._count(method, peer, via)
             raise refusals.peer_denied(str(peer))
         return peer
 
-    def _count(self, method: str, peer: Peer | None) -> None:
-        """Counts a refusal. Methods of no table are one, so that the label has few values."""
+    def _count(self, method: str, peer: Peer | None, via: str) -> None:
+        """Counts a refusal. Methods of no table are one, so that the label has few values. `via` is the peer's address."""
         role, known = "" if peer is None else peer.role.value, method if method in PEER_RULES else "other"
         self._metrics.peer_refused.labels(role, known).inc()
-        log.warning("peer refused", audit=True, method=method, peer=str(peer or ""))
+        log.warning("peer refused", audit=True, method=method, peer=str(peer or ""), via=via)
 
     def _changed(self, material: Material) -> None:
         self._denied = material.denied

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError, trust_of
+from ryzanstein.auth.peers.material import CERTIFICATE, LiveMaterial, Material, MaterialError, trust_of
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import Peer
 from ryzanstein.rpc.client import Dialer
@@ -49,6 +49,16 @@ class ServiceTls:
     def peer(self) -> Peer:
         """Who the service is."""
         return self.material.current.peer
+
+    @property
+    def expires(self) -> float:
+        """When the certificate expires that the service uses now, in Unix seconds."""
+        return self.material.current.expires[CERTIFICATE]
+
+    @property
+    def life_s(self) -> float:
+        """How long that certificate is valid in all."""
+        return self.material.current.life_s
 
     def credentials(self) -> grpc.ServerCredentials:
         """Returns the credentials of one more port, with the certificates as they are at each handshake."""

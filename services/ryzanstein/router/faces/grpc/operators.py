@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -25,16 +26,17 @@ _BREAKER = {
 
 
 class RouterServicer(RouterServiceServicer):
-    """`RouterService` over this router's links."""
+    """`RouterService` over this router's links. `protection` says how the router is protected now."""
 
-    def __init__(self, links: Roster) -> None:
-        self._links = links
+    def __init__(self, links: Roster, protection: Callable[[], worker.Protection]) -> None:
+        self._links, self._protection = links, protection
 
     async def GetRouterStatus(self, request: pb.GetRouterStatusRequest, context: _Context) -> pb.GetRouterStatusResponse:
         return pb.GetRouterStatusResponse(
             router_id=self._links.router_id,
             links=map(_link, self._links.reports()),
             recent_losses=map(_loss, self._links.recent_losses),
+            protection=self._protection(),
         )
 
 

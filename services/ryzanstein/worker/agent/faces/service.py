@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -28,10 +28,10 @@ Context = ServicerContext[Any, Any]
 
 
 class WorkerServicer(WorkerServiceServicer):
-    """A thin adapter from gRPC to the node's agents and their operations."""
+    """A thin adapter from gRPC to the node's agents and their operations. `protection` says how the node is protected now."""
 
-    def __init__(self, models: NodeModels, auditor: Auditor) -> None:
-        self._models, self._auditor = models, auditor
+    def __init__(self, models: NodeModels, auditor: Auditor, protection: Callable[[], pb.Protection]) -> None:
+        self._models, self._auditor, self._protection = models, auditor, protection
 
     async def Connect(
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
@@ -80,6 +80,7 @@ class WorkerServicer(WorkerServiceServicer):
             rank_restarts=node.host.losses,
             kv_blocks_held=node.version.stats.blocks_held,
             recent_losses=[_rank_loss(at, loss) for at, loss in node.host.recent_losses],
+            protection=self._protection(),
         )
 
     async def CountPromptTokens(self, request: pb.CountPromptTokensRequest, context: Context) -> pb.CountPromptTokensResponse:
