@@ -76,6 +76,16 @@ def test_suspicion_breaker_and_a_missing_link_are_reported_of_the_router() -> No
     ]
 
 
+def test_why_an_address_is_not_reached_is_reported() -> None:
+    never = LinkView("", "10.0.0.9:50061", False, "", "closed", 0, NodeState.STARTING, "", failure="UNAVAILABLE: refused")
+    found = problems(view(router=RouterView("router-0", (FINE, never))))
+    assert found == ["router-0 has no link to 10.0.0.9:50061: UNAVAILABLE: refused"]
+    lost = RouterView(
+        "router-0", (FINE, replace(never, node_id="node-1")), (LinkLossView(time.time(), "node-1", "silence", 2),)
+    )
+    assert problems(view(router=lost)) == ["router-0 has no link to node-1: silence: UNAVAILABLE: refused"]
+
+
 def test_a_node_that_was_lost_and_is_no_member_any_more_is_missed_for_a_while() -> None:
     def losses(ago_s: float) -> ClusterStatus:
         loss = LinkLossView(time.time() - ago_s, "node-1", "link_lost", 2)

@@ -50,6 +50,21 @@ async def pair(start_node: Any, start_router: Any) -> tuple[Any, Any, Any]:
     return client, primary, backup
 
 
+async def test_an_address_that_nobody_answers_at_says_why_until_a_node_does(
+    start_node: Any, start_router: Any, until: Any
+) -> None:
+    node = await start_node("a")
+    client = await start_router(node)
+
+    def failures() -> list[str]:
+        return [report.failure for report in client.router.links.reports()]
+
+    assert failures() == [""]
+    await node.die()
+    await until(lambda: "UNAVAILABLE" in failures()[0])
+    assert node.address.rpartition(":")[2] in failures()[0]
+
+
 async def test_a_silent_single_node_is_given_up_and_taken_back_when_it_speaks(
     start_node: Any, start_router: Any, until: Any
 ) -> None:

@@ -78,6 +78,8 @@ class LinkView:
     state: NodeState
     reason: str
     clock_skew_s: float = 0.0
+    failure: str = ""
+    """Why there is no stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,12 @@ def _unlinked(router: RouterView) -> Iterator[str]:
     """
     last = {loss.node_id: loss for loss in router.recent_losses if loss.time > time.time() - MISSED_S}
     linked = {link.node_id for link in router.links}
-    down = [link.node_id or link.address for link in router.links if not link.up]
+    down = {link.node_id or link.address: link.failure for link in router.links if not link.up}
     up = {link.node_id for link in router.links if link.up}
     missed = (name for name in last if name not in linked and name.partition("/")[0] not in up)
     for name in [*down, *missed]:
-        why = f": {last[name].cause}" if name in last else ""
+        causes = (last[name].cause if name in last else "", down.get(name, ""))
+        why = "".join(f": {cause}" for cause in causes if cause)
         yield f"{router.router_id} has no link to {name}{why}"
 
 

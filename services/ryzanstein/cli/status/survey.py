@@ -208,6 +208,7 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
         state=NodeState(link.state),
         reason=link.reason,
         clock_skew_s=link.clock_skew.ToNanoseconds() / 1e9,
+        failure=link.failure,
     )
 
 

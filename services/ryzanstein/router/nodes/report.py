@@ -29,6 +29,8 @@ class LinkReport:
     state: NodeState
     reason: str
     clock_skew_s: float
+    failure: str = ""
+    """Why the last try to connect failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ class Roster:
             link.beat.state,
             link.beat.reason,
             link.clock_skew_s,
+            link.failure,
         )
 
     @property

@@ -51,6 +51,7 @@ def _link(report: LinkReport) -> pb.LinkStatus:
         state=worker.NodeState.ValueType(report.state),
         reason=report.reason,
         clock_skew=Duration(seconds=round(report.clock_skew_s)),
+        failure=report.failure,
     )
 
 

@@ -26,6 +26,7 @@ LINK_LOST = "link_lost"
 PROTOCOL = "protocol"
 NOT_TRUSTED = "not_trusted"
 CONNECT_TIMEOUT_S = 5.0
+MAX_WHY_CHARS = 512
 # Most frames queued for a connection that accepts none. A normal delay does not queue so many.
 MAX_UNSENT = 8192
 # The longest interval between this router's beats. A node that misses several gives up the router,
@@ -144,31 +145,34 @@ class Connection:
         await self._call.write(worker.ConnectRequest(beat=worker.RouterBeat(sequence=self._beats)))
 
 
+class NotConnectedError(Exception):
+    """There is no stream to a node. The message says why, for people."""
+
+
 @contextlib.asynccontextmanager
-async def connect(address: str, router_id: str, model: str, dialer: Dialer = PLAIN) -> AsyncIterator[Connection | None]:
+async def connect(address: str, router_id: str, model: str, dialer: Dialer = PLAIN) -> AsyncIterator[Connection]:
     """Yields a stream after the exchange of hellos.
 
-    `model`: one of the node's further models, or empty for its first. Yields None when the call
-    fails, the node does not answer within five seconds, is not the one that it says, or does not know
-    of further models.
+    `model`: one of the node's further models, or empty for its first. Raises NotConnectedError when the
+    call fails, the node does not answer within five seconds, is not the one that it says, or does not
+    know of further models.
     """
     expect = Peer(PeerRole.NODE)
     if dialer.secure:
         # A client does not see a server's certificate, but it can demand one: the node says who it
         # is, and has to prove it.
         expect = Peer(PeerRole.NODE, await _name_of(address, dialer))
-        if not expect.name or not dialer.trusts(expect):
-            yield None
-            return
+        if not dialer.trusts(expect):
+            raise NotConnectedError(f"{expect} is denied")
     channel = dialer.open(address, expect, retries=False)
     call = None
     try:
         stub: Any = WorkerServiceStub(channel)
         call = stub.Connect()
         hello = await _exchange_hellos(call, router_id, model)
-        if hello is not None and dialer.secure and hello.node_id.partition("/")[0] != expect.name:
-            hello = None
-        yield None if hello is None else Connection(channel, stub, call, hello)
+        if dialer.secure and hello.node_id.partition("/")[0] != expect.name:
+            raise NotConnectedError(f"{expect} says that it is {hello.node_id}")
+        yield Connection(channel, stub, call, hello)
     finally:
         if call is not None:
             call.cancel()
@@ -176,22 +180,24 @@ async def connect(address: str, router_id: str, model: str, dialer: Dialer = PLA
 
 
 async def _name_of(address: str, dialer: Dialer) -> str:
-    """Returns the id that a node at this address says it has; empty if it does not answer or refuses this router."""
+    """Returns the id that a node at this address says it has. Raises NotConnectedError."""
     async with dialer.open(address, Peer(PeerRole.NODE), retries=False) as channel:
         try:
             answer = await WorkerServiceStub(channel).GetStatus(worker.GetStatusRequest(), timeout=CONNECT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            _log_refusal(error)
-            return ""
+            raise _failed(error) from None
+    if not answer.node_id:
+        raise NotConnectedError("it does not say which node it is")
     return str(answer.node_id)
 
 
-def _log_refusal(error: grpc.aio.AioRpcError) -> None:
+def _failed(error: grpc.aio.AioRpcError) -> NotConnectedError:
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
         log.warning("node refuses this router", why=error.details())
+    return NotConnectedError(f"{error.code().name}: {error.details()}"[:MAX_WHY_CHARS])
 
 
-async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.NodeHello | None:
+async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.NodeHello:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             router_hello = worker.RouterHello(router_id=router_id, model=model)
@@ -199,9 +205,14 @@ async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.Node
             await call.write(worker.ConnectRequest(hello=router_hello))
             frame = await call.read()
     except grpc.aio.AioRpcError as error:
-        _log_refusal(error)
-        return None
-    except (TimeoutError, asyncio.InvalidStateError):
-        return None
-    understood = frame is not grpc.aio.EOF and frame is not None and frame.HasField("hello")
-    return frame.hello if understood and frame.hello.model == model else None
+        raise _failed(error) from None
+    except TimeoutError:
+        raise NotConnectedError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from None
+    except asyncio.InvalidStateError:
+        raise NotConnectedError("the call ended before its first message was written") from None
+    if frame is grpc.aio.EOF or frame is None or not frame.HasField("hello"):
+        raise NotConnectedError("it ended the stream without a hello")
+    if frame.hello.model != model:
+        raise NotConnectedError(f"it does not serve the model {model}")
+    hello: worker.NodeHello = frame.hello
+    return hello

@@ -19,7 +19,7 @@ from ryzanstein import errors
 from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
 from ryzanstein.generation.request import Attempt
 from ryzanstein.process.awake import AwakeClock
-from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, connect
+from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, NotConnectedError, connect
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
 from ryzanstein.router.nodes.links.suspicion import SuspicionLevel, SuspicionWatch
@@ -99,6 +99,8 @@ class NodeLink:
         """How it computes, or did when it was last ready."""
         self.clock_skew_s = 0.0
         self.departed = False
+        self.failure = ""
+        """Why the last try to connect failed; empty: it did not."""
         self.newest_begun: dict[tuple[str, int], int] = {}
         """By tenant and priority: the handle of the last submitted attempt with output."""
         self._incarnation = ""
@@ -222,23 +224,34 @@ class NodeLink:
 
     async def _stream(self) -> bool:
         """Serves one stream from its hello to its end. Returns False if there was no hello."""
-        async with connect(self.address, self._router_id, self.model, self._dialer) as connection:
-            if connection is None or self._observer.name_taken(self, connection.hello.node_id, connection.hello.incarnation):
-                return False
-            cause = CLOSED
-            try:
-                self._up(connection)
-                cause = await connection.serve(self._receive, self)
-            finally:
-                self._down(cause)
+        try:
+            async with connect(self.address, self._router_id, self.model, self._dialer) as connection:
+                hello = connection.hello
+                if self._observer.name_taken(self, hello.node_id, hello.incarnation):
+                    raise NotConnectedError(f"another node has the id {hello.node_id}")
+                cause = CLOSED
+                try:
+                    self._up(connection)
+                    cause = await connection.serve(self._receive, self)
+                finally:
+                    self._down(cause)
+        except NotConnectedError as error:
+            self._not_connected(str(error))
+            return False
         return True
+
+    def _not_connected(self, why: str) -> None:
+        """Remembers why there is no stream, and logs it once."""
+        if why != self.failure:
+            log.info("node not reached", node_id=self.node_id, address=self.address, why=why)
+        self.failure = why
 
     def _up(self, connection: Connection) -> None:
         hello = connection.hello
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
         self.features = frozenset(hello.features)
-        self._connection = connection
+        self._connection, self.failure = connection, ""
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()
         self.beat = beat_from_wire(hello.beat)
