@@ -33,6 +33,15 @@ GROUPS = {
     if layout.name != ALONE_ON_THE_MACHINE
 }
 NEEDS = ("redis-server", "cc")
+# One of each kind of connection, all of which have certificates then.
+SECURELY = (
+    "sigkill_agent",
+    "rolling_drain",
+    "node_500ms_away",
+    "router_sigkill",
+    "orchestrator_sigkill",
+    "websocket_node_killed",
+)
 
 
 def failover(*arguments: str) -> list[str]:
@@ -66,6 +75,23 @@ def test_no_fault_costs_a_token(group: str, network: HostNetwork, part: Callable
         assert entry["answers_invalid"] == 0, message
         assert entry["answers_with_a_form"] > 0 or group != "forms", message
         assert f"| `{entry['fault']}` |" in page.read_text()
+
+
+@pytest.mark.timeout(400)
+def test_with_tls_and_keys_no_fault_costs_a_token_or_shows_a_secret(
+    network: HostNetwork, part: Callable[[str], str], tmp_path: Path
+) -> None:
+    for name in NEEDS:
+        part(name)
+    result = tmp_path / "failover.json"
+    command = failover("--secure", "--runs", "1", "--only", ",".join(SECURELY), "--json", str(result), "--seed", "test")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=390)
+    assert "EXPOSED" not in done.stderr, done.stderr[-4000:]
+    seen = entries(result)
+    assert [entry["fault"] for entry in seen] == list(SECURELY), done.stderr[-4000:]
+    for entry in seen:
+        bad = ("tokens_lost", "tokens_repeated", "answers_changed", "requests_failed", "answers_invalid")
+        assert {key: entry[key] for key in bad} == dict.fromkeys(bad, 0), done.stderr[-4000:]
 
 
 def test_interrupted_it_leaves_nothing(network: HostNetwork, part: Callable[[str], str], tmp_path: Path) -> None:
