@@ -16,9 +16,9 @@ from ryzanstein import errors
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
+from ryzanstein.lab.simulation.access.key_ring import KNOWN_AFTER_S
+from ryzanstein.lab.simulation.access.limits_server import LimitsServer
 from ryzanstein.lab.simulation.cluster import Cluster, Service, link_name, split
-from ryzanstein.lab.simulation.key_ring import KNOWN_AFTER_S
-from ryzanstein.lab.simulation.limits_server import LimitsServer
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.record import Line

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
-from ryzanstein.lab.simulation.key_ring import KeyRing
+from ryzanstein.lab.simulation.access.key_ring import KeyRing
 from ryzanstein.lab.simulation.machine.loop import SimulatedLoop
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from structlog.contextvars import bind_contextvars
 
-from ryzanstein.lab.simulation.limits_server import LimitsServer, open_simulated
+from ryzanstein.lab.simulation.access.limits_server import LimitsServer, open_simulated
 from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL

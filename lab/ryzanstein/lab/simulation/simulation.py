@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ryzanstein.lab.simulation import rpc, services
+from ryzanstein.lab.simulation.access.limits_server import LimitsServer
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks, Violation
 from ryzanstein.lab.simulation.clients.asking import ClientTally
 from ryzanstein.lab.simulation.clients.client import SimulatedClient
 from ryzanstein.lab.simulation.cluster import Cluster
-from ryzanstein.lab.simulation.limits_server import LimitsServer
 from ryzanstein.lab.simulation.machine import clock
 from ryzanstein.lab.simulation.machine.loop import DeadlockError, LivelockError, SimulatedLoop, run
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork, Weather

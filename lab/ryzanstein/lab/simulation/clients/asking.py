@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.lab.simulation.access.key_ring import metadata
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion
 from ryzanstein.lab.simulation.cluster import Cluster
-from ryzanstein.lab.simulation.key_ring import metadata
 from ryzanstein.lab.simulation.planning.plan import ClientPlan
 from ryzanstein.lab.simulation.scripted.answers import SeenAnswer
 from ryzanstein.lab.simulation.strikes import JOURNAL, STORE

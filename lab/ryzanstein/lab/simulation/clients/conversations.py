@@ -11,11 +11,11 @@ import grpc
 from ryzanstein.generation.prompts import Message
 from ryzanstein.generation.tokens import FinishReason
 from ryzanstein.lab.simulation import services
+from ryzanstein.lab.simulation.access.key_ring import metadata
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.asking import Asking
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion, Conversation
 from ryzanstein.lab.simulation.cluster import Cluster
-from ryzanstein.lab.simulation.key_ring import metadata
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.scripted.answers import ChoiceExpected
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel, demo_text

@@ -1,0 +1,1 @@
+"""What simulated clients may do: their keys, and the server of their tenants' limits."""
