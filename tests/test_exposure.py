@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_keys_protect_a_router_unless_they_are_optional(tmp_path: Path) -> None:
     RouterSettings(host="0.0.0.0", keys_file=keys_file).check_exposure()
     with pytest.raises(ValueError, match="insecure"):
         RouterSettings(host="0.0.0.0", keys_file=keys_file, auth="optional").check_exposure()
+
+
+def test_keys_do_not_protect_the_port_for_routers_on_other_hosts(tmp_path: Path) -> None:
+    keyed = {"host": "0.0.0.0", "auth": "required", "keys_file": tmp_path / "keys.toml"}
+    reached: tuple[dict[str, Any], ...] = (
+        {"session_store": "redis", "redis_url": "redis://r"},
+        {"router_address": "10.0.0.1:50052"},
+    )
+    for more in reached:
+        for tls in ("off", "accept"):
+            with pytest.raises(ValueError, match="port for other routers"):
+                RouterSettings(**keyed, **more, tls=tls, tls_dir=tmp_path).check_exposure()
+        RouterSettings(**keyed, **more, tls="require", tls_dir=tmp_path).check_exposure()
+    RouterSettings(**keyed, session_store="memory").check_exposure()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -43,7 +43,6 @@ class ServiceSettings(BaseSettings):
     moved: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier releases: name to place in `tuning`, such as "stall_s" to "suspicion.stall_s", or to its new name."""
 
-    protection: ClassVar[str] = "certificates (--tls require, --tls-dir)"
     """What lets a service listen where others reach it, for a message."""
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
@@ -109,6 +108,11 @@ class ServiceSettings(BaseSettings):
         if self.tls != "off" and self.tls_dir is None:
             raise ValueError(f"tls {self.tls} needs tls_dir; `ryzanstein ca` makes certificates")
         return self
+
+    @property
+    def protection(self) -> str:
+        """What would protect the service, for people."""
+        return "certificates (--tls require, --tls-dir)"
 
     @property
     def protected(self) -> bool:

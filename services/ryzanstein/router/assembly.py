@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 from prometheus_client import Counter
 
-from ryzanstein.addresses import EVERY_HOST, join_address, split_address, with_port
+from ryzanstein.addresses import EVERY_HOST, is_loopback, join_address, split_address, with_port
 from ryzanstein.auth.caller import Caller
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import RyzansteinError
@@ -225,8 +225,7 @@ def _peer_address(settings: RouterSettings, port: int) -> str:
 
 def _peer_host(settings: RouterSettings) -> str:
     """Returns where this router listens for others. Those that share its files are on this host."""
-    shares_files = settings.session_store == "sqlite" and not settings.router_address
-    return _LOOPBACK if shares_files and settings.host in EVERY_HOST else settings.host
+    return settings.host if settings.peers_on_host or is_loopback(settings.host) else _LOOPBACK
 
 
 @contextlib.asynccontextmanager

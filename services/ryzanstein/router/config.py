@@ -153,7 +153,6 @@ class RouterSettings(ServiceSettings):
     tuning: RouterTuning = Field(default_factory=RouterTuning, description=TUNING)
 
     moved: ClassVar[Mapping[str, str]] = MOVED
-    protection: ClassVar[str] = "keys (--keys-file)"
 
     @property
     def auth_mode(self) -> Literal["off", "optional", "required"]:
@@ -161,8 +160,19 @@ class RouterSettings(ServiceSettings):
         return self.auth or ("required" if self.has_keys or self.oidc_issuer else "off")
 
     @property
+    def protection(self) -> str:
+        if self.auth_mode == "required":
+            return "certificates for its port for other routers, which asks for no key (--tls require, --tls-dir)"
+        return "keys (--keys-file)"
+
+    @property
     def protected(self) -> bool:
-        return self.auth_mode == "required"
+        return self.auth_mode == "required" and (self.tls == "require" or not self.peers_on_host)
+
+    @property
+    def peers_on_host(self) -> bool:
+        """Whether other routers reach this one at `host`. Those that share its files are on this machine, at loopback."""
+        return self.session_store == "redis" or bool(self.session_store == "sqlite" and self.router_address)
 
     @property
     def has_keys(self) -> bool:
