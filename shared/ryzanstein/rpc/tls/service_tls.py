@@ -10,7 +10,8 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 
-from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError, trust_of
+from ryzanstein.auth.certificates.files import MaterialError
+from ryzanstein.auth.peers.material import LiveMaterial, Material, trust_of
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import Peer
 from ryzanstein.rpc.client import Dialer
