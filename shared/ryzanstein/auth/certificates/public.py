@@ -27,6 +27,7 @@ _MAX_CHAIN = 10
 # Of TLS 1.2; those of 1.3 are all good. Each has forward secrecy.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _ROUND_TRIPS = 4
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")  # the last of keys of another type
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _context(certificate: Path, key: Path, files: Mapping[str, bytes]) -> ssl.SS
         with _as_path(files[CERTIFICATE_FILE]) as chain_path, _as_path(files[KEY_FILE]) as key_path:
             context.load_cert_chain(chain_path, key_path, _no_password)
     except ssl.SSLError as error:
-        if "MISMATCH" in (error.reason or ""):  # of the values, or already of the types
+        if error.reason in _MISMATCHES:
             raise MaterialError(f"{key}: is not the key of the first certificate in {certificate}") from None
         if "TOO_" in (error.reason or ""):  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
             raise MaterialError(f"{certificate}: is too weak ({error.reason})") from None

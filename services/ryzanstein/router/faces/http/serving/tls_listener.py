@@ -27,7 +27,7 @@ _STARTS, _ACCEPTS = 4, 32
 _TURN_S = 0.001
 _MAX_WAITING = 128
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE_S = 0.02
+_PAUSE_S, _NO_DESCRIPTOR_S = 0.02, 1.0
 _CLOSING_S = 5.0  # for a client to say that it saw the end of the connection
 
 
@@ -35,11 +35,13 @@ _CLOSING_S = 5.0  # for a client to say that it saw the end of the connection
 class HandshakeBounds:
     """Of one server: connections whose handshake is not complete, and the seconds that each may take from its accept.
 
-    One that takes more than `fair_s` ends earlier where there is no room for another.
+    Where there is no room for another, one ends earlier that said nothing for `silent_s`, or else one
+    that takes more than `fair_s`.
     """
 
     max_open: int = 1024
     timeout_s: float = 10.0
+    silent_s: float = 0.2
     fair_s: float = 1.0
 
 
@@ -58,7 +60,8 @@ class TlsListener:
 
     `context` returns the certificates as they are now. `plain_answer` is sent to who speaks no TLS.
     Where there is no room for one more, the connection ends that has been silent longest, or else the
-    handshake that takes longest: an honest client speaks at once, and takes a few round trips.
+    handshake that takes longest: an honest client speaks at once, and takes a few round trips. If none
+    has had its time, new ones wait in the kernel's queue.
     """
 
     def __init__(
@@ -114,10 +117,10 @@ class TlsListener:
             self._accepting = False
             self._loop.remove_reader(self._listener)
 
-    def _pause(self) -> None:
+    def _pause(self, time_s: float = _PAUSE_S) -> None:
         """Leaves new connections to the kernel for a moment: it refuses none before its own queue is full."""
         self._accept_off()
-        self._timers["accept"] = self._loop.call_later(_PAUSE_S, self._accept_on)
+        self._timers["accept"] = self._loop.call_later(time_s, self._accept_on)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
@@ -133,13 +136,14 @@ class TlsListener:
                     raise
                 if not self._make_room():
                     log.warning("connections cannot be accepted", error=error.strerror)
-                self._pause()
+                    self._pause(_NO_DESCRIPTOR_S)
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             half = _Half(sock, self._loop.time())
             self._silent[half] = None
             self._loop.add_reader(sock, self._on_first_byte, half)
+            self._on_first_byte(half)  # most have spoken by now
 
     def _has_room(self) -> bool:
         if len(self._waiting) >= _MAX_WAITING:
@@ -147,12 +151,14 @@ class TlsListener:
         return self._num_open < self._bounds.max_open or self._make_room()
 
     def _make_room(self) -> bool:
-        """Ends a connection that is not complete, and returns whether there was one that may be ended."""
-        half = next(iter(self._silent), None) or next(iter(self._begun), None)
-        if half is None or (half.begun and half.since + self._bounds.fair_s > self._loop.time()):
-            return False
-        self._drop(half, "evicted")
-        return True
+        """Ends a connection whose handshake is not complete. Returns False if none has had its time."""
+        now = self._loop.time()
+        for halves, time_s in ((self._silent, self._bounds.silent_s), (self._begun, self._bounds.fair_s)):
+            half = next(iter(halves), None)
+            if half is not None and half.since + time_s < now:
+                self._drop(half, "evicted")
+                return True
+        return False
 
     def _drop_late(self) -> None:
         """Ends the handshakes whose time is over; the oldest are the first."""
