@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -262,6 +264,68 @@ async def test_certificates_change_each_second_under_streams_of_grpc(
             shown.add(current)
         assert await asyncio.gather(*streams) == [200] * 50
     assert len(shown) == 4
+
+
+async def first_tokens(router: SecureRouter, seconds: float) -> list[float]:
+    """Returns how long new clients wait for the first token of a stream, in order; each connects, asks and leaves."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    context, waited, until = router.context(), [], time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        async with asyncio.timeout(15):
+            reader, writer = await asyncio.open_connection(
+                "localhost", router.serving["http_port"], ssl=context, server_hostname="localhost"
+            )
+            writer.write(head % len(body) + body)
+            await reader.readuntil(b"data:")
+        waited.append(time.monotonic() - began)
+        writer.transport.abort()
+        await asyncio.sleep(0.01)
+    return sorted(waited)
+
+
+@pytest.mark.long
+async def test_5000_half_open_connections_delay_nobody_are_bounded_and_gone_after_the_timeout(
+    start_node: Any, files: CertificateFiles, tmp_path: Path, until: Any
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 8000:
+        pytest.skip("needs 8,000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 8000), hard))
+    node = await start_node("a")
+    halves: list[socket.socket] = []
+
+    async def open_halves() -> None:
+        for number in range(5000):
+            half = socket.socket()
+            half.setblocking(False)
+            half.connect_ex(("127.0.0.1", router.serving["http_port"]))
+            halves.append(half)
+            if number % 25 == 0:
+                await asyncio.sleep(0.01)
+
+    async def half_open() -> float:
+        line = next(line for line in (await router.metrics()).splitlines() if "_handshakes_open " in line and line[0] != "#")
+        return float(line.split()[1])
+
+    async with secured(node, files, tmp_path / "state") as router:
+        calm = await first_tokens(router, 3)
+        opening = asyncio.create_task(open_halves())
+        busy = await first_tokens(router, 5)
+        await opening
+        assert 0 < await half_open() <= 1024
+        # What the machine is slow at for other reasons, it was slow at before.
+        bound = max(0.1, 3 * calm[-len(calm) // 100])
+        assert busy[-len(busy) // 100 - 1] < bound, (calm[-3:], busy[-3:])
+        async with asyncio.timeout(15):
+            while await half_open():  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        for half in halves:
+            with contextlib.suppress(ConnectionResetError):
+                assert half.recv(1) == b""
+            half.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.long

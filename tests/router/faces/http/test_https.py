@@ -246,7 +246,7 @@ async def test_half_open_connections_are_bounded_and_shut_nobody_out(secure: Ser
 
 async def test_clients_that_all_come_at_once_are_all_served(secure: Serve) -> None:
     """Nobody's handshake is slow here, so nobody's is ended to make room."""
-    face = await secure(HandshakeBounds(max_open=50))
+    face = await secure(HandshakeBounds(max_open=50, silent_s=5, fair_s=5))
 
     async def visit() -> bytes:
         reader, writer = await face.connect()

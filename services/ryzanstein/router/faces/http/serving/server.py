@@ -26,7 +26,7 @@ from ryzanstein.router.faces.http.serving.upgrade import SocketUpgrades
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure
 from ryzanstein.router.telemetry import HandshakeMetrics
 
-_BACKLOG = 2048
+_BACKLOG = 4096
 _SWEEP_S = 5
 _FAREWELL_S = 1.0
 

@@ -41,7 +41,7 @@ class HandshakeBounds:
 
     max_open: int = 1024
     timeout_s: float = 10.0
-    silent_s: float = 0.2
+    silent_s: float = 0.1
     fair_s: float = 1.0
 
 
