@@ -44,15 +44,17 @@ class PublicAuthority:
     def __init__(self, above: PublicAuthority | None = None) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"CA {'below' if above else 'of tests'}")])
-        self.certificate = _signed(self.key, name, above or self, name, (), timedelta(days=30), authority=True)
+        made = _builder(self.key, name, (), timedelta(days=30), authority=True)
+        made = made.issuer_name(name if above is None else above.certificate.subject)
+        self.certificate = made.sign(self.key if above is None else above.key, hashes.SHA256())
 
     def leaf(
         self, names: Sequence[str] = NAMES, *, life: timedelta = timedelta(days=1), key: _Key | None = None
     ) -> tuple[bytes, bytes]:
         """Returns a certificate and its key in PEM."""
         key = key or ec.generate_private_key(ec.SECP256R1())
-        issuer = self.certificate.subject
-        return pem(_signed(key, x509.Name([]), self, issuer, names, life, authority=False)), key_pem(key)
+        made = _builder(key, x509.Name([]), names, life, authority=False).issuer_name(self.certificate.subject)
+        return pem(made.sign(self.key, hashes.SHA256())), key_pem(key)
 
     def write(
         self, folder: Path, names: Sequence[str] = NAMES, *, life: timedelta = timedelta(days=1), key: _Key | None = None
@@ -74,26 +76,17 @@ def replace(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-def _signed(
-    key: _Key,
-    subject: x509.Name,
-    issuer: PublicAuthority,
-    issuer_name: x509.Name,
-    names: Sequence[str],
-    life: timedelta,
-    *,
-    authority: bool,
-) -> x509.Certificate:
+def _builder(
+    key: _Key, subject: x509.Name, names: Sequence[str], life: timedelta, *, authority: bool
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    if authority and issuer.key is not key:
-        issuer_name = issuer.certificate.subject
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer_name).public_key(key.public_key())
+    builder = x509.CertificateBuilder().subject_name(subject).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(min(now, now + life) - timedelta(minutes=1))
     builder = builder.not_valid_after(now + life)
     builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
     if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_name(each) for each in names]), critical=not subject.rdns)
-    return builder.sign(issuer.key, hashes.SHA256())
+        builder = builder.add_extension(x509.SubjectAlternativeName([_name(each) for each in names]), critical=True)
+    return builder
 
 
 def _name(text: str) -> x509.GeneralName:

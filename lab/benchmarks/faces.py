@@ -4,8 +4,9 @@
 
 Two router processes, one of them with TLS, in front of a scripted node, which offers more tokens than a router can pass on. The
 faces take turns within each round: gRPC, server-sent events on a connection per stream, WebSocket with all streams on one
-socket, the last two with TLS too, and WebSockets with a socket per stream. The clients are this process; they count tokens in what arrives and parse no more than they must. Figures
-are the medians of the rounds, and so are ratios, within each round; the processor time is the router's alone.
+socket, the last two with TLS too, and WebSockets with a socket per stream. The clients are this process; they count tokens in
+what arrives and parse no more than they must. Figures are the medians of the rounds, and so are ratios, within each round; the
+processor time is the router's alone.
 """
 
 from __future__ import annotations
@@ -89,10 +90,8 @@ class EventClient(Counting):
     def again(self) -> None:
         super().again()
         content = json.dumps({**body(self.script), "stream": True}).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-        )
-        self.transport.write(head.encode() + b"\r\n\r\n" + content)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self.transport.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
 
 
 class SocketClient(Counting):
@@ -105,7 +104,13 @@ class SocketClient(Counting):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         key = base64.b64encode(os.urandom(16)).decode()
-        lines = ("GET /v1/ws HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket", f"Sec-WebSocket-Key: {key}")
+        lines = (
+            "GET /v1/ws HTTP/1.1",
+            "Host: localhost",
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            f"Sec-WebSocket-Key: {key}",
+        )
         lines += ("Sec-WebSocket-Version: 13", "Sec-WebSocket-Protocol: ryzanstein.v1", "", "")
         transport.write("\r\n".join(lines).encode())
 
@@ -316,7 +321,9 @@ def main() -> None:
     options = parser.parse_args()
     table = uvloop.run(measured(options.streams, options.seconds, options.rounds))
     connected = uvloop.run(handshakes(200, options.rounds))
-    title = f"| face, {options.streams} streams | tokens/s, over gRPC's, over that without TLS | router's CPU per token, the same "
+    title = (
+        f"| face, {options.streams} streams | tokens/s, over gRPC's, over that without TLS | router's CPU per token, the same "
+    )
     print(f"{title}| first token | of it added |")
     print("|---|---|---|---|---|")
     for face, row in table.items():

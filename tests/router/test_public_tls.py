@@ -36,8 +36,16 @@ from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 OPENAI = """
 import openai
 client = openai.OpenAI(base_url="https://localhost:{port}/v1", api_key="none", max_retries=0)
-print(client.chat.completions.create(model="demo", messages=[{{"role": "user", "content": "hi"}}], max_tokens=3).usage.completion_tokens)
+messages = [{{"role": "user", "content": "hi"}}]
+print(client.chat.completions.create(model="demo", messages=messages, max_tokens=3).usage.completion_tokens)
 """
+
+
+def streamed(tokens: int) -> bytes:
+    """A request for a stream of so many tokens."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 @dataclass
@@ -114,9 +122,7 @@ async def test_a_pair_that_does_not_fit_ends_with_2_and_names_the_file(
         assert await asyncio.wait_for(router.process.wait(), 30) == 2
 
 
-async def test_keys_on_a_public_address_without_tls_are_allowed_with_a_warning(
-    files: CertificateFiles, tmp_path: Path
-) -> None:
+async def test_keys_on_a_public_address_without_tls_are_allowed_with_a_warning(files: CertificateFiles, tmp_path: Path) -> None:
     keys_file, key = tmp_path / "keys.toml", ApiKey.new()
     keys_file.touch(0o600)
     keys_file.write_text(key_text(KeyRecord(key.key_id, key.digest(), "acme", frozenset())))
@@ -135,9 +141,7 @@ async def test_tls_is_not_keys(files: CertificateFiles) -> None:
     assert "--keys-file" in error
 
 
-async def test_clients_that_others_wrote_reach_every_face(
-    start_node: Any, files: CertificateFiles, tmp_path: Path
-) -> None:
+async def test_clients_that_others_wrote_reach_every_face(start_node: Any, files: CertificateFiles, tmp_path: Path) -> None:
     node = await start_node("a")
     async with secured(node, files, tmp_path / "state") as router:
         async with router.channel() as channel:
@@ -151,7 +155,9 @@ async def test_clients_that_others_wrote_reach_every_face(
         port = str(router.serving["http_port"])
         code, said, error = await run(sys.executable, "-c", OPENAI.format(port=port), SSL_CERT_FILE=str(files.ca))
         assert (code, said.strip()) == (0, "3"), error
-        async with connect(f"wss://localhost:{port}/v1/ws", ssl=router.context(), subprotocols=["ryzanstein.v1"], proxy=None) as ws:  # type: ignore[list-item]
+        async with connect(
+            f"wss://localhost:{port}/v1/ws", ssl=router.context(), subprotocols=["ryzanstein.v1"], proxy=None
+        ) as ws:  # type: ignore[list-item]
             body = {"messages": [{"role": "user", "content": "hi"}]}
             await ws.send(json.dumps({"type": "submit", "id": "a", "url": "/v1/chat/completions", "body": body}))
             assert json.loads(await asyncio.wait_for(ws.recv(), 20))["type"] == "accepted"
@@ -213,16 +219,15 @@ async def test_it_drains_under_tls_and_streams_end_whole(start_node: Any, files:
     node = await start_node("a", step_s=0.02)
     async with secured(node, files, tmp_path / "state") as router, router.channel() as channel:
         chat = inference.ChatRequest(
-            messages=[inference.Message(role=inference.ROLE_USER, content="hi")], sampling=inference.SamplingParams(max_tokens=50)
+            messages=[inference.Message(role=inference.ROLE_USER, content="hi")],
+            sampling=inference.SamplingParams(max_tokens=50),
         )
         stream = aiter(InferenceServiceStub(channel).StreamChat(inference.StreamChatRequest(chat=chat)))
         await anext(stream)
         reader, writer = await asyncio.open_connection(
             "localhost", router.serving["http_port"], ssl=router.context(), server_hostname="localhost"
         )
-        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "stream": True}).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        writer.write(head % len(body) + body)
+        writer.write(streamed(50))
         await reader.readuntil(b"data:")
         router.process.process.send_signal(signal.SIGTERM)
         events = [response.event async for response in stream]
@@ -250,7 +255,9 @@ async def test_certificates_change_each_second_under_streams_of_grpc(
 
         async def stream() -> int:
             sampling = inference.SamplingParams(max_tokens=200)
-            chat = inference.ChatRequest(messages=[inference.Message(role=inference.ROLE_USER, content="hi")], sampling=sampling)
+            chat = inference.ChatRequest(
+                messages=[inference.Message(role=inference.ROLE_USER, content="hi")], sampling=sampling
+            )
             request = inference.StreamChatRequest(chat=chat)
             events = [each.event async for each in InferenceServiceStub(channel).StreamChat(request)]
             return int(events[-1].finished.usage.completion_tokens)
@@ -268,8 +275,7 @@ async def test_certificates_change_each_second_under_streams_of_grpc(
 
 async def first_tokens(router: SecureRouter, seconds: float) -> list[float]:
     """Returns how long new clients wait for the first token of a stream, in order; each connects, asks and leaves."""
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stream": True}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
     context, waited, until = router.context(), [], time.monotonic() + seconds
     while time.monotonic() < until:
         began = time.monotonic()
@@ -277,7 +283,7 @@ async def first_tokens(router: SecureRouter, seconds: float) -> list[float]:
             reader, writer = await asyncio.open_connection(
                 "localhost", router.serving["http_port"], ssl=context, server_hostname="localhost"
             )
-            writer.write(head % len(body) + body)
+            writer.write(streamed(1))
             await reader.readuntil(b"data:")
         waited.append(time.monotonic() - began)
         writer.transport.abort()
@@ -329,7 +335,9 @@ async def test_5000_half_open_connections_delay_nobody_are_bounded_and_gone_afte
 
 
 @pytest.mark.long
-async def test_half_open_grpc_connections_end_after_ten_seconds(start_node: Any, files: CertificateFiles, tmp_path: Path) -> None:
+async def test_half_open_grpc_connections_end_after_ten_seconds(
+    start_node: Any, files: CertificateFiles, tmp_path: Path
+) -> None:
     node = await start_node("a")
     async with secured(node, files, tmp_path / "state") as router:
         began = time.monotonic()

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ryzanstein.cli import display
-from ryzanstein.cli.access.keyed_router import CaFile, KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.answers import ChatAnswer, ask, visible
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
@@ -70,7 +71,9 @@ def chat(
 ) -> None:
     """Chat with the cluster; answers are streamed."""
     sampling = pb.SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    speaker = Speaker(keyed_router(router, key_file, ca), session or f"chat-{uuid.uuid4().hex[:12]}", sampling, model, timeout_s)
+    speaker = Speaker(
+        keyed_router(router, key_file, ca), session or f"chat-{uuid.uuid4().hex[:12]}", sampling, model, timeout_s
+    )
     if text is not None:
         ok = _turn(speaker, text, as_json)
         raise typer.Exit(0 if ok else 1)

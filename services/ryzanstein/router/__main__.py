@@ -36,8 +36,8 @@ from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 from ryzanstein.router.faces.http.serving.host_names import HostNames
-from ryzanstein.router.faces.http.serving.server import HttpServer, HttpTls
-from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds
+from ryzanstein.router.faces.http.serving.server import HttpServer
+from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, HttpTls
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.telemetry import HandshakeMetrics

@@ -105,7 +105,7 @@ def test_what_clients_would_refuse_is_refused(
 
 
 def test_a_weak_key_is_refused(authority: PublicAuthority, tmp_path: Path) -> None:
-    files = authority.write(tmp_path, key=rsa.generate_private_key(65537, 1024))  # noqa: S505 - that it is weak is the point
+    files = authority.write(tmp_path, key=rsa.generate_private_key(65537, 1024))
     assert "too weak" in why(files)
 
 

@@ -14,68 +14,35 @@ from typing import Annotated, Any
 import grpc
 import typer
 
+from ryzanstein.cli.access.router_trust import RouterTrust, read_roots
 from ryzanstein.rpc.client import client_options
 
 VARIABLE = "RYZANSTEIN_API_KEY"
 KeyFile = Annotated[
     Path | None, typer.Option(dir_okay=False, help=f"File with an API key, for a router that asks for keys; or set {VARIABLE}.")
 ]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca",
-        envvar="RYZANSTEIN_CA",
-        dir_okay=False,
-        help="File with the CA (PEM) that vouches for the router: it is then reached with TLS alone.",
-    ),
-]
 _MAX_KEY_CHARS = 8192
-_MAX_CA_BYTES = 2**22  # the CAs of a Linux distribution are 0.2 MB
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedRouter:
-    """A router at host:port, and the key for it; empty: none.
-
-    `roots` are the CAs in PEM that vouch for it; empty: it is reached without TLS. `name` is what its
-    certificate is for, where that is not the host.
-    """
+    """A router at host:port, and the key for it; empty: none. `trust` None: it is reached without TLS."""
 
     address: str
     key: str = field(default="", repr=False)
-    roots: bytes = field(default=b"", repr=False)
-    name: str = ""
+    trust: RouterTrust | None = None
 
     def open(self) -> grpc.aio.Channel:
         """Returns a channel, which the caller closes. All its calls carry the key."""
         interceptors = [_UnaryKey(self.key), _StreamKey(self.key)] if self.key else None
-        if not self.roots:
-            return grpc.aio.insecure_channel(self.address, options=client_options(), interceptors=interceptors)
-        options = (*client_options(), *name_options(self.name))
-        credentials = grpc.ssl_channel_credentials(self.roots)
-        return grpc.aio.secure_channel(self.address, credentials, options=options, interceptors=interceptors)
-
-
-def name_options(name: str) -> tuple[tuple[str, str], ...]:
-    """Returns the options of a channel to a server whose certificate is for another name than its address."""
-    return (("grpc.ssl_target_name_override", name),) if name else ()
+        if self.trust is not None:
+            return self.trust.open(self.address, interceptors)
+        return grpc.aio.insecure_channel(self.address, options=client_options(), interceptors=interceptors)
 
 
 def keyed_router(address: str, key_file: Path | None, ca: Path | None) -> KeyedRouter:
     """Returns a router with the key of the file, or of the environment, and the CA. Raises BadParameter for unusable files."""
-    return KeyedRouter(address, _key(key_file), b"" if ca is None else read_roots(ca))
-
-
-def read_roots(path: Path) -> bytes:
-    """Returns the certificates in a file. Raises BadParameter if it has none."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_CA_BYTES + 1)
-    except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}", param_hint="--ca") from None
-    if len(content) > _MAX_CA_BYTES or b"-----BEGIN CERTIFICATE-----" not in content:
-        raise typer.BadParameter(f"{path} has no certificate in PEM form", param_hint="--ca")
-    return content
+    return KeyedRouter(address, _key(key_file), None if ca is None else RouterTrust(read_roots(ca)))
 
 
 def _key(key_file: Path | None) -> str:

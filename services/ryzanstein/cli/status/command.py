@@ -14,7 +14,8 @@ from rich.console import Console
 
 from ryzanstein.cli import display
 from ryzanstein.cli.access.dialing import TlsDir, dialer_in
-from ryzanstein.cli.access.keyed_router import CaFile, KeyFile, keyed_router
+from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
+from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.problems import problems
@@ -28,6 +29,7 @@ def status(
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     router: Router = ROUTER_ADDRESS,
     key_file: KeyFile = None,
+    *,
     ca: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     tls_dir: TlsDir = None,

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ryzanstein.cli import display
-from ryzanstein.cli.access.keyed_router import CaFile, KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError

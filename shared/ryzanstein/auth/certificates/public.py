@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,20 @@ class PublicCertificates(LiveCertificates[PublicPair]):
     def __init__(self, certificate: Path, key: Path, metrics: CertificateMetrics) -> None:
         check = partial(_checked, certificate, key)
         super().__init__(partial(_read, certificate, key), check, metrics)
+
+
+def why_not_trusted(pair: PublicPair, roots: bytes) -> str:
+    """Returns why a client with these CAs, in PEM form, does not trust a certificate; empty if it does."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    try:
+        client.load_verify_locations(cadata=_blocks(roots))
+        _shaken(client, pair.context)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (ssl.SSLError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _read(certificate: Path, key: Path) -> dict[str, bytes]:
@@ -119,19 +133,27 @@ def _context(certificate: Path, key: Path, files: Mapping[str, bytes]) -> ssl.SS
 
 def _tried(certificate: Path, client: ssl.SSLContext, served: ssl.SSLContext) -> dict[str, Any]:
     """Returns what a client sees of the certificate. Raises MaterialError if it does not trust it, such as for its dates."""
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = client.wrap_bio(to_client, to_server), served.wrap_bio(to_server, to_client, server_side=True)
     try:
-        for side in sides * _ROUND_TRIPS:
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
+        return _shaken(client, served)
     except ssl.SSLCertVerificationError as error:
         raise MaterialError(f"{certificate}: clients would refuse it: {error.verify_message}") from None
     except ssl.SSLError as error:
         raise MaterialError(f"{certificate}: clients would refuse it: {error.reason}") from None
+
+
+def _shaken(client: ssl.SSLContext, served: ssl.SSLContext) -> dict[str, Any]:
+    """Makes a handshake in memory, and returns the server's certificate. Raises SSLError."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = client.wrap_bio(to_client, to_server), served.wrap_bio(to_server, to_client, server_side=True)
+    for side in sides * _ROUND_TRIPS:
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
     return sides[0].getpeercert() or {}
+
+
+def _blocks(content: bytes) -> str:
+    """Returns the certificates alone: what else a file says may be in any encoding."""
+    return "\n".join(block.decode("ascii", "replace") for block in _BLOCK.findall(content))
 
 
 class _HasPasswordError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
@@ -30,13 +31,18 @@ from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
-from ryzanstein.router.faces.http.serving.server import HttpServer, HttpTls
-from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds
+from ryzanstein.router.faces.http.serving.server import HttpServer
+from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, HttpTls
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+_BODY = json.dumps({"messages": [{"role": "user", "content": "one two"}], "stream": True}).encode()
+STREAM = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(_BODY),
+    _BODY,
+)
 
 
 @dataclass
@@ -157,7 +163,7 @@ async def test_it_speaks_http_1_1_with_forward_secrecy_and_resumes_sessions(face
 
 async def test_tls_1_1_is_refused(face: SecureFace) -> None:
     context = face.context()
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.raises(OSError):  # noqa: PT011 - an SSLError or a reset, as it comes
@@ -201,10 +207,8 @@ async def test_garbage_after_a_first_record_ends_the_connection_and_is_counted(f
     reader, writer = await asyncio.open_connection("127.0.0.1", face.server.port)
     writer.write(b"\x16\x03\x01\xff\xff" + b"x" * 1000)
     async with asyncio.timeout(20):
-        try:
+        with contextlib.suppress(ConnectionResetError):
             assert not (await reader.read()).startswith(b"HTTP")
-        except ConnectionResetError:
-            pass
     await eventually(lambda: face.ended("failed") == 1, "the handshake is counted")
     writer.close()
 
@@ -216,10 +220,8 @@ async def test_a_client_that_goes_no_further_is_gone_after_the_timeout(secure: S
     reader, writer = await asyncio.open_connection("127.0.0.1", face.server.port)
     writer.write(said)
     async with asyncio.timeout(20):
-        try:
+        with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
-        except ConnectionResetError:
-            pass
     assert 0.4 < time.monotonic() - began < 5
     writer.close()
     await eventually(lambda: face.ended("timeout") == 1 and face.open() == 0, "it is counted")
@@ -262,10 +264,8 @@ async def test_clients_that_all_come_at_once_are_all_served(secure: Serve) -> No
 async def test_beyond_the_connections_the_newest_is_told_so(secure: Serve) -> None:
     face = await secure(bounds=ConnectionBounds(max_connections=1))
     face.core.pause_at = 1
-    body = json.dumps({"messages": [{"role": "user", "content": "one two"}], "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await face.connect()
-    writer.write(head.encode() + body)
+    writer.write(STREAM)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     second, refused = await face.connect()
     async with asyncio.timeout(20):
@@ -384,10 +384,8 @@ async def test_it_listens_on_ipv6(secure: Serve) -> None:
 
 async def test_running_answers_end_whole_when_the_server_stops_and_half_open_ones_are_closed(face: SecureFace) -> None:
     face.core.pause_at = 1
-    body = json.dumps({"messages": [{"role": "user", "content": "one two"}], "stream": True}).encode()
     reader, writer = await face.connect()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer.write(STREAM)
     await reader.readuntil(b"one")
     silent, half = await asyncio.open_connection("127.0.0.1", face.server.port)
     await asyncio.sleep(0.1)

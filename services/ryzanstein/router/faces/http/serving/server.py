@@ -10,7 +10,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from ryzanstein.addresses import join_address
-from ryzanstein.auth.certificates.public import PublicCertificates
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds, Connections
 from ryzanstein.router.faces.http.serving.protocol import BoundedProtocol, whole_answer
-from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, TlsListener
+from ryzanstein.router.faces.http.serving.tls_listener import HttpTls, TlsListener
 from ryzanstein.router.faces.http.serving.upgrade import SocketUpgrades
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure
-from ryzanstein.router.telemetry import HandshakeMetrics
 
 _BACKLOG = 4096
 _SWEEP_S = 5
@@ -32,15 +29,6 @@ _FAREWELL_S = 1.0
 
 
 _NO_TLS = HttpFailure(400, "this port speaks HTTPS: use https://", None, "tls_required")
-
-
-@dataclass(frozen=True, slots=True)
-class HttpTls:
-    """The certificates of an HTTP server, and what its handshakes may take."""
-
-    certificates: PublicCertificates
-    metrics: HandshakeMetrics
-    bounds: HandshakeBounds = HandshakeBounds()
 
 
 class _QuietServer(uvicorn.Server):
@@ -63,14 +51,10 @@ class _QuietServer(uvicorn.Server):
         if self._tls is None:
             await super().startup(sockets)
             return
-        tls, servers = self._tls, []
-        for each in sockets or ():
-            listener = TlsListener(
-                each, lambda: tls.certificates.current.context, self._protocol, tls.bounds, tls.metrics, whole_answer(_NO_TLS)
-            )
+        listeners = [TlsListener(each, self._tls, self._protocol, whole_answer(_NO_TLS)) for each in sockets or ()]
+        for listener in listeners:
             listener.start(_BACKLOG)
-            servers.append(listener)
-        self.servers: Any = servers
+        self.servers: Any = listeners
         self.started = True
 
     def _protocol(self) -> asyncio.Protocol:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
+from ryzanstein.auth.certificates.public import PublicCertificates
 from ryzanstein.router.telemetry import HandshakeMetrics
 
 log = structlog.get_logger(__name__)
@@ -45,6 +45,15 @@ class HandshakeBounds:
     fair_s: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class HttpTls:
+    """The certificates of an HTTP server as they are now, and what its handshakes may take."""
+
+    certificates: PublicCertificates
+    metrics: HandshakeMetrics
+    bounds: HandshakeBounds = field(default_factory=HandshakeBounds)
+
+
 @dataclass(eq=False, slots=True)
 class _Half:
     """A connection whose handshake is not complete. `task` runs it; from `begun` on the socket belongs to its transport."""
@@ -58,7 +67,7 @@ class _Half:
 class TlsListener:
     """Listens as `asyncio.Server` does, of which it has the part that is used here.
 
-    `context` returns the certificates as they are now. `plain_answer` is sent to who speaks no TLS.
+    `plain_answer` is sent to who speaks no TLS.
     Where there is no room for one more, the connection ends that has been silent longest, or else the
     handshake that takes longest: an honest client speaks at once, and takes a few round trips. If none
     has had its time, new ones wait in the kernel's queue.
@@ -67,14 +76,12 @@ class TlsListener:
     def __init__(
         self,
         listener: socket.socket,
-        context: Callable[[], ssl.SSLContext],
+        tls: HttpTls,
         new_protocol: Callable[[], asyncio.Protocol],
-        bounds: HandshakeBounds,
-        metrics: HandshakeMetrics,
         plain_answer: bytes,
     ) -> None:
-        self._listener, self._context, self._new_protocol = listener, context, new_protocol
-        self._bounds, self._metrics, self._plain_answer = bounds, metrics, plain_answer
+        self._listener, self._new_protocol, self._plain_answer = listener, new_protocol, plain_answer
+        self._certificates, self._bounds, self._metrics = tls.certificates, tls.bounds, tls.metrics
         self._loop = asyncio.get_running_loop()
         # Each in the order of their accept: those that said nothing, those that wait for their turn, those that began.
         self._silent: dict[_Half, None] = {}
@@ -82,7 +89,7 @@ class TlsListener:
         self._begun: dict[_Half, None] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._accepting = False
-        metrics.open.set_function(lambda: self._num_open)
+        tls.metrics.open.set_function(lambda: self._num_open)
 
     def start(self, backlog: int) -> None:
         """Accepts from now on."""
@@ -208,7 +215,7 @@ class TlsListener:
         half.begun = True
         try:
             await self._loop.connect_accepted_socket(
-                self._new_protocol, half.sock, ssl=self._context(), ssl_shutdown_timeout=_CLOSING_S
+                self._new_protocol, half.sock, ssl=self._certificates.current.context, ssl_shutdown_timeout=_CLOSING_S
             )
         except OSError as error:  # also what OpenSSL says
             self._ended(half, "failed")
