@@ -34,7 +34,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(authority: PublicAuthorit
     files = authority.write(tmp_path)
     with pytest.raises(typer.BadParameter, match="give both"):
         RouterTls.given(files.certificate, None, None)
-    with pytest.raises(typer.BadParameter, match="does not vouch for .*unable to get local issuer certificate"):
+    with pytest.raises(typer.BadParameter, match=r"does not vouch for .*unable to get local issuer certificate"):
         RouterTls.given(files.certificate, files.key, None)
     with pytest.raises(typer.BadParameter, match="has no certificate in PEM form"):
         keyed_router("127.0.0.1:1", None, files.key)

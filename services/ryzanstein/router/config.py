@@ -106,10 +106,9 @@ class RouterSettings(ServiceSettings):
 
     tls_cert: Path | None = Field(
         None,
-        description="file with the certificate chain (PEM) for clients: gRPC, HTTP and WebSockets then speak TLS alone; it is "
-        "read again when it changes; see docs/operate/secure.md",
+        description="file with the certificate chain (PEM): clients are then served with TLS alone; see docs/operate/secure.md",
     )
-    tls_key: Path | None = Field(None, description="file with its private key (PEM, without a password), mode 0600 or 0640")
+    tls_key: Path | None = Field(None, description="file with its private key (PEM)")
 
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
     max_waiting: int = Field(1024, ge=1, description="maximum generations per model not yet accepted by a node")

@@ -23,7 +23,7 @@ CaFile = Annotated[
         "--ca",
         envvar="RYZANSTEIN_CA",
         dir_okay=False,
-        help="File with the CA (PEM) that vouches for the router: it is then reached with TLS alone.",
+        help="CA (PEM file) of a router with TLS.",
     ),
 ]
 

@@ -98,13 +98,11 @@ def up(
             help="Ask clients for a key, and use TLS between the services; key and certificates are in the state directory.",
         ),
     ] = False,
-    tls_cert: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Certificate chain (PEM) with which the routers speak TLS to clients.")
-    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(dir_okay=False, help="Certificate (PEM) for TLS to clients.")] = None,
     tls_key: Annotated[Path | None, typer.Option(dir_okay=False, help="Its private key (PEM).")] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="CA (PEM) that vouches for it; default: the certificate, which is then self-signed."),
+        typer.Option(dir_okay=False, help="Its CA (PEM), if it is not self-signed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:

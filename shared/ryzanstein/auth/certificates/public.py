@@ -54,7 +54,7 @@ class PublicCertificates(LiveCertificates[PublicPair]):
 
     def __init__(self, certificate: Path, key: Path, metrics: CertificateMetrics) -> None:
         check = partial(_checked, certificate, key)
-        super().__init__(partial(_read, certificate, key), check, metrics)
+        super().__init__(partial(_read, certificate, key), check, metrics=metrics)
 
 
 def why_not_trusted(pair: PublicPair, roots: bytes) -> str:

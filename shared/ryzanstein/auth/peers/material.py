@@ -222,7 +222,7 @@ class LiveMaterial(LiveCertificates[Material]):
 
     def __init__(self, directory: Path, trust: str, metrics: TlsMetrics) -> None:
         self.trust = trust
-        super().__init__(partial(read_files, directory), self._checked, metrics)
+        super().__init__(partial(read_files, directory), self._checked, metrics=metrics)
 
     def _checked(self, files: dict[str, bytes], before: Material | None) -> Material:
         new = checked_material(files, self.trust, time.time())

@@ -220,6 +220,9 @@ class TlsListener:
         except OSError as error:  # also what OpenSSL says
             self._ended(half, "failed")
             log.debug("handshake failed", error=getattr(error, "reason", None) or str(error) or type(error).__name__)
+        except Exception:
+            self._ended(half, "failed")
+            log.exception("handshake failed")
         else:
             self._ended(half, "done")
 
