@@ -2,10 +2,11 @@
 
     .venv/bin/python lab/benchmarks/faces.py [--json FILE] [--streams 64] [--seconds 2] [--rounds 5]
 
-One router process in front of a scripted node, which offers more tokens than the router can pass on. The faces take turns
-within each round: gRPC, server-sent events on a connection per stream, WebSocket with all streams on one socket, and with a
-socket per stream. The clients are this process; they count tokens in what arrives and parse no more than they must. Figures
-are the medians of the rounds, and so are ratios, within each round; the processor time is the router's alone.
+Two router processes, one of them with TLS, in front of a scripted node, which offers more tokens than a router can pass on. The
+faces take turns within each round: gRPC, server-sent events on a connection per stream, WebSocket with all streams on one
+socket, the last two with TLS too, and WebSockets with a socket per stream. The clients are this process; they count tokens in
+what arrives and parse no more than they must. Figures are the medians of the rounds, and so are ratios, within each round; the
+processor time is the router's alone.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,8 @@ from ryzanstein.lab.bench.router.systems import System, cpu_s, running_node
 OFFERED_TOKENS_PER_S = 64_000
 TOKENS = 256
 WARM_UP_S = 0.3
-FACES = ("grpc", "sse", "websocket, one socket", "websocket, a socket per stream")
+TLS = ", TLS"
+FACES = ("grpc", "sse", f"sse{TLS}", "websocket, one socket", f"websocket, one socket{TLS}", "websocket, a socket per stream")
 
 
 def body(script: Script) -> dict[str, Any]:
@@ -85,10 +90,8 @@ class EventClient(Counting):
     def again(self) -> None:
         super().again()
         content = json.dumps({**body(self.script), "stream": True}).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-        )
-        self.transport.write(head.encode() + b"\r\n\r\n" + content)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self.transport.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
 
 
 class SocketClient(Counting):
@@ -101,7 +104,13 @@ class SocketClient(Counting):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         key = base64.b64encode(os.urandom(16)).decode()
-        lines = ("GET /v1/ws HTTP/1.1", "Host: x", "Connection: Upgrade", "Upgrade: websocket", f"Sec-WebSocket-Key: {key}")
+        lines = (
+            "GET /v1/ws HTTP/1.1",
+            "Host: localhost",
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            f"Sec-WebSocket-Key: {key}",
+        )
         lines += ("Sec-WebSocket-Version: 13", "Sec-WebSocket-Protocol: ryzanstein.v1", "", "")
         transport.write("\r\n".join(lines).encode())
 
@@ -121,11 +130,21 @@ class SocketClient(Counting):
 
 
 async def opened(face: str, script: Script, port: int) -> Counting:
-    kind = EventClient if face == "sse" else SocketClient
-    _, client = await asyncio.get_running_loop().create_connection(lambda: kind(script, port), "127.0.0.1", port)
+    kind = EventClient if face.startswith("sse") else SocketClient
+    tls = _trusting() if face.endswith(TLS) else None
+    _, client = await asyncio.get_running_loop().create_connection(
+        lambda: kind(script, port), "127.0.0.1", port, ssl=tls, server_hostname="localhost" if tls else None
+    )
     if isinstance(client, SocketClient):
         await client.open
     return client
+
+
+def _trusting() -> ssl.SSLContext:
+    """A client's TLS. Whom it trusts costs nothing after the handshake."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 @contextlib.asynccontextmanager
@@ -202,45 +221,95 @@ async def listening(port: int) -> None:
     raise TimeoutError(f"nothing listens on {port}")
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A router process and its ports, gRPC's first."""
+
+    ports: tuple[int, int]
+    process: psutil.Process
+
+
+@contextlib.asynccontextmanager
+async def router(node_port: int, folder: Path, *extra: str) -> AsyncIterator[Served]:
+    """Runs a router in front of the node."""
+    ports = free_port(), free_port()
+    flags = ("--grpc-port", str(ports[0]), "--http-port", str(ports[1]), "--nodes", f"127.0.0.1:{node_port}")
+    flags += ("--state-dir", str(folder), "--session-store", "memory", "--log-level", "warning", *extra)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-P", "-m", "ryzanstein.router", *flags)
+    try:
+        await listening(ports[1])
+        yield Served(ports, psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def certificate(folder: Path, kind: str = "ec") -> tuple[str, ...]:
+    """Returns the flags of a router with a new certificate; `kind` is `ec` (P-256) or `rsa` (2048)."""
+    key, chain = folder / f"{kind}.key", folder / f"{kind}.pem"
+    new = ("-newkey", "rsa:2048") if kind == "rsa" else ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    command = ("openssl", "req", "-x509", "-nodes", *new, "-days", "1", "-subj", "/CN=localhost")
+    command += ("-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(chain))
+    subprocess.run(command, check=True, capture_output=True)
+    key.chmod(0o600)
+    return "--tls-cert", str(chain), "--tls-key", str(key)
+
+
+async def new_connections(served: Served, count: int, *, tls: bool) -> float:
+    """Returns the router's processor time of one request on a new connection, in seconds."""
+    context, began = _trusting() if tls else None, cpu_s(served.process)
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", served.ports[1], ssl=context, server_hostname="localhost" if tls else None
+        )
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        await reader.read()
+        writer.close()
+    return (cpu_s(served.process) - began) / count
+
+
 async def measured(streams: int, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
-    grpc_port, http_port = free_port(), free_port()
     found: dict[str, list[dict[str, float]]] = {face: [] for face in FACES}
-    async with running_node() as node:
-        with tempfile.TemporaryDirectory() as folder:
-            flags = (
-                "--grpc-port",
-                grpc_port,
-                "--http-port",
-                http_port,
-                "--nodes",
-                f"127.0.0.1:{node.port}",
-                "--state-dir",
-                folder,
-            )
-            flags += ("--session-store", "memory", "--log-level", "warning")
-            router = await asyncio.create_subprocess_exec(sys.executable, "-P", "-m", "ryzanstein.router", *map(str, flags))
-            try:
-                await listening(http_port)
-                await ready(grpc_port)
-                ports, process = (grpc_port, http_port), psutil.Process(router.pid)
-                direct = [1000 * statistics.median(await first_tokens_s(System("direct", node.port, None), 200))]
-                for _ in range(rounds):
-                    for face in FACES:
-                        row = await throughput(face, streams, seconds, ports, process)
-                        row["first_token_ms"] = await first_tokens_ms(face, 200, ports)
-                        found[face].append(row)
-                    direct.append(1000 * statistics.median(await first_tokens_s(System("direct", node.port, None), 200)))
-            finally:
-                router.terminate()
-                await router.wait()
+    async with running_node() as node, contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        plain = await stack.enter_async_context(router(node.port, folder / "plain"))
+        secure = await stack.enter_async_context(router(node.port, folder / "tls", *certificate(folder)))
+        await ready(plain.ports[0])
+        direct = [1000 * statistics.median(await first_tokens_s(System("direct", node.port, None), 200))]
+        for _ in range(rounds):
+            for face in FACES:
+                served = secure if face.endswith(TLS) else plain
+                row = await throughput(face, streams, seconds, served.ports, served.process)
+                row["first_token_ms"] = await first_tokens_ms(face, 200, served.ports)
+                found[face].append(row)
+            direct.append(1000 * statistics.median(await first_tokens_s(System("direct", node.port, None), 200)))
     table = {face: {name: statistics.median(row[name] for row in rows) for name in rows[0]} for face, rows in found.items()}
     for face, row in table.items():
         row["first_token_added_ms"] = row["first_token_ms"] - statistics.median(direct)
         # Round by round, because what else runs on the machine differs from round to round.
         for name in ("tokens_per_s", "router_cpu_us_per_token"):
-            pairs = zip(found[face], found["grpc"], strict=True)
-            row[f"{name}_over_grpc"] = statistics.median(own[name] / grpc[name] for own, grpc in pairs)
+            row[f"{name}_over_grpc"] = _ratio(found[face], found["grpc"], name)
+            row[f"{name}_over_plain"] = _ratio(found[face], found[face.removesuffix(TLS)], name)
     return table
+
+
+def _ratio(rows: list[dict[str, float]], others: list[dict[str, float]], name: str) -> float:
+    return statistics.median(own[name] / other[name] for own, other in zip(rows, others, strict=True))
+
+
+async def handshakes(count: int, rounds: int) -> dict[str, float]:
+    """Returns the router's milliseconds of one request on a new connection: without TLS, and with each kind of key."""
+    found: dict[str, list[float]] = {"plain": [], "P-256": [], "RSA-2048": []}
+    async with running_node() as node, contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        flags = {"plain": (), "P-256": certificate(folder), "RSA-2048": certificate(folder, "rsa")}
+        served = {
+            kind: await stack.enter_async_context(router(node.port, folder / kind, *extra)) for kind, extra in flags.items()
+        }
+        for _ in range(rounds):
+            for kind, each in served.items():
+                found[kind].append(1000 * await new_connections(each, count, tls=kind != "plain"))
+    return {kind: statistics.median(times) for kind, times in found.items()}
 
 
 def main() -> None:
@@ -251,18 +320,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     table = uvloop.run(measured(options.streams, options.seconds, options.rounds))
-    title = f"| face, {options.streams} streams | tokens/s, over gRPC's | router's CPU per token, over gRPC's "
+    connected = uvloop.run(handshakes(200, options.rounds))
+    title = (
+        f"| face, {options.streams} streams | tokens/s, over gRPC's, over that without TLS | router's CPU per token, the same "
+    )
     print(f"{title}| first token | of it added |")
     print("|---|---|---|---|---|")
     for face, row in table.items():
         rate, cost = row["tokens_per_s_over_grpc"], row["router_cpu_us_per_token_over_grpc"]
         first, added = row["first_token_ms"], row["first_token_added_ms"]
         print(
-            f"| {face} | {row['tokens_per_s']:,.0f}, {rate:.2f} | {row['router_cpu_us_per_token']:.0f} us, {cost:.2f} "
+            f"| {face} | {row['tokens_per_s']:,.0f}, {rate:.2f}, {row['tokens_per_s_over_plain']:.2f} "
+            f"| {row['router_cpu_us_per_token']:.0f} us, {cost:.2f}, {row['router_cpu_us_per_token_over_plain']:.2f} "
             f"| {first:.2f} ms | {added:.2f} ms |"
         )
+    print("\na request on a new connection: " + ", ".join(f"{kind} {time_ms:.2f} ms" for kind, time_ms in connected.items()))
     if options.json:
-        options.json.write_text(json.dumps(table, indent=2))
+        options.json.write_text(json.dumps(table | {"new_connection_ms": connected}, indent=2))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ DIRECT = {
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
     "services/ryzanstein/cli/access/keyed_router.py": {"insecure_channel"},  # with the options of `client_options`
+    "services/ryzanstein/cli/access/router_trust.py": {"secure_channel"},  # the same
     "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }

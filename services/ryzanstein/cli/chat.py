@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ryzanstein.cli import display
 from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.answers import ChatAnswer, ask, visible
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
@@ -58,6 +59,7 @@ def chat(
     session: Annotated[str, typer.Option(callback=text_value, help="Session to continue; default: a new one.")] = "",
     router: Router = ROUTER_ADDRESS,
     key_file: KeyFile = None,
+    ca: CaFile = None,
     model: Annotated[str, typer.Option(callback=text_value, help="Required if the cluster serves several models.")] = "",
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy: always the likeliest token.")] = 0.0,
     max_tokens: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Limit of each answer.")] = None,
@@ -69,7 +71,9 @@ def chat(
 ) -> None:
     """Chat with the cluster; answers are streamed."""
     sampling = pb.SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    speaker = Speaker(keyed_router(router, key_file), session or f"chat-{uuid.uuid4().hex[:12]}", sampling, model, timeout_s)
+    speaker = Speaker(
+        keyed_router(router, key_file, ca), session or f"chat-{uuid.uuid4().hex[:12]}", sampling, model, timeout_s
+    )
     if text is not None:
         ok = _turn(speaker, text, as_json)
         raise typer.Exit(0 if ok else 1)

@@ -83,7 +83,16 @@ def show_error(console: Console, error: RyzansteinError) -> None:
     if error.retry_after_s is not None:
         console.print(Text(f"  try again in {error.retry_after_s:g} s"))
     if error.reason == Code.UNAVAILABLE.name:  # not from one of our services: none answered
-        console.print(Text("  is the cluster running? `ryzanstein up` starts one"))
+        console.print(Text(f"  {_hint(error.message)}"))
+
+
+def _hint(message: str) -> str:
+    """Returns what to look at where no service answered. `message` is gRPC's."""
+    if "Tls handshake failed" in message:
+        return "it speaks no TLS, or its certificate is for another name or not of a CA in the file of --ca"
+    if "Socket closed" in message:
+        return "does it speak TLS? --ca names the file of the CA that vouches for it"
+    return "is the cluster running? `ryzanstein up` starts one"
 
 
 def _sentence(error: RyzansteinError) -> str:

@@ -29,7 +29,7 @@ from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.process.spare_memory import SpareMemory
-from ryzanstein.router.assembly import Router, assembled, grpc_face, let_find, peer_face
+from ryzanstein.router.assembly import MAX_RPC_CONNECTIONS, Router, assembled, grpc_face, let_find, peer_face
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.faces.http.app import create_app
@@ -37,8 +37,10 @@ from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.server import HttpServer
+from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, HttpTls
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.telemetry import HandshakeMetrics
 from ryzanstein.rpc.server import RpcServer, terminated
 
 log = structlog.get_logger(__name__)
@@ -74,7 +76,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         header_timeout_s=settings.tuning.http_header_timeout_s,
         keep_alive_s=settings.http_keep_alive_s,
     )
-    if settings.http and not may_open(settings.http_max_connections):
+    if settings.http and not may_open(_num_connections(settings)):
         log.warning("open file limit is too low for http_max_connections", http_max_connections=settings.http_max_connections)
     app = create_app(
         router.core,
@@ -95,7 +97,14 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         bounds,
         lambda reason: refused.labels(reason).inc(),
         upgrades=_websocket_face(router, settings) if settings.websocket else None,
+        tls=None if router.certificates is None else HttpTls(router.certificates, HandshakeMetrics(router.telemetry.registry)),
     )
+
+
+def _num_connections(settings: RouterSettings) -> int:
+    """Returns how many connections of clients there may be; gRPC counts its own only with TLS."""
+    with_tls = HandshakeBounds().max_open + MAX_RPC_CONNECTIONS
+    return settings.http_max_connections + (with_tls if settings.tls_cert is not None else 0)
 
 
 async def serve(
@@ -109,6 +118,8 @@ async def serve(
 
     Raises OSError or RyzansteinError when the router cannot start.
     """
+    if settings.reveals_keys:
+        log.warning("keys cross the network in clear, unless a proxy terminates TLS: see tls_cert", host=settings.host)
     async with assemble(settings) as router:
         router.telemetry.background.watch_loop()
         metrics = new_metrics(router.telemetry.registry, settings.host, settings.metrics_port)
@@ -136,6 +147,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, 
         grpc_port=rpc.port,
         http_port=http.port,
         http=settings.http,
+        tls=router.certificates is not None,
         metrics_port=metrics_port,
         health_port=rpc.health_port,
         peer_port=0 if peers is None else peers.port,

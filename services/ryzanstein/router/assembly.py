@@ -20,11 +20,14 @@ from prometheus_client import Counter
 
 from ryzanstein.addresses import EVERY_HOST, is_loopback, join_address, split_address, with_port
 from ryzanstein.auth.caller import Caller
+from ryzanstein.auth.certificates.files import MaterialError
+from ryzanstein.auth.certificates.public import PublicCertificates
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
+from ryzanstein.process.service_process import BadSettingsError
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.access.limits.allowance import TenantAllowance
 from ryzanstein.router.access.live import LOOK_S
@@ -60,6 +63,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.reading import RequestReading, malformed_requests
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.tls.public_tls import public_certificates, public_credentials
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
@@ -80,6 +84,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
+MAX_RPC_CONNECTIONS = 4096
+"""Connections to the gRPC port with TLS, those in their handshake too: without a bound they would take all descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,7 @@ class Router:
     owned: OwnedSessions
     entrance: Entrance
     tls: ServiceTls | None
+    certificates: PublicCertificates | None
     malformed: Counter
     links: Roster
     linker: Linker
@@ -103,9 +110,10 @@ class Router:
 async def assembled(settings: RouterSettings, open_limits: OpenLimits = open_allowance) -> AsyncIterator[Router]:
     """Yields a router that follows its cluster, and closes it on exit. `open_limits` opens what tenants may use.
 
-    Raises OSError when its state directory cannot be used.
+    Raises OSError when its state directory cannot be used, BadSettingsError when its certificates for clients cannot.
     """
     telemetry = RouterTelemetry()
+    certificates = _public_certificates(settings, telemetry)
     tls = service_tls(settings, Peer(PeerRole.ROUTER, settings.router_id), "router", telemetry.registry, telemetry.background)
     router_id = settings.router_id or (tls.peer.name if tls else f"{socket.gethostname()}-{os.getpid()}")
     dialer = dialer_of(tls)
@@ -144,7 +152,9 @@ async def assembled(settings: RouterSettings, open_limits: OpenLimits = open_all
         stack.push_async_callback(core.close)
         telemetry.background.supervise("access", partial(_end_refused, entrance, core))
         malformed = malformed_requests("router", telemetry.registry)
-        yield Router(core, sessions, owned, entrance, tls, malformed, links, linker, telemetry, tracing, allowance)
+        yield Router(
+            core, sessions, owned, entrance, tls, certificates, malformed, links, linker, telemetry, tracing, allowance
+        )
 
 
 async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:
@@ -170,6 +180,8 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         reading=RequestReading(settings.tuning.max_request_records, router.malformed),
         guard=router.entrance,
         health_port=settings.health_port,
+        credentials=None if router.certificates is None else public_credentials(router.certificates),
+        max_connections=None if router.certificates is None else MAX_RPC_CONNECTIONS,
     )
     calls = Calls(router.telemetry, router.tracing, router.entrance.limits_shown)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)
@@ -226,6 +238,13 @@ def _peer_address(settings: RouterSettings, port: int) -> str:
 def _peer_host(settings: RouterSettings) -> str:
     """Returns where this router listens for others. Those that share its files are on this host."""
     return settings.host if settings.peers_on_host or is_loopback(settings.host) else _LOOPBACK
+
+
+def _public_certificates(settings: RouterSettings, telemetry: RouterTelemetry) -> PublicCertificates | None:
+    try:
+        return public_certificates(settings.tls_cert, settings.tls_key, "router", telemetry.registry, telemetry.background)
+    except MaterialError as error:
+        raise BadSettingsError(str(error)) from None
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
+from ryzanstein.addresses import is_loopback
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
 from ryzanstein.router.access.oidc.urls import is_secure
@@ -103,6 +104,12 @@ class RouterSettings(ServiceSettings):
         "tenant", min_length=1, max_length=256, description="claim of its tokens that names the tenant"
     )
 
+    tls_cert: Path | None = Field(
+        None,
+        description="file with the certificate chain (PEM): clients are then served with TLS alone; see docs/operate/secure.md",
+    )
+    tls_key: Path | None = Field(None, description="file with its private key (PEM)")
+
     max_running: int = Field(4096, ge=1, description="maximum generations at once")
     max_waiting: int = Field(1024, ge=1, description="maximum generations per model not yet accepted by a node")
     max_messages: int = Field(2048, ge=1, description="maximum messages of a request, including its session's")
@@ -180,6 +187,11 @@ class RouterSettings(ServiceSettings):
         return self.keys_file is not None or self.keys_redis
 
     @property
+    def reveals_keys(self) -> bool:
+        """Whether keys of clients cross a network in clear, unless a proxy in front terminates TLS."""
+        return self.auth_mode != "off" and self.tls_cert is None and not is_loopback(self.host)
+
+    @property
     def store_bytes(self) -> int:
         """`max_store_bytes`, or its default for this store."""
         return self.max_store_bytes or STORE_BYTES[self.session_store]
@@ -213,6 +225,13 @@ class RouterSettings(ServiceSettings):
             for wanted, name in ((self.session_store == "redis", "session_store redis"), (self.keys_redis, "keys_redis")):
                 if wanted:
                     raise ValueError(f"{name} requires redis_url")
+        return self
+
+    @model_validator(mode="after")
+    def _certificate_has_a_key(self) -> Self:
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            given, lacks = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ValueError(f"{given} requires {lacks}")
         return self
 
     @model_validator(mode="after")

@@ -141,6 +141,19 @@ class StoreRoomMetrics:
         return self._evicted.labels(cause).inc
 
 
+HANDSHAKE_OUTCOMES = ("done", "failed", "timeout", "evicted", "plaintext", "stopped")
+
+
+class HandshakeMetrics:
+    """The TLS handshakes of the HTTP port. It exists where that port has TLS."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        make = _Maker(registry)
+        self.open = make.gauge("public_tls_handshakes_open", "Connections to the HTTP port whose handshake is not complete")
+        ended = make.counter("public_tls_handshakes", "TLS handshakes at the HTTP port that ended, by outcome", "outcome")
+        self.ended = _known(ended, HANDSHAKE_OUTCOMES)
+
+
 class RouterTelemetry:
     """The router's metrics and background tasks, built once and passed on.
 

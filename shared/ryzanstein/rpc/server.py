@@ -32,12 +32,15 @@ STARTUP = "startup"
 # twice as many pings, so that a late ping does not make the next one too early.
 CLIENTS_PING_S = 10.0
 
+# A connection whose handshake takes longer is closed; gRPC's default is two minutes.
+_HANDSHAKE_MS = 10_000
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def server_options(
-    clients_ping_s: float = CLIENTS_PING_S, max_request_bytes: int = MAX_MESSAGE_BYTES
+    clients_ping_s: float = CLIENTS_PING_S, max_request_bytes: int = MAX_MESSAGE_BYTES, max_connections: int | None = None
 ) -> tuple[tuple[str, int], ...]:
     """Returns the server's channel options.
 
@@ -52,6 +55,8 @@ def server_options(
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        *((("grpc.max_allowed_incoming_connections", max_connections),) if max_connections else ()),
     )
 
 
@@ -64,6 +69,8 @@ class RpcServer:
     read. `guard` says who may call what, by default everybody everything. With `tls` it listens on the
     port of that too, or where TLS is required on that alone: `port` is then the same as `tls_port`.
     With `health_port` its health is also answered there, without TLS.
+    `credentials` are for clients without certificates: with them `port` has TLS. Connections beyond
+    `max_connections`, also those in their handshake, are closed.
     """
 
     def __init__(
@@ -79,17 +86,19 @@ class RpcServer:
         guard: Guard | None = None,
         tls: ServiceTls | None = None,
         health_port: int | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        max_connections: int | None = None,
     ) -> None:
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(reading or RequestReading(), guard), *_guards(tls)],
-            options=server_options(clients_ping_s, max_request_bytes),
+            options=server_options(clients_ping_s, max_request_bytes, max_connections),
             maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
         self._health_port = None if health_port is None else HealthPort(host, health_port, self._health)
-        self._host, self._port, self._tls = host, port, tls
+        self._host, self._port, self._tls, self._credentials = host, port, tls, credentials
         self.port = self.tls_port = 0
 
     @property
@@ -103,7 +112,7 @@ class RpcServer:
         Raises OSError if the port is taken.
         """
         if self._tls is None or not self._tls.required:
-            self.port = await self._bound(self._port)
+            self.port = await self._bound(self._port, self._credentials)
         if self._tls is not None:
             self.tls_port = await self._bound(self._tls.port, self._tls.credentials())
             self.port = self.port or self.tls_port

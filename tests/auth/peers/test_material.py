@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import CollectorRegistry
 
+from ryzanstein.auth.certificates.files import MaterialError
 from ryzanstein.auth.peers.authority import Authority, AuthorityError
-from ryzanstein.auth.peers.material import LiveMaterial, Material, MaterialError, fingerprint_of, read_material
+from ryzanstein.auth.peers.material import LiveMaterial, Material, fingerprint_of, read_material
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 
 from ryzanstein.auth.audit.auditor import audit_failures
+from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -19,7 +20,7 @@ from ryzanstein.router.faces.websocket.telemetry import SocketTelemetry
 from ryzanstein.router.journal.metrics import JournalMetrics
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.memory import MemorySessions
-from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
 from ryzanstein.rpc.reading import malformed_requests
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
@@ -52,6 +53,8 @@ def _router() -> CollectorRegistry:
     KeyMetrics(telemetry.registry)
     LimitMetrics(telemetry.registry)
     SocketTelemetry(telemetry)
+    HandshakeMetrics(telemetry.registry)
+    CertificateMetrics("router_public", telemetry.registry)
     KeptResponses(MemorySessions(SessionBounds(), lambda _: None), telemetry)
     return telemetry.registry
 

@@ -27,7 +27,7 @@ def dialer_in(directory: Path | None) -> Dialer:
     if directory is None:
         return PLAIN
     require("status", "tls")
-    from ryzanstein.auth.peers.material import MaterialError
+    from ryzanstein.auth.certificates.files import MaterialError
     from ryzanstein.rpc.tls.service_tls import operator_dialer
 
     try:

@@ -1,4 +1,4 @@
-"""Channels to a router that carry the API key of the user, if there is one.
+"""Channels to a router: with the API key of the user, if there is one, and with TLS where a CA is given.
 
 No option takes the key itself: other users can read a command line.
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 
+from ryzanstein.cli.access.router_trust import RouterTrust, read_roots
 from ryzanstein.rpc.client import client_options
 
 VARIABLE = "RYZANSTEIN_API_KEY"
@@ -25,28 +26,35 @@ _MAX_KEY_CHARS = 8192
 
 @dataclass(frozen=True, slots=True)
 class KeyedRouter:
-    """A router at host:port, and the key for it; empty: none."""
+    """A router at host:port, and the key for it; empty: none. `trust` None: it is reached without TLS."""
 
     address: str
     key: str = field(default="", repr=False)
+    trust: RouterTrust | None = None
 
     def open(self) -> grpc.aio.Channel:
         """Returns a channel, which the caller closes. All its calls carry the key."""
         interceptors = [_UnaryKey(self.key), _StreamKey(self.key)] if self.key else None
+        if self.trust is not None:
+            return self.trust.open(self.address, interceptors)
         return grpc.aio.insecure_channel(self.address, options=client_options(), interceptors=interceptors)
 
 
-def keyed_router(address: str, key_file: Path | None) -> KeyedRouter:
-    """Returns a router with the key of the file, or of the environment. Raises BadParameter for a file that has none."""
+def keyed_router(address: str, key_file: Path | None, ca: Path | None) -> KeyedRouter:
+    """Returns a router with the key of the file, or of the environment, and the CA. Raises BadParameter for unusable files."""
+    return KeyedRouter(address, _key(key_file), None if ca is None else RouterTrust(read_roots(ca)))
+
+
+def _key(key_file: Path | None) -> str:
     if key_file is None:
-        return KeyedRouter(address, os.environ.get(VARIABLE, "").strip())
+        return os.environ.get(VARIABLE, "").strip()
     try:
         text = key_file.read_text()[: _MAX_KEY_CHARS + 1].strip()
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{key_file} cannot be read: {error}", param_hint="--key-file") from None
     if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
         raise typer.BadParameter(f"{key_file} must have one key and nothing else", param_hint="--key-file")
-    return KeyedRouter(address, text)
+    return text
 
 
 def _with_key(key: str, details: Any) -> Any:

@@ -20,6 +20,7 @@ import grpc
 
 from ryzanstein.addresses import join_address
 from ryzanstein.auth.peers.peer import Peer, PeerRole
+from ryzanstein.cli.access.router_trust import RouterDialer, RouterTls
 from ryzanstein.cli.kernels import have_kernels
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.processes.host import LOCAL, Host
@@ -31,7 +32,7 @@ from ryzanstein.files.model_paths import model_name
 from ryzanstein.files.named_paths import write_setting
 from ryzanstein.files.private_files import private_folder
 from ryzanstein.process.allotment import memory_bytes
-from ryzanstein.rpc.client import PLAIN, Dialer, open_blocking_channel
+from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class ClusterSpec:
     devices: NodeDevices = field(default_factory=NodeDevices)
     api_key: str = field(default="", repr=False)
     api_key_file: Path | None = None
+    router_tls: RouterTls | None = None
 
 
 class LocalCluster:
@@ -122,7 +124,8 @@ class LocalCluster:
         return self.http_url_of(self.router_names[0])
 
     def http_url_of(self, router_name: str) -> str:
-        return f"http://{join_address(self._host(router_name).address, self._http_ports[router_name])}"
+        scheme = "http" if self.spec.router_tls is None else "https"
+        return f"{scheme}://{join_address(self._host(router_name).address, self._http_ports[router_name])}"
 
     @property
     def orchestrator_address(self) -> str:
@@ -241,7 +244,7 @@ class LocalCluster:
         0 if the router does not answer or does not know of all models.
         """
         credential = (("authorization", f"Bearer {self.spec.api_key}"),) if self.spec.api_key else ()
-        with open_blocking_channel(router_address) as channel:
+        with self._router_dialer.open_blocking(router_address, Peer(PeerRole.ROUTER)) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             try:
                 models = stub.ListModels(inference_pb2.ListModelsRequest(), timeout=2, metadata=credential)
@@ -314,9 +317,19 @@ class LocalCluster:
         log_path, host = self.state_dir / f"{name}.log", self._host(name)
         host = replace(host, prefix=(*host.prefix, *prefix))
         dialer = PLAIN if self._certificates is None else self._certificates.dialer()
+        if service == "router":
+            # What is public of a router has no certificate of ours.
+            dialer, extra_flags = (
+                self._router_dialer,
+                (*extra_flags, *(self.spec.router_tls.flags if self.spec.router_tls else ())),
+            )
         flags = {**flags, **self._tls_flags(name, service, flags)}
         flags = {**flags, "log_file_bytes": _LOG_BYTES, "log_files": _LOG_FILES, **self.spec.settings.get(name, {})}
         self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=host, dialer=dialer)
+
+    @property
+    def _router_dialer(self) -> Dialer:
+        return PLAIN if self.spec.router_tls is None else RouterDialer(self.spec.router_tls.trust)
 
     def _made_certificates(self) -> LocalCertificates:
         from ryzanstein.cli.access.certificates import LocalCertificates

@@ -58,8 +58,7 @@ class ServiceProcess:
         dialer: Dialer = PLAIN,
     ) -> None:
         self.name = name
-        # What is public of a router has no certificate of ours.
-        self._dialer = PLAIN if service == "router" else dialer
+        self._dialer = dialer
         self.kind = service
         self.log_path = log_path
         self.grpc_address = join_address(host.address, str(flags["grpc_port"]))

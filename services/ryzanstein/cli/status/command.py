@@ -16,6 +16,7 @@ from rich.console import Console
 from ryzanstein.cli import display
 from ryzanstein.cli.access.dialing import TlsDir, dialer_in
 from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
+from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.problems import problems
@@ -37,6 +38,8 @@ def status(
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     router: Router = ROUTER_ADDRESS,
     key_file: KeyFile = None,
+    *,
+    ca: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     tls_dir: TlsDir = None,
 ) -> None:
@@ -46,7 +49,7 @@ def status(
 
     In a narrow terminal the less important columns are left out.
     """
-    view = asyncio.run(look(orchestrator, keyed_router(router, key_file), dialer_in(tls_dir)))
+    view = asyncio.run(look(orchestrator, keyed_router(router, key_file, ca), dialer_in(tls_dir)))
     if not as_json and {"orchestrator", "router"} <= view.errors.keys():
         nobody = f"nothing answers: no orchestrator at {orchestrator}, no router at {router}; `ryzanstein up` starts a cluster"
         display.people().print(nobody, style="red", markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import typer
 
 from ryzanstein.cli import display
 from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
@@ -25,11 +26,12 @@ def usage(
     *,
     router: Router = ROUTER_ADDRESS,
     key_file: KeyFile = None,
+    ca: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show what tenants used in a month: requests, tokens of prompts, generated tokens, and their limits."""
     try:
-        rows = asyncio.run(_asked(keyed_router(router, key_file), usage_pb2.GetUsageRequest(tenant=tenant, month=month)))
+        rows = asyncio.run(_asked(keyed_router(router, key_file, ca), usage_pb2.GetUsageRequest(tenant=tenant, month=month)))
     except RyzansteinError as error:
         display.show_error(display.people(), error)
         raise typer.Exit(1) from None

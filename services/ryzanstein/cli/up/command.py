@@ -17,6 +17,7 @@ from ryzanstein.auth.keys.keys_file import KeysFileError
 from ryzanstein.cli import display, options
 from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.access.local_key import LocalKey
+from ryzanstein.cli.access.router_trust import RouterTls
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
@@ -97,6 +98,12 @@ def up(
             help="Ask clients for a key, and use TLS between the services; key and certificates are in the state directory.",
         ),
     ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(dir_okay=False, help="Certificate (PEM) for TLS to clients.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(dir_okay=False, help="Its private key (PEM).")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Its CA (PEM), if it is not self-signed."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
@@ -118,6 +125,7 @@ def up(
         orchestrator_port=orchestrator_port,
         state_dir=(directory := _state_dir(state_dir)),
         secure=secure,
+        router_tls=RouterTls.given(tls_cert, tls_key, ca),
         devices=_devices(device, nodes, tp * len(models)),
     )
     ports = _fixed_ports(spec)
@@ -231,6 +239,7 @@ def addresses(cluster: LocalCluster) -> dict[str, object]:
         "metrics": {name: service.metrics_url for name, service in cluster.services.items()},
         "pids": {name: service.pid for name, service in cluster.services.items()},
         "state_dir": str(cluster.state_dir),
+        "ca": None if cluster.spec.router_tls is None else str(cluster.spec.router_tls.ca),
         "tls_dir": None if cluster.tls_dir is None else str(cluster.tls_dir),
         "api_key_file": None if cluster.spec.api_key_file is None else str(cluster.spec.api_key_file),
     }
@@ -239,13 +248,16 @@ def addresses(cluster: LocalCluster) -> dict[str, object]:
 def _show_addresses(people: Console, cluster: LocalCluster) -> None:
     router, http, key_file = cluster.router_address, cluster.http_url, cluster.spec.api_key_file
     bearer = "" if key_file is None else ' -H "authorization: Bearer $RYZANSTEIN_API_KEY"'
+    tls = cluster.spec.router_tls
+    ca = "" if tls is None else shlex.quote(str(tls.ca))
+    curl, grpcurl = (f"curl --cacert {ca}", f"-cacert {ca}") if ca else ("curl", "-plaintext")
     lines = (
         f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
         "",
         *([] if key_file is None else [f"  export RYZANSTEIN_API_KEY=$(cat {shlex.quote(str(key_file))})"]),
-        f"  ryzanstein chat --router {router}",
-        f"  grpcurl -plaintext{bearer} -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
-        f"  curl {http}/v1/chat/completions{bearer} -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
+        f"  ryzanstein chat --router {router}" + (f" --ca {ca}" if ca else ""),
+        f"  grpcurl {grpcurl}{bearer} -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
+        f"  {curl} {http}/v1/chat/completions{bearer} -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
         *([] if cluster.tls_dir is None else [f"  export RYZANSTEIN_TLS_DIR={cluster.tls_dir}   # for status, deploy, drain"]),
         "",
         "Ctrl-C stops everything.",
@@ -274,7 +286,8 @@ def _watch(cluster: LocalCluster, people: Console) -> None:
 def _nodes(cluster: LocalCluster) -> RenderableType:
     """Returns the table of nodes, or a message if it cannot be shown."""
     try:
-        router = KeyedRouter(cluster.router_address, cluster.spec.api_key)
+        tls = cluster.spec.router_tls
+        router = KeyedRouter(cluster.router_address, cluster.spec.api_key, None if tls is None else tls.trust)
         return node_table(asyncio.run(look(cluster.orchestrator_address, router, cluster.dialer)))
     except Exception as error:
         return f"cannot show the nodes: {error!r}"

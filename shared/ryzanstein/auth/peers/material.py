@@ -7,36 +7,27 @@ or identity, such as `node/n-1`, that is not trusted any more. Needs the package
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import ssl
-import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-import structlog
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from ryzanstein.auth.certificates.files import MaterialError, current_folder, read_pem
+from ryzanstein.auth.certificates.live import LiveCertificates, when
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole, checked_peer, read_uri
 
-log = structlog.get_logger(__name__)
-
 CERTIFICATE, KEY, CAS, DENIED = "tls.crt", "tls.key", "ca.crt", "denied"
-LOOK_S = 1.0
-_MAX_FILE_BYTES = 2**20
 _MAX_CHAIN = 5
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-
-
-class MaterialError(ValueError):
-    """A set of files cannot be used. The message names the file and says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +61,11 @@ class Material:
         """Whether this peer is not trusted any more, whatever its certificate."""
         return self.denied.denies(peer)
 
+    @property
+    def about(self) -> Mapping[str, str]:
+        """What the log says of it."""
+        return {"peer": str(self.peer), "serial": f"{self.serial:x}", "expires": when(self.expires[CERTIFICATE])}
+
 
 def read_material(directory: Path, trust: str, now: float) -> Material:
     """Returns the set in a directory. Raises MaterialError."""
@@ -77,30 +73,12 @@ def read_material(directory: Path, trust: str, now: float) -> Material:
 
 
 def read_files(directory: Path) -> dict[str, bytes]:
-    """Returns the content of the files by name, `denied` only if it is there. Raises MaterialError.
-
-    Kubernetes replaces the directory `..data` at once, so all files are read from one.
-    """
-    data = directory / "..data"
-    folder = data.resolve() if data.exists() else directory.resolve()
-    files = {name: _read(folder / name) for name in (CERTIFICATE, KEY, CAS)}
+    """Returns the content of the files by name, `denied` only if it is there. Raises MaterialError."""
+    folder = current_folder(directory)
+    files = {name: read_pem(folder / name, private=name == KEY) for name in (CERTIFICATE, KEY, CAS)}
     if (folder / DENIED).exists():
-        files[DENIED] = _read(folder / DENIED)
+        files[DENIED] = read_pem(folder / DENIED)
     return files
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-            mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        raise MaterialError(f"{path}: {error.strerror}") from None
-    if len(content) > _MAX_FILE_BYTES:
-        raise MaterialError(f"{path}: has more than {_MAX_FILE_BYTES} bytes")
-    if path.name == KEY and mode & 0o007:
-        raise MaterialError(f"{path}: every user can read this private key; chmod 0600 it")
-    return content
 
 
 def checked_material(files: dict[str, bytes], trust: str, now: float) -> Material:
@@ -148,7 +126,7 @@ def _checked_leaf(leaf: x509.Certificate, trust: str, now: float) -> Peer:
     if _is_authority(leaf):
         raise MaterialError(f"{CERTIFICATE}: is the certificate of a CA")
     if not _begin(leaf) <= now < _end(leaf):
-        raise MaterialError(f"{CERTIFICATE}: is valid from {_when(_begin(leaf))} to {_when(_end(leaf))}, not now")
+        raise MaterialError(f"{CERTIFICATE}: is valid from {when(_begin(leaf))} to {when(_end(leaf))}, not now")
     try:
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
@@ -238,73 +216,18 @@ def _end(certificate: x509.Certificate) -> float:
     return certificate.not_valid_after_utc.timestamp()
 
 
-def _when(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="minutes")
-
-
-class LiveMaterial:
-    """The set of a directory as it is now: looked at each second, and kept where a new one cannot be used.
+class LiveMaterial(LiveCertificates[Material]):
+    """The set of a directory as it is now. A new one must be of the same peer.
 
     Raises MaterialError at first, if it cannot be used then.
     """
 
     def __init__(self, directory: Path, trust: str, metrics: TlsMetrics) -> None:
         self.trust = trust
-        self._directory, self._metrics = directory, metrics
-        self._content = read_files(directory)
-        self.current = checked_material(self._content, trust, time.time())
-        self.version = 0
-        """Counts the sets: a channel of an earlier one is to be replaced."""
-        self._observers: list[Callable[[Material], None]] = []
-        self._failed: object = None
-        metrics.expire(self.current.expires, self.current.life_s)
+        super().__init__(partial(read_files, directory), self._checked, metrics=metrics)
 
-    def observe(self, changed: Callable[[Material], None]) -> None:
-        """Calls `changed` with each new set, in the loop. It must neither block nor raise."""
-        self._observers.append(changed)
-
-    async def run(self) -> None:
-        """Looks for changes until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
-
-    async def look(self) -> None:
-        """Takes a new set if there is one that can be used.
-
-        Files may be replaced one by one, so a set that cannot be used counts as failed only if it is
-        still the same at the next look.
-        """
-        content: dict[str, bytes] | str
-        try:
-            content = await asyncio.to_thread(read_files, self._directory)
-            if content == self._content:
-                self._failed = None
-                return
-            material = checked_material(content, self.trust, time.time())
-            if material.peer != self.current.peer:
-                raise MaterialError(f"{CERTIFICATE}: is of {material.peer}, not of {self.current.peer}")
-        except MaterialError as error:
-            self._on_failure(str(error))
-            return
-        self._content, self.current, self._failed = content, material, None
-        self.version += 1
-        self._metrics.reloads.labels("ok").inc()
-        self._metrics.expire(material.expires, material.life_s)
-        log.info(
-            "certificates changed",
-            peer=str(material.peer),
-            serial=f"{material.serial:x}",
-            expires=_when(material.expires[CERTIFICATE]),
-        )
-        for changed in self._observers:
-            changed(material)
-
-    def _on_failure(self, why: str) -> None:
-        before, self._failed = self._failed, (why, True)
-        if before == (why, True):
-            self._failed = (why, False)
-            self._metrics.reloads.labels("failed").inc()
-            log.error("new certificates cannot be used, the ones before are kept", error=why)
-        elif before == (why, False):
-            self._failed = before
+    def _checked(self, files: dict[str, bytes], before: Material | None) -> Material:
+        new = checked_material(files, self.trust, time.time())
+        if before is not None and new.peer != before.peer:
+            raise MaterialError(f"{CERTIFICATE}: is of {new.peer}, not of {before.peer}")
+        return new

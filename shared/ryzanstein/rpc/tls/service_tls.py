@@ -5,18 +5,18 @@ Needs the package `cryptography`, so a service imports this only where TLS is on
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
-from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
 
-from ryzanstein.auth.peers.material import CERTIFICATE, LiveMaterial, Material, MaterialError, trust_of
+from ryzanstein.auth.certificates.files import MaterialError
+from ryzanstein.auth.peers.material import CERTIFICATE, LiveMaterial, Material, trust_of
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import Peer
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.tls.peer_guard import PeerGuard
+from ryzanstein.rpc.tls.port_certificates import PortCertificates
 
 
 class ServiceTls:
@@ -62,31 +62,10 @@ class ServiceTls:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Returns the credentials of one more port, with the certificates as they are at each handshake."""
-        return PortCertificates(self.material).credentials
+        return PortCertificates(self.material, _mutual, asks_clients=True).credentials
 
 
-class PortCertificates:
-    """The certificates of one port. gRPC asks for new ones at each handshake, in threads of its own."""
-
-    def __init__(self, material: LiveMaterial) -> None:
-        # gRPC frees what it is given: each configuration is handed out once.
-        self._new: deque[grpc.ServerCertificateConfiguration] = deque(maxlen=1)
-        first = _configuration(material.current)
-        fetch: Any = self._fetch  # its type lacks None: no change
-        self.credentials = grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
-        material.observe(self._changed)
-
-    def _changed(self, material: Material) -> None:
-        self._new.append(_configuration(material))
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        try:
-            return self._new.pop()
-        except IndexError:
-            return None
-
-
-def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+def _mutual(material: Material) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.roots)
 
 

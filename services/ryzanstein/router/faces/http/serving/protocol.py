@@ -237,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._counted.on_refused(refusal.reason)
         if self._free or not (self.cycle.response_started or self.pipeline):
-            self.transport.write(_answer(refusal.failure))
+            self.transport.write(whole_answer(refusal.failure))
         self._disconnect()
         self.transport.close()
 
@@ -259,8 +259,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._counted.may_answer(self.transport):
             self.transport.abort()
             return
-        self.transport.write(_answer(_BUSY))
-        self.transport.write_eof()
+        self.transport.write(whole_answer(_BUSY))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()  # with TLS
         self._timer = self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
 
@@ -283,7 +286,7 @@ def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
     return answered
 
 
-def _answer(failure: HttpFailure) -> bytes:
+def whole_answer(failure: HttpFailure) -> bytes:
     """Returns a whole response, after which the connection closes."""
     response = failure.response()
     fields = [*response.raw_headers, (b"connection", b"close")]

@@ -11,29 +11,55 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from ryzanstein.addresses import join_address
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds, Connections
-from ryzanstein.router.faces.http.serving.protocol import BoundedProtocol
+from ryzanstein.router.faces.http.serving.protocol import BoundedProtocol, whole_answer
+from ryzanstein.router.faces.http.serving.tls_listener import HttpTls, TlsListener
 from ryzanstein.router.faces.http.serving.upgrade import SocketUpgrades
+from ryzanstein.router.faces.openai.answers.failures import HttpFailure
 
-_BACKLOG = 2048
+_BACKLOG = 4096
 _SWEEP_S = 5
 _FAREWELL_S = 1.0
 
 
-class _QuietServer(uvicorn.Server):
-    """A uvicorn server without its signal handlers.
+_NO_TLS = HttpFailure(400, "this port speaks HTTPS: use https://", None, "tls_required")
 
-    They would take SIGTERM away from the router's drain.
+
+class _QuietServer(uvicorn.Server):
+    """A uvicorn server without its signal handlers, and with TLS of our own.
+
+    The handlers would take SIGTERM away from the router's drain. uvicorn's TLS bounds no handshakes,
+    and keeps the certificates that it began with.
     """
+
+    def __init__(self, config: uvicorn.Config, tls: HttpTls | None) -> None:
+        super().__init__(config)
+        self._tls = tls
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens. With TLS it does what uvicorn does for given sockets, with another listener."""
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        listeners = [TlsListener(each, self._tls, self._protocol, whole_answer(_NO_TLS)) for each in sockets or ()]
+        for listener in listeners:
+            listener.start(_BACKLOG)
+        self.servers: Any = listeners
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: Any = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[no-any-return]
 
 
 class HttpServer:
@@ -41,6 +67,7 @@ class HttpServer:
 
     After `start`, `port` is the bound port; `stop` ends the server. `on_refused` is called with the
     reason for which a connection was refused. `upgrades` takes over connections that ask for it.
+    With `tls` it speaks HTTPS alone.
     """
 
     def __init__(
@@ -52,6 +79,7 @@ class HttpServer:
         on_refused: Callable[[str], object] = lambda reason: None,
         *,
         upgrades: SocketUpgrades | None = None,
+        tls: HttpTls | None = None,
     ) -> None:
         self._host = host
         bounds = bounds or ConnectionBounds()
@@ -72,7 +100,7 @@ class HttpServer:
             backlog=_BACKLOG,
             ws="none",
         )
-        self._server = _QuietServer(self._config)
+        self._server = _QuietServer(self._config, tls)
         self._serving: asyncio.Task[None] | None = None
         self.port = port
 

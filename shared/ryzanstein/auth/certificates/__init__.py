@@ -1,0 +1,1 @@
+"""Certificates in files: read as a set, checked before they are used, and replaced while a service runs."""
