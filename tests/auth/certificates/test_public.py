@@ -9,10 +9,11 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from prometheus_client import CollectorRegistry
 from tests.public_certificates import CertificateFiles, PublicAuthority, key_pem, pem, replace
 
@@ -107,6 +108,12 @@ def test_what_clients_would_refuse_is_refused(
 def test_a_weak_key_is_refused(authority: PublicAuthority, tmp_path: Path) -> None:
     files = authority.write(tmp_path, key=rsa.generate_private_key(65537, 1024))
     assert "too weak" in why(files)
+
+
+@pytest.mark.parametrize("key", [ec.generate_private_key(ec.SECP521R1()), ed25519.Ed25519PrivateKey.generate()])
+def test_a_key_that_grpc_does_not_know_is_refused(authority: PublicAuthority, tmp_path: Path, key: Any) -> None:
+    files = authority.write(tmp_path, key=key)
+    assert why(files) == f"{files.certificate}: must have an RSA, P-256 or P-384 key: gRPC has no others"
 
 
 def test_a_chain_must_lead_from_its_first_certificate(authority: PublicAuthority, tmp_path: Path) -> None:

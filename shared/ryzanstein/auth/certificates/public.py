@@ -26,6 +26,13 @@ _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----",
 _MAX_CHAIN = 10
 # Of TLS 1.2; those of 1.3 are all good. Each has forward secrecy.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+# How a certificate in DER form names its key: P-256, P-384, RSA. The TLS of gRPC signs with no other.
+_KEY_KINDS = tuple(
+    map(
+        bytes.fromhex,
+        ("06072a8648ce3d020106082a8648ce3d030107", "06072a8648ce3d020106052b81040022", "06092a864886f70d0101010500"),
+    )
+)
 _ROUND_TRIPS = 4
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")  # the last of keys of another type
 
@@ -91,6 +98,8 @@ def _checked(certificate: Path, key: Path, files: Mapping[str, bytes], before: P
     client = _client(certificate, [each for each in chain[1:] if each != chain[0]] or chain[:1])
     context = _context(certificate, key, files)
     leaf = _tried(certificate, client, context)
+    if not any(kind in ssl.PEM_cert_to_DER_cert(chain[0]) for kind in _KEY_KINDS):
+        raise MaterialError(f"{certificate}: must have an RSA, P-256 or P-384 key: gRPC has no others")
     issuer = next((each for each in client.get_ca_certs() if each["subject"] == leaf["issuer"]), leaf)
     ends = min(ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (leaf, issuer))
     names = tuple(str(name) for _, name in leaf.get("subjectAltName", ()))
