@@ -81,6 +81,9 @@ class ScriptPipeline:
             return await self._executed(calls)
 
     async def _executed(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        if len(calls) == 1:  # a pipeline takes 0.1 ms more
+            ((script, keys, values),) = calls
+            return [await self._client.evalsha(self._shas[script], len(keys), *keys, *values)]
         pipeline = self._client.pipeline(transaction=False)
         for script, keys, values in calls:
             pipeline.evalsha(self._shas[script], len(keys), *keys, *values)
