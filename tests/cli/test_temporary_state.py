@@ -70,3 +70,35 @@ def test_another_users_folder_stays(folder) -> None:
     os.chown(left.path, 0, 0)
     remove_left()
     assert not left.path.exists()
+
+
+INTERRUPTED = """
+import os, signal
+from pathlib import Path
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes import temporary_state
+cluster = LocalCluster(ClusterSpec(Path("model")))
+folder = cluster.state_dir
+def interrupted(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+cluster._stop_together = interrupted
+remove = temporary_state.TemporaryState.remove
+def interrupted_again(state):
+    interrupted()
+    remove(state)
+temporary_state.TemporaryState.remove = interrupted_again
+try:
+    cluster.stop()
+except KeyboardInterrupt:
+    print("interrupted", folder.exists())
+"""
+
+
+def test_an_interrupt_of_the_stop_leaves_no_folder(tmp_path: Path) -> None:
+    """Neither one while services have their grace, nor one more while the folder is removed."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "interrupted False\n"
+    assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,7 @@ from ryzanstein.cli.processes.host import LOCAL, Host
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.processes.service_process import Flags, ServiceFailedError, ServiceProcess
 from ryzanstein.cli.processes.start_watch import STILL_S, StartWatch
-from ryzanstein.cli.processes.temporary_state import TemporaryState
+from ryzanstein.cli.processes.temporary_state import TemporaryState, uninterrupted
 from ryzanstein.files.model_paths import model_name
 from ryzanstein.files.named_paths import write_setting
 from ryzanstein.files.private_files import private_folder
@@ -180,10 +180,19 @@ class LocalCluster:
     def stop(self) -> None:
         """Stops routers, nodes and the orchestrator, in this order.
 
-        Sends SIGTERM, then SIGKILL to what outlives the grace.
+        Sends SIGTERM, then SIGKILL to what outlives the grace. KeyboardInterrupt ends the grace, and is
+        raised when nothing is left.
         """
-        for names in (self.router_names, self.node_ids, [ORCHESTRATOR]):
-            self._stop_together([self.services[name] for name in names if name in self.services])
+        try:
+            for names in (self.router_names, self.node_ids, [ORCHESTRATOR]):
+                self._stop_together([self.services[name] for name in names if name in self.services])
+        finally:
+            with uninterrupted():
+                self._leave_nothing()
+
+    def _leave_nothing(self) -> None:
+        for service in self.services.values():
+            service.kill()
         self.services.clear()
         if self._temporary is not None:
             self._temporary.remove()

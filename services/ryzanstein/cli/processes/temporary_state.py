@@ -9,9 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import tempfile
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ryzanstein.cli.processes.disk_room import temporary_directory
@@ -34,6 +37,22 @@ class TemporaryState:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Runs something short to its end: KeyboardInterrupt is raised after it. In other threads than the first it never is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts and callable(before):
+        before(signal.SIGINT, None)
 
 
 def remove_left() -> None:
