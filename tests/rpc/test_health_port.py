@@ -1,4 +1,4 @@
-"""The port for probes: health checks without TLS, and nothing else, whoever asks and however much."""
+"""The health port answers health checks without TLS and nothing else, within its bounds."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, 
     finally:
         readiness.cancel()
         log.info("draining", running=router.core.running, grace_s=settings.drain_grace_s)
-        await rpc.set_ready(False)  # before the store is told, which may take its time
+        await rpc.set_ready(False)  # first: writing to the store may take long
         await router.core.drain()
         # Other routers read their clients' generations here for as long as these may run.
         servers = (rpc, http) if peers is None else (rpc, http, peers)

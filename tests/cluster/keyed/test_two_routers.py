@@ -1,4 +1,4 @@
-"""Two routers and their Redis: what a revoked key had ends at both, and each answer is charged once, whoever runs it."""
+"""Two routers with one Redis: a revoked key's streams end at both, and each answer is charged exactly once."""
 
 from __future__ import annotations
 
