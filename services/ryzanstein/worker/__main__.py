@@ -57,6 +57,7 @@ from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.pages.traffic import PageTraffic
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.devices import device_of_node, keep_freed_memory
+from ryzanstein.worker.engine_choice import engines_of
 from ryzanstein.worker.ranks.starting.shared_server import RankServers
 from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
@@ -136,8 +137,7 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
                 *own,
                 tracing,
                 templates,
-                ranks_before=place * settings.tp,
-                new_rank_server=ranks.of(model),
+                new_engines=engines_of(own[0], place * settings.tp, ranks.of(model)),
                 lending=lending,
                 traffic=traffic,
                 constraints=grammars,

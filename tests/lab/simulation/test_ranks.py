@@ -27,6 +27,7 @@ from ryzanstein.worker.agent.operations import Operations
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.engine_choice import engines_of
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.supervision.group import GroupEvents, LossCause
@@ -134,7 +135,8 @@ class Client:
 
 def made_node(ranks, **settings):
     settings = WorkerSettings(_env_file=None, **settings)
-    return NodeAgent(settings, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
+    engines = engines_of(settings, new_server=ranks.new_server)
+    return NodeAgent(settings, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_engines=engines)
 
 
 @asynccontextmanager
@@ -143,13 +145,7 @@ async def serving(profile=QUICK, model=None, seed=1, bounds=MappingProxyType({})
     ranks = SimulatedRanks(random.Random(seed), profile, model)
     ranks_bounds = {"watch_interval_s": 0.01, "stall": {"min_s": 0.15}, **bounds}
     settings = {"tp": 2, "tuning": {"ranks": ranks_bounds, "recovery": {"first_s": 0.01}}, **settings}
-    node = NodeAgent(
-        WorkerSettings(_env_file=None, **settings),
-        WorkerTelemetry(),
-        Tracing("worker"),
-        LocalRenderer(),
-        new_rank_server=ranks.new_server,
-    )
+    node = made_node(ranks, **settings)
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)
@@ -516,13 +512,7 @@ async def test_an_agent_that_is_killed_leaves_nothing_and_learns_nothing():
     descriptors = len(os.listdir("/proc/self/fd"))
     ranks = SimulatedRanks(random.Random(1), QUICK)
     for _ in range(20):
-        node = NodeAgent(
-            WorkerSettings(_env_file=None, tp=3),
-            WorkerTelemetry(),
-            Tracing("worker"),
-            LocalRenderer(),
-            new_rank_server=ranks.new_server,
-        )
+        node = made_node(ranks, tp=3)
         await node.host.load(ModelChoice.at(str(MODEL_DIR)))
         await node.host.settled(node.host.choice)
         client = Client(node)

@@ -18,6 +18,7 @@ from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine_choice import engines_of
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 
@@ -34,7 +35,8 @@ async def test_long_prompts_that_come_at_once_are_bounded_as_short_ones(monkeypa
     monkeypatch.setattr(intake, "tokenize", slowly)
     settings = WorkerSettings(_env_file=None, max_waiting=16, max_sequences=1)  # type: ignore[call-arg]
     ranks = SimulatedRanks(random.Random(1), RankProfile(start_s=0.01))
-    node = NodeAgent(settings, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=ranks.new_server)
+    engines = engines_of(settings, new_server=ranks.new_server)
+    node = NodeAgent(settings, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_engines=engines)
     choice = ModelChoice.at(str(MODEL_DIR))
     await node.host.load(choice)
     await node.host.settled(choice)

@@ -24,6 +24,7 @@ from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine_choice import engines_of
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -47,9 +48,8 @@ class SleepingNode:
 
     def __init__(self) -> None:
         self.ranks = SimulatedRanks(random.Random(1), RankProfile(server_s=0.01, start_s=0.01, step_s=0.001))
-        self.node = NodeAgent(
-            SETTINGS, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_rank_server=self.ranks.new_server
-        )
+        engines = engines_of(SETTINGS, new_server=self.ranks.new_server)
+        self.node = NodeAgent(SETTINGS, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_engines=engines)
         self.ahead = ReadAhead()
 
     async def start(self) -> None:

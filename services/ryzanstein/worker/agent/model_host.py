@@ -73,10 +73,6 @@ class Serving:
     numerics: str = ""
 
 
-NewEngines = Callable[[ModelChoice], EngineFactory]
-"""Returns what starts and restarts the engine group of a model."""
-
-
 class ModelHost:
     """A `RankListener` that holds the model.
 
@@ -93,7 +89,7 @@ class ModelHost:
     def __init__(
         self,
         settings: WorkerSettings,
-        new_engines: NewEngines,
+        engines_of: Callable[[ModelChoice], EngineFactory],
         telemetry: WorkerTelemetry,
         *,
         on_change: Callable[[], None],
@@ -104,7 +100,7 @@ class ModelHost:
         on_gone: Callable[[RyzansteinError, bool], None],
         templates: ChatRenderer,
     ) -> None:
-        self._settings, self._new_engines, self._telemetry = settings, new_engines, telemetry
+        self._settings, self._engines_of, self._telemetry = settings, engines_of, telemetry
         self._log = log.bind(node_id=settings.node_id)
         self._on_change, self._on_text, self._on_gone = on_change, on_text, on_gone
         self._on_ready, self._on_freed, self._on_ended = on_ready, on_freed, on_ended
@@ -167,7 +163,7 @@ class ModelHost:
             raise replace(error, message=f"{where}{error.message}") from None
 
     def _supervise(self, choice: ModelChoice) -> None:
-        self._supervisor = Supervisor(self._new_engines(choice), self._settings.tuning.recovery, self, self._log)
+        self._supervisor = Supervisor(self._engines_of(choice), self._settings.tuning.recovery, self, self._log)
         run, background = self._supervisor.run, self._telemetry.background
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 

@@ -33,8 +33,7 @@ from ryzanstein.worker.agent.submission import Submissions
 from ryzanstein.worker.agent.versions.model_versions import ModelVersions
 from ryzanstein.worker.agent.versions.version import ModelVersion
 from ryzanstein.worker.config import WorkerSettings
-from ryzanstein.worker.ranks.starting.forking import ForkServer
-from ryzanstein.worker.ranks.starting.source import NewRankServer
+from ryzanstein.worker.supervision.group import NewEngines
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.judge import ConstraintJudge, NoJudge
 from ryzanstein.worker.text.templates.rendering import ChatRenderer
@@ -105,7 +104,7 @@ class NodeAgent:
     """The core of an agent, one per model of a node.
 
     `versions`: it serves one version of its model at a time; what still runs on an earlier one ends
-    there. `ranks_before` is how many ranks the agents before it have. `drains` holds the reasons for
+    there. `new_engines` chooses their engine. `drains` holds the reasons for
     which new generations are refused; empty means none. `other_models` are the names of the models
     of the node's other agents, for its beats.
     """
@@ -117,8 +116,7 @@ class NodeAgent:
         tracing: Tracing,
         templates: ChatRenderer,
         *,
-        ranks_before: int = 0,
-        new_rank_server: NewRankServer = ForkServer,
+        new_engines: NewEngines,
         lending: KvLending | None = None,
         traffic: PageTraffic | None = None,
         constraints: ConstraintJudge | None = None,
@@ -140,8 +138,7 @@ class NodeAgent:
             telemetry,
             tracing,
             templates,
-            ranks_before=ranks_before,
-            new_rank_server=new_rank_server,
+            new_engines=new_engines,
             lending=self.lending,
             traffic=traffic or PageTraffic(settings, telemetry.pages),
             constraints=self.constraints,

@@ -175,3 +175,14 @@ class EngineFactory(Protocol):
     async def close(self) -> None:
         """Ends everything that outlives a group."""
         ...
+
+
+class NewEngines(Protocol):
+    """Chooses the engine of an agent's models."""
+
+    def __call__(self, model: str, events: GroupEvents, tokens: bytes) -> EngineFactory:
+        """Returns what starts and restarts the engine groups of the model in this directory.
+
+        `tokens` is the packed table of a large vocabulary, for constraints; empty: it is sent when it is needed.
+        """
+        ...

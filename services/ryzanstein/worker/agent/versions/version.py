@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from ryzanstein import errors
@@ -28,9 +27,14 @@ from ryzanstein.worker.agent.versions.profiling import Profiling
 from ryzanstein.worker.agent.versions.vectors import RunningVectors
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
-from ryzanstein.worker.ranks.native import NativeEngines
-from ryzanstein.worker.ranks.starting.source import NewRankServer
-from ryzanstein.worker.supervision.group import STANDSTILLS, EngineGroup, GroupEvents, RankProgress
+from ryzanstein.worker.supervision.group import (
+    STANDSTILLS,
+    EngineFactory,
+    EngineGroup,
+    GroupEvents,
+    NewEngines,
+    RankProgress,
+)
 from ryzanstein.worker.supervision.messages import RankReady
 from ryzanstein.worker.supervision.recovery import Rung
 from ryzanstein.worker.telemetry import NO_STATS, WorkerTelemetry
@@ -46,7 +50,7 @@ FAILED_ALONE = (errors.OUT_OF_MEMORY, errors.LOGITS_NOT_FINITE)
 class ModelVersion:
     """A host of one model with what runs on it. Versions of one agent share its telemetry.
 
-    `seen_bytes` is the private memory of the ranks, as last read. `ranks_before`: see `RankSpec`.
+    `seen_bytes` is the private memory of the ranks, as last read.
     `on_change` is called when the state changes.
     """
 
@@ -57,15 +61,14 @@ class ModelVersion:
         tracing: Tracing,
         templates: ChatRenderer,
         *,
-        ranks_before: int,
-        new_rank_server: NewRankServer,
+        new_engines: NewEngines,
         lending: KvLending,
         traffic: PageTraffic,
         constraints: ConstraintJudge,
         on_change: Callable[[], None],
     ) -> None:
         self._settings, self._telemetry, self._lending = settings, telemetry, lending
-        self._ranks_before, self._new_rank_server = ranks_before, new_rank_server
+        self._new_engines = new_engines
         self.stats = self._counted = NO_STATS
         self.seen_bytes = 0
         self._informed: EngineGroup | None = None
@@ -175,10 +178,8 @@ class ModelVersion:
             group = self.host.serving.group
             self._telemetry.progress(group.progress(), group.slowness())
 
-    def _engines(self, choice: ModelChoice) -> NativeEngines:
-        spec = self._settings.rank_spec(choice.path, self._ranks_before)
-        spec, bounds = msgspec.structs.replace(spec, tokens=self._early_tokens), self._settings.tuning.ranks
-        return NativeEngines(spec, bounds, self._events, new_server=self._new_rank_server)
+    def _engines(self, choice: ModelChoice) -> EngineFactory:
+        return self._new_engines(choice.path, self._events, self._early_tokens)
 
     def _send(self, message: SubmitGroup | CancelGroup | FinishChoice) -> None:
         if self.host.serving is not None:
