@@ -13,10 +13,10 @@ import pytest
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
-from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.starting.forking import ForkServer
 from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RanksLost, RanksRefused
+from ryzanstein.worker.supervision.watchdog import StallBounds
 
 pytestmark = pytest.mark.distributed
 

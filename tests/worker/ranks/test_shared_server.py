@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ryzanstein.worker.ranks.group import GroupBounds
-from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.starting.forking import ForkServer
@@ -18,6 +17,7 @@ from ryzanstein.worker.ranks.starting.shared_server import RankServers
 from ryzanstein.worker.supervision.group import GroupEvents, LossCause
 from ryzanstein.worker.supervision.recovery import RecoveryPolicy
 from ryzanstein.worker.supervision.supervisor import Supervisor
+from ryzanstein.worker.supervision.watchdog import StallBounds
 
 pytestmark = pytest.mark.distributed
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ryzanstein.worker.ranks.group import GroupBounds
-from ryzanstein.worker.ranks.health.watchdog import StallBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.supervision.group import GroupEvents, LossCause
 from ryzanstein.worker.supervision.recovery import RecoveryPolicy, Rung
 from ryzanstein.worker.supervision.supervisor import Supervisor
+from ryzanstein.worker.supervision.watchdog import StallBounds
 
 pytestmark = pytest.mark.distributed
 

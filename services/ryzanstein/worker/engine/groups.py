@@ -17,7 +17,7 @@ from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.outcome import StepOutcome
 from ryzanstein.worker.engine.plan import TokenConstraint
 from ryzanstein.worker.engine.scheduling.pace import StepPace
-from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
+from ryzanstein.worker.engine.scheduling.places import SequenceScheduler
 from ryzanstein.worker.engine.scheduling.shedding import Shedding
 from ryzanstein.worker.engine.sequence import Sequence, SequenceGroup
 
@@ -29,7 +29,7 @@ ANNOUNCE_AFTER_S = 1.0
 class Groups:
     """All groups, each from submit to the end of its last choice."""
 
-    def __init__(self, settings: EngineSettings, scheduler: Scheduler, outcome: StepOutcome, pace: StepPace) -> None:
+    def __init__(self, settings: EngineSettings, scheduler: SequenceScheduler, outcome: StepOutcome, pace: StepPace) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._outcome = outcome
@@ -186,7 +186,7 @@ class Groups:
 
         How long it ran helps to predict how long others will run.
         """
-        if sequence.tables and sequence.group.pool is None:
+        if sequence in self._scheduler.running and sequence.group.pool is None:
             self._pace.end(sequence.num_begun, sequence.num_begun + sequence.num_allowed)
         self._scheduler.remove(sequence)
 

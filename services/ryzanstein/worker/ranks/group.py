@@ -24,7 +24,6 @@ from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.health.board import Board
 from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness, SlowRank
-from ryzanstein.worker.ranks.health.watchdog import IdleChecks, StallBounds, Watchdog
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
     AgentMessage,
@@ -39,6 +38,7 @@ from ryzanstein.worker.ranks.starting.process import end, exit_text
 from ryzanstein.worker.ranks.starting.source import ForkedRank, RankServer
 from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RankLoss, RankProgress, RanksLost, RanksRefused
 from ryzanstein.worker.supervision.messages import PagesAnswer, ProfileTrace, RankReady
+from ryzanstein.worker.supervision.watchdog import IdleChecks, StallBounds, Watchdog
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.scheduling.pace import StepPace
-from ryzanstein.worker.engine.scheduling.scheduler import Scheduler
+from ryzanstein.worker.engine.scheduling.places import SequenceScheduler
 from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, PREFILL_WEIGHT, Sequence, SequenceGroup
 
 
@@ -47,7 +47,7 @@ class Wait:
 class WaitForecast:
     """A view of the queue at one moment. The queue must not change while `waits` is read."""
 
-    def __init__(self, scheduler: Scheduler, pace: StepPace) -> None:
+    def __init__(self, scheduler: SequenceScheduler, pace: StepPace) -> None:
         self._scheduler = scheduler
         self._pace = pace
         self._room = scheduler.prefill_room
@@ -93,7 +93,7 @@ class WaitForecast:
         return self._pace.step_s * (self._free_in[i] + rounds * self._pace.mean_length)
 
 
-def _free_in(scheduler: Scheduler, pace: StepPace) -> list[float]:
+def _free_in(scheduler: SequenceScheduler, pace: StepPace) -> list[float]:
     """Returns the steps until the first, second, ... of the places becomes free.
 
     The result is between two extremes, depending on how irregular lengths are. A sequence of the
@@ -118,7 +118,7 @@ LEAST_RETRY_S, LONGEST_RETRY_S = 0.05, 60.0
 class Shedding:
     """Load shedding: `late` returns the groups to refuse."""
 
-    def __init__(self, settings: EngineSettings, scheduler: Scheduler, pace: StepPace) -> None:
+    def __init__(self, settings: EngineSettings, scheduler: SequenceScheduler, pace: StepPace) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._pace = pace

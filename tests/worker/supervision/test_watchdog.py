@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.ranks.health.watchdog import StallBounds, Watchdog
 from ryzanstein.worker.supervision.group import STANDSTILLS, RankProgress
+from ryzanstein.worker.supervision.watchdog import StallBounds, Watchdog
 
 INTERVAL_S = 0.1
 BOUNDS = StallBounds(min_s=2.0, factor=10.0, profile_s=60.0)
