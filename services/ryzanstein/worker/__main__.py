@@ -112,7 +112,8 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
     Raises OSError or RyzansteinError when it cannot start.
     """
     machine = machine or NodeMachine()
-    settings = _on_a_device(settings)
+    if settings.has_ranks:
+        settings = _on_a_device(settings)
     if settings.kv_replication != "none":
         keep_freed_memory()
     telemetry = NodeTelemetry()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
+from ryzanstein.worker.engines.remote.address import DialectName, EngineAddress
 
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.model_paths import model_name
@@ -27,6 +28,28 @@ from ryzanstein.worker.tuning import MOVED, WorkerTuning
 MAX_FURTHER_MODELS = 31
 MAX_PATH_CHARS = 1024
 _BORROW_BYTES = 2**30
+OWN = "own"
+_OF_RANKS = frozenset(
+    {
+        "tp",
+        "device",
+        "dtype",
+        "kernels",
+        "kv_dtype",
+        "quantization",
+        "collectives",
+        "threads_per_rank",
+        "pin",
+        "block_size",
+        "num_blocks",
+        "kv_bytes",
+        "kv_compression",
+        "sparse_attention",
+        "kv_host_bytes",
+        "kv_disk_bytes",
+    }
+)
+"""Settings that mean nothing to an inference server beside the node, and must not be believed to."""
 
 
 class WorkerSettings(ServiceSettings):
@@ -60,6 +83,14 @@ class WorkerSettings(ServiceSettings):
     model_memory_bytes: int = Field(
         0, ge=0, description="memory for models, which bounds what is deployed; 0: 90 % of the machine's or container's"
     )
+    engine: str = Field(
+        "own",
+        max_length=MAX_PATH_CHARS,
+        description="what computes tokens: own, or the URL of an inference server that runs beside the node and serves `model`: "
+        "http://HOST:PORT, https://HOST:PORT or unix:///PATH; see docs/operate/engines.md",
+    )
+    engine_dialect: DialectName = Field("auto", description="how the server of `engine` speaks; auto: it is asked")
+    engine_key_file: Path | None = Field(None, description="file with the API key of the server of `engine`")
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
     device: Device = Field(
         "auto", description="device of the ranks; auto: cuda if there is a GPU for each rank of the node, else cpu"
@@ -179,6 +210,27 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"chat_template: a file name must have 1 to {MAX_PATH_CHARS} characters, got {len(wrong)}")
         return self
 
+    @field_validator("engine")
+    @classmethod
+    def _is_reachable(cls, given: str) -> str:
+        if given != OWN:
+            EngineAddress.parse(given)
+        return given
+
+    @model_validator(mode="after")
+    def _engine_has_its_own_settings(self) -> WorkerSettings:
+        if self.engine == OWN:
+            if self.engine_key_file is not None:
+                raise ValueError("engine_key_file is the key of a server: set engine to its URL")
+            return self
+        if given := sorted(self.model_fields_set & _OF_RANKS):
+            raise ValueError(f"{given[0]} is a setting of the node's own ranks: set it at the server of engine {self.engine}")
+        if self.more_models:
+            raise ValueError(f"more_models: the engine at {self.engine} serves one model")
+        if self.engine_key_file is not None:
+            self.engine_key()
+        return self
+
     @field_validator("model")
     @classmethod
     def _is_where_it_was_fetched(cls, given: str) -> str:
@@ -198,6 +250,25 @@ class WorkerSettings(ServiceSettings):
                 "every running sequence decodes in every step"
             )
         return self
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the node computes with ranks of its own."""
+        return self.engine == OWN
+
+    def engine_key(self) -> str:
+        """Returns the key of the server of `engine`; empty: it wants none. Raises ValueError for a file without one."""
+        if self.engine_key_file is None:
+            return ""
+        try:
+            key = self.engine_key_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"engine_key_file {self.engine_key_file}: {getattr(error, 'strerror', None) or 'is not ASCII'}"
+            ) from None
+        if not 1 <= len(key) <= MAX_PATH_CHARS or not key.isprintable() or " " in key:
+            raise ValueError(f"engine_key_file {self.engine_key_file}: must have one key of 1 to {MAX_PATH_CHARS} characters")
+        return key
 
     @property
     def _lends(self) -> bool:
@@ -242,12 +313,7 @@ class WorkerSettings(ServiceSettings):
             model=model,
             tp=self.tp,
             settings=self._model_settings(),
-            queue=QueueSettings(
-                max_waiting=self.max_waiting,
-                fair=self.fair,
-                ttft_objective_s=self.ttft_objective_s,
-                tpot_objective_s=self.tpot_objective_s,
-            ),
+            queue=self.queue_settings,
             device=self.device,
             collectives=self.collectives,
             threads=threads,
@@ -259,6 +325,15 @@ class WorkerSettings(ServiceSettings):
             log_level=self.log_level,
             node_id=self.node_id,
             grammar_cache_bytes=self.tuning.grammar_cache_bytes,
+        )
+
+    @property
+    def queue_settings(self) -> QueueSettings:
+        return QueueSettings(
+            max_waiting=self.max_waiting,
+            fair=self.fair,
+            ttft_objective_s=self.ttft_objective_s,
+            tpot_objective_s=self.tpot_objective_s,
         )
 
     def _model_settings(self) -> ModelSettings:

@@ -46,6 +46,8 @@ Measured as `resident.private_bytes` of ranks of the demo model (7 MiB of weight
 parameters, less weights and cache: 162 to 182 MiB. It includes 147 MiB that a rank begins with and
 shares with its fork server until it writes to them.
 """
+STREAM_BYTES = 16 * 2**20
+"""What the node itself keeps of the answers of a server beside it, about."""
 DEVICE_BYTES = 512 * 2**20
 """What a rank takes on its GPU without a model (the context). Never measured."""
 _SLACK = 0.1  # of the weights, which the allocator does not give back
@@ -64,8 +66,13 @@ _LOGITS = 3  # copies of a step's logits while tokens are drawn
 def need_of(directory: Path, settings: WorkerSettings) -> int:
     """Returns the bytes that all ranks together take to serve the model in this directory.
 
-    Raises FAILED_PRECONDITION with the name of the file, or the numbers, that do not fit.
+    A server beside the node has memory of its own, for the one model that it serves. Raises
+    FAILED_PRECONDITION with the name of the file, or the numbers, that do not fit.
     """
+    if not settings.has_ranks:
+        if settings.model and Path(settings.model) != directory:
+            raise errors.failed_precondition("MODEL_REFUSED", f"the engine at {settings.engine} serves {settings.model} alone")
+        return STREAM_BYTES
     try:
         return MemoryNeed.of(directory, settings).total_bytes
     except ModelRefused as error:

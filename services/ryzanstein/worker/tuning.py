@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ryzanstein.bounds import LARGEST, PositiveSeconds, PositiveSize, Seconds, Size
 from ryzanstein.rpc.reading import MAX_RECORDS, RecordBound
+from ryzanstein.worker.engines.remote.bounds import RemoteBounds
 from ryzanstein.worker.ranks.group import GroupBounds
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.settings.rank_settings import ModelSettings
@@ -53,6 +54,7 @@ class WorkerTuning:
     """The worker's constants."""
 
     ranks: GroupBounds = field(default_factory=GroupBounds)
+    engine: RemoteBounds = field(default_factory=RemoteBounds)
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     templates: TemplateBounds = field(default_factory=TemplateBounds)
     grammars: GrammarBounds = field(default_factory=GrammarBounds)

@@ -99,8 +99,8 @@ class StepOutcome:
     def add_sealed(self, group: int, names: list[bytes]) -> None:
         self._sealed.append((group, names))
 
-    def add_prefilled(self, sequence: Sequence) -> None:
-        self._prefilled.append((sequence.group.id, sequence.num_computed))
+    def add_prefilled(self, sequence: Sequence, num_computed: int | None = None) -> None:
+        self._prefilled.append((sequence.group.id, sequence.num_computed if num_computed is None else num_computed))
 
     def add_failure(self, group: int, error: RyzansteinError) -> None:
         failed = GroupFailed(group, int(error.code), error.reason, error.message, dict(error.metadata), error.retry_after_s)

@@ -17,10 +17,11 @@ from typing import Protocol
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady
 
-IDLE, FORWARD, PROFILE, TOKENS = "idle", "forward", "profile", "tokens"
-STANDSTILLS = frozenset({PROFILE, TOKENS})
-"""The phases of a rank in which no step moves and nothing is wrong: a profiler starts or writes, or the
-bytes of the model's tokens are read for the first constraint. They are bounded, see `StallBounds`.
+IDLE, FORWARD, PROFILE, TOKENS, PREFILL = "idle", "forward", "profile", "tokens", "prefill"
+STANDSTILLS = frozenset({PROFILE, TOKENS, PREFILL})
+"""The phases of a rank in which no step moves and nothing is wrong: a profiler starts or writes, the
+bytes of the model's tokens are read for the first constraint, or an engine that is not ours computes
+prompts alone. They are bounded, see `StallBounds`; the last by the engine's own pace.
 """
 
 
@@ -177,12 +178,18 @@ class EngineFactory(Protocol):
         ...
 
 
-class NewEngines(Protocol):
-    """Chooses the engine of an agent's models."""
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A model as the agent knows it before an engine runs it: its directory or file, its context and vocabulary in tokens.
 
-    def __call__(self, model: str, events: GroupEvents, tokens: bytes) -> EngineFactory:
-        """Returns what starts and restarts the engine groups of the model in this directory.
+    `token_table` is the packed table of a large vocabulary, for constraints; empty: it is sent when it is needed.
+    """
 
-        `tokens` is the packed table of a large vocabulary, for constraints; empty: it is sent when it is needed.
-        """
-        ...
+    path: str
+    context_length: int
+    vocab_size: int
+    token_table: bytes = b""
+
+
+NewEngines = Callable[[EngineModel, GroupEvents], EngineFactory]
+"""Chooses an engine: returns what starts and restarts the engine groups of a model."""

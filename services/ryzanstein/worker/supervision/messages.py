@@ -63,7 +63,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks. `hot_page_bytes` is
     that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
     `content`: what tells its files from others of the same place, a digest.
-    `weights_stamp`: which files it loaded, see `weight_files.stamp`.
+    `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
+    `continues_exactly` are as in `EngineTraits`.
     """
 
     rank: int
@@ -96,6 +97,9 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     lasting: AllLasting = ()
     sparse_attention: str = ""
     weights_stamp: str = ""
+    engine: str = ""
+    unsupported: list[str] = []
+    continues_exactly: bool = True
 
 
 class PagesAnswer(msgspec.Struct, tag=True, frozen=True):

@@ -31,6 +31,7 @@ from ryzanstein.worker.supervision.group import (
     STANDSTILLS,
     EngineFactory,
     EngineGroup,
+    EngineModel,
     GroupEvents,
     NewEngines,
     RankProgress,
@@ -179,7 +180,12 @@ class ModelVersion:
             self._telemetry.progress(group.progress(), group.slowness())
 
     def _engines(self, choice: ModelChoice) -> EngineFactory:
-        return self._new_engines(choice.path, self._events, self._early_tokens)
+        text = self.host.text
+        if text is None:
+            raise ValueError("an engine runs a model whose text side is there")
+        return self._new_engines(
+            EngineModel(choice.path, text.context_length, text.vocab_size, self._early_tokens), self._events
+        )
 
     def _send(self, message: SubmitGroup | CancelGroup | FinishChoice) -> None:
         if self.host.serving is not None:

@@ -6,7 +6,7 @@ it is sent no more than it runs at once, and the line is here. A sequence that h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ryzanstein.worker.engine.scheduling.queue import OrderedSequences, WaitingLine
@@ -45,10 +45,15 @@ class SequenceScheduler(Protocol):
 
 
 class Places:
-    """A fixed number of places. `prefill_room` is how many prompt tokens the engine takes in a step, about."""
+    """A fixed number of places. `prefill_room` is how many prompt tokens the engine takes in a step, about.
 
-    def __init__(self, num_places: int, prefill_room: int, max_idle_tenants: int) -> None:
-        self.num_places, self.prefill_room = num_places, prefill_room
+    `left` is called with each sequence that gives its place back.
+    """
+
+    def __init__(
+        self, num_places: int, prefill_room: int, max_idle_tenants: int, left: Callable[[Sequence], None] = lambda _: None
+    ) -> None:
+        self.num_places, self.prefill_room, self._left = num_places, prefill_room, left
         self.running = OrderedSequences("rank")
         self.waiting = WaitingLine(max_idle_tenants)
         self._num_admitted = 0
@@ -73,6 +78,7 @@ class Places:
         """Removes a sequence that has a place or waits for one."""
         if sequence in self.running:
             self.running.remove(sequence)
+            self._left(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 

@@ -1,0 +1,1 @@
+"""Engines that are not ours: inference servers that compute tokens for an agent."""

@@ -1,0 +1,267 @@
+"""An inference server that is already running, as an engine group: found, watched, lost and found again.
+
+The server belongs to its operator. It is never started, stopped or restarted here: a group that is lost
+gives its generations up, so that they go on elsewhere, and the next group waits until the server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+from ryzanstein.worker.engines.remote.client import EngineClient
+from ryzanstein.worker.engines.remote.failures import EngineFailure, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.probing import ServedEngine, probe
+
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engines.front.front import Front, front_settings
+from ryzanstein.worker.engines.remote.bounds import RemoteBounds
+from ryzanstein.worker.engines.remote.streams import EngineStreams
+from ryzanstein.worker.settings.rank_settings import QueueSettings
+from ryzanstein.worker.supervision.group import (
+    FORWARD,
+    IDLE,
+    PREFILL,
+    EngineModel,
+    GroupEvents,
+    LossCause,
+    RankLoss,
+    RankProgress,
+    RanksLost,
+)
+from ryzanstein.worker.supervision.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
+from ryzanstein.worker.supervision.watchdog import Watchdog
+
+log = structlog.get_logger(__name__)
+
+_SAY_AGAIN_S = 30.0
+_TELL_PREFILL_S = 1.0
+_PROBE_TOKENS = 8  # what a probe's steps count as: at least its prompt
+
+
+class RemoteSpec(NamedTuple):
+    """A server as settings describe it.
+
+    `new_client` connects to it. `dialect`: how it speaks, or auto. `max_sequences` are sent to it at once at most; what it says
+    of itself counts if that is less. `prefill_room`: prompt tokens that it takes in a step, about.
+    """
+
+    address: str
+    new_client: Callable[[], EngineClient]
+    dialect: str
+    max_sequences: int
+    prefill_room: int
+    queue: QueueSettings
+    bounds: RemoteBounds
+
+
+class RemoteGroup:
+    """An `EngineGroup` of one server, which counts as one rank."""
+
+    def __init__(self, spec: RemoteSpec, model: EngineModel, events: GroupEvents) -> None:
+        self._spec, self._model, self._events = spec, model, events
+        self._bounds = spec.bounds
+        self._client = spec.new_client()
+        self._streams: EngineStreams | None = None
+        self._front: Front | None = None
+        self._watchdog = Watchdog(self._bounds.stall, self._bounds.watch_interval_s)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_parts, self._moved_s = 0, time.monotonic()
+        self._fed = 0
+        self._told_s = self._checked_s = time.monotonic()
+        self._checking = False
+        self.lost: asyncio.Future[RankLoss] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> list[RankReady]:
+        """See `EngineGroup.start`. Waits for the server, however long it loads, up to `start_s`."""
+        served, began_s = await self._found(), time.monotonic()
+        context_length = min(served.context_length or self._model.context_length, self._model.context_length)
+        num_places = min(served.max_sequences or self._spec.max_sequences, self._spec.max_sequences)
+        self._streams = EngineStreams(self._client, served, self._model.vocab_size, self)
+        settings = front_settings(context_length, num_places, self._spec.prefill_room, self._spec.queue)
+        self._front = self._streams.front = Front(settings, self._streams, self._on_step)
+        self._spawn(self._watch())
+        return [
+            RankReady(
+                rank=0,
+                context_length=context_length,
+                num_blocks=0,
+                block_size=1,
+                max_sequences=num_places,
+                startup_phases={"probe": round(time.monotonic() - began_s, 3)},
+                kernels=served.version,
+                company_matters="the engine is not ours",
+                numerics=f"engine={served.version}",
+                engine=served.version,
+                unsupported=sorted(served.dialect.unsupported),
+                continues_exactly=False,
+            )
+        ]
+
+    def send(self, message: EngineMessage) -> None:
+        """See `EngineGroup.send`. What concerns blocks, pages and constraints is never sent to such a group."""
+        match message:
+            case SubmitGroup() | CancelGroup() | FinishChoice() if self._front is not None:
+                self._front.send(message)
+            case StartProfile(rank, steps, number) if steps:
+                error = f"the engine at {self._spec.address} has a profiler of its own"
+                asyncio.get_running_loop().call_soon(self._events.on_trace, ProfileTrace(rank, b"", number, error))
+
+    def slab(self, size_bytes: int) -> mmap.mmap:
+        """See `EngineGroup.slab`. Raises OSError: pages do not leave a server."""
+        raise OSError(f"the engine at {self._spec.address} moves no pages")
+
+    def progress(self) -> list[RankProgress]:
+        """See `EngineGroup.progress`. A step is a part that arrived. Nothing arrives while it computes prompts alone."""
+        only_prompts = self._front is not None and len(self._front) > 0 and len(self._front.prefilling) == len(self._front)
+        return [self._progress(PREFILL if only_prompts else FORWARD)]
+
+    def slowness(self) -> Mapping[int, float]:
+        return {}
+
+    def resident_bytes(self) -> Sequence[int]:
+        return [0]
+
+    def private_bytes(self) -> Sequence[int]:
+        return [0]
+
+    async def end(self, *, graceful: bool) -> None:
+        """Closes all connections, by which the server forgets what runs."""
+        self.lost.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._front is not None:
+            self._front.close()
+        if self._streams is not None:
+            await self._streams.close()
+        await self._client.close()
+
+    def on_part(self) -> None:
+        """See `StreamListener.on_part`."""
+        self._num_parts += 1
+        self._moved_s = time.monotonic()
+
+    def on_cut(self, error: EngineUnreachable) -> None:
+        """Asks at once whether the server is still there: one connection may break alone."""
+        log.warning("stream of an engine was cut", engine=self._spec.address, reason=str(error))
+        self._check_soon()
+
+    def on_nonsense(self, error: EngineProtocolError) -> None:
+        """See `StreamListener.on_nonsense`."""
+        self._lose(LossCause.UNSOUND, f"the engine at {self._spec.address} sent nonsense: {error}")
+
+    async def _found(self) -> ServedEngine:
+        """Returns what the server is, as soon as it answers. Raises RanksLost after `start_s`, or when it is of no use."""
+        ends_s, said_s, why = time.monotonic() + self._bounds.start_s, time.monotonic(), ""
+        while time.monotonic() < ends_s:
+            try:
+                served = await self._probed()
+            except EngineUnreachable as error:
+                why = str(error)
+            except EngineFailure as error:
+                raise self._not_started(f"it cannot be used: {error}") from None
+            else:
+                log.info("engine found", engine=self._spec.address, version=served.version, model=served.model)
+                return served
+            if time.monotonic() - said_s >= _SAY_AGAIN_S:
+                said_s = time.monotonic()
+                log.warning("engine does not answer yet", engine=self._spec.address, reason=why)
+            await asyncio.sleep(self._bounds.retry_s)
+        raise self._not_started(f"it has not answered for {self._bounds.start_s:g} s: {why}")
+
+    async def _probed(self) -> ServedEngine:
+        began_s = time.monotonic()
+        served = await probe(self._client, self._spec.dialect)
+        self._watchdog.record(time.monotonic() - began_s, _PROBE_TOKENS)
+        return served
+
+    def _not_started(self, why: str) -> RanksLost:
+        return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))
+
+    def _on_step(self, events: StepEvents) -> None:
+        fed = events.stats.prefill_tokens + events.stats.decode_tokens
+        if fed > self._fed and events.token_ids:
+            self._watchdog.record(events.step_s, fed - self._fed)
+        self._fed = fed
+        self._events.on_step(events)
+
+    def _progress(self, phase: str) -> RankProgress:
+        """Returns what the server does, as a rank. Its step is as large as the largest prompt that it computes."""
+        front = self._front
+        if front is None or not len(front):
+            return RankProgress(0, 0, self._num_parts, 0, IDLE, self._moved_s, 0.0, 0, 0.0)
+        num_tokens = max((sequence.num_tokens for sequence in front.prefilling), default=0) + len(front)
+        return RankProgress(0, 0, self._num_parts, 0, phase, self._moved_s, self._moved_s, num_tokens, 0.0)
+
+    async def _watch(self) -> None:
+        """Finds stalls while something runs, and asks for the server's health while nothing does."""
+        front = self._front
+        while front is not None and not self.lost.done():
+            await asyncio.sleep(self._bounds.watch_interval_s)
+            now = time.monotonic()
+            stall = self._watchdog.observe(now, [self._progress(FORWARD)], pending=len(front) > 0)
+            if stall is not None:
+                text = f"the engine at {self._spec.address} has sent nothing for {stall.stalled_s:.1f} s, {len(front)} answers wait"
+                self._lose(LossCause.STALLED, text)
+            elif not len(front) and now - self._checked_s >= self._bounds.check_s:
+                self._check_soon()
+            elif front.prefilling and now - self._told_s >= _TELL_PREFILL_S:
+                self._told_s = now
+                for sequence in front.prefilling:
+                    front.computing(sequence)
+
+    def _check_soon(self) -> None:
+        if not self._checking and not self.lost.done():
+            self._checking = True
+            self._spawn(self._check())
+
+    async def _check(self) -> None:
+        try:
+            await self._client.healthy(self._bounds.health_s)
+        except EngineRefused as error:
+            self._lose(LossCause.DIED, f"the engine at {self._spec.address} says that it is not healthy: {error}")
+        except EngineFailure as error:
+            self._lose(LossCause.DIED, f"the engine at {self._spec.address} is gone: {error}")
+        finally:
+            self._checking, self._checked_s = False, time.monotonic()
+
+    def _lose(self, cause: LossCause, text: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(RankLoss(0, cause, text))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("watching an engine failed", exc_info=error)
+            self._lose(LossCause.DIED, f"the watch of the engine failed: {error!r}")
+
+
+class RemoteEngines:
+    """An `EngineFactory` of groups that all use the same server."""
+
+    def __init__(self, spec: RemoteSpec, model: EngineModel, events: GroupEvents) -> None:
+        self._spec, self._model, self._events = spec, model, events
+
+    @property
+    def model(self) -> str:
+        return self._model.path
+
+    def make(self) -> RemoteGroup:
+        """See `EngineFactory.make`."""
+        return RemoteGroup(self._spec, self._model, self._events)
+
+    async def lost(self, loss: RankLoss, *, served: bool) -> None:
+        """See `EngineFactory.lost`. Whoever runs the server restarts it."""
+
+    async def close(self) -> None:
+        """See `EngineFactory.close`."""
