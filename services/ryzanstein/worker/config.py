@@ -86,7 +86,7 @@ class WorkerSettings(ServiceSettings):
     engine: str = Field(
         "own",
         max_length=MAX_PATH_CHARS,
-        description="what computes tokens: own, or the URL of an inference server that runs beside the node and serves `model`: "
+        description="what computes tokens: own, or the URL of an inference server beside the node that serves `model`: "
         "http://HOST:PORT, https://HOST:PORT or unix:///PATH; see docs/operate/engines.md",
     )
     engine_dialect: DialectName = Field("auto", description="how the server of `engine` speaks; auto: it is asked")

@@ -206,8 +206,8 @@ class RemoteGroup:
             now = time.monotonic()
             stall = self._watchdog.observe(now, [self._progress(FORWARD)], pending=len(front) > 0)
             if stall is not None:
-                text = f"the engine at {self._spec.address} has sent nothing for {stall.stalled_s:.1f} s, {len(front)} answers wait"
-                self._lose(LossCause.STALLED, text)
+                silent = f"has sent nothing for {stall.stalled_s:.1f} s while it computes {len(front)} answers"
+                self._lose(LossCause.STALLED, f"the engine at {self._spec.address} {silent}")
             elif not len(front) and now - self._checked_s >= self._bounds.check_s:
                 self._check_soon()
             elif front.prefilling and now - self._told_s >= _TELL_PREFILL_S:
