@@ -1,0 +1,60 @@
+"""How an agent asks vLLM's plug-in for a choice: the whole request, in one argument of the API.
+
+vLLM passes `vllm_xargs` on to logits processors as they are. A server without the plug-in ignores them,
+so a probe asks for tokens that only the plug-in can give.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ryzanstein.worker.engine.messages import SubmitGroup
+
+ARGUMENT = "ryzanstein_1"
+"""The number is that of this protocol: a plug-in of another one ignores the argument, and is not found."""
+
+
+class AskedRow(msgspec.Struct, frozen=True):
+    """A choice as the plug-in decides it.
+
+    The request's tokens begin with `num_prompt` of the prompt; the others were generated before. Prompt
+    and generated tokens are left out of `group`. `forced` tokens are what a probe wants, whatever the
+    model computes.
+    """
+
+    group: SubmitGroup | None = None
+    choice: int = 0
+    num_prompt: int = 0
+    forced: list[int] = []
+
+
+def packed(row: AskedRow) -> dict[str, str]:
+    """Returns the value of `vllm_xargs`."""
+    return {ARGUMENT: base64.b64encode(msgspec.msgpack.encode(row)).decode("ascii")}
+
+
+def unpacked(arguments: Mapping[str, object] | None) -> AskedRow | None:
+    """Returns what was asked; None: nothing, the request is not ours. Raises ValueError for what no agent sends."""
+    if not arguments or (text := arguments.get(ARGUMENT)) is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError(f"{ARGUMENT} must be a string")
+    try:
+        return msgspec.msgpack.decode(base64.b64decode(text, validate=True), type=AskedRow)
+    except (binascii.Error, msgspec.MsgspecError) as error:
+        raise ValueError(f"{ARGUMENT}: {error}") from None
+
+
+def asked_row(group: SubmitGroup, choice: int) -> AskedRow:
+    """Returns what to ask for a choice of a group."""
+    nothing: list[list[int]] = [[] for _ in group.generated]
+    return AskedRow(msgspec.structs.replace(group, prompt_ids=[], generated=nothing), choice, len(group.prompt_ids))
+
+
+def obeyed(forced: Sequence[int], got: Sequence[int]) -> bool:
+    """Returns whether a server has given the tokens that a probe forced."""
+    return list(got[: len(forced)]) == list(forced)

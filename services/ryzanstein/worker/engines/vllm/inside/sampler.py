@@ -1,0 +1,117 @@
+"""The logits processor that vLLM loads: `vllm serve --logits-processors ryzanstein.worker.engines.vllm.inside.sampler:Sampler`.
+
+vLLM has two interfaces for such processors, one for each of its model runners, and one class has both:
+`apply(logits)` with the state of `update_state` for V1, `apply(logits, ctx)` with that of
+`add_request` for V2. The second has never run on hardware: V2 needs a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from ryzanstein.worker.engines.vllm.asking import unpacked
+from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2Processor
+except ImportError:  # a release before 0.32, or a build without Triton
+    RunnerV2Processor = LogitsProcessor
+
+
+class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ignore[misc]
+    """Decides the tokens of an agent's requests. Others' requests are left alone."""
+
+    def __init__(self, vllm_config: Any, state: Any, is_pin_memory: bool | None = None) -> None:
+        """`state` is the device for V1, and the tokens of all requests for V2."""
+        if getattr(vllm_config, "speculative_config", None) is not None:
+            raise ValueError("the ryzanstein sampler does not work with speculative decoding yet")
+        self._state = state
+        self._rows: dict[int, BatchRow] = {}
+        self._picked: dict[int, list[int]] = {}
+        self._live: dict[int, list[int]] = {}
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raises ValueError for an argument that no agent sends."""
+        unpacked(sampling_params.extra_args)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """V1: takes what entered, left or moved within the batch."""
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self._forget(index)
+        for index, params, prompt_ids, output_ids in batch_update.added:
+            self._forget(index)
+            if (asked := unpacked(params.extra_args)) is not None:
+                self._rows[index] = BatchRow(asked, prompt_ids or [])
+                self._live[index] = output_ids
+        for first, second, direction in batch_update.moved:
+            self._move(first, second, swap=direction == MoveDirectionality.SWAP)
+
+    def _forget(self, index: int) -> None:
+        self._rows.pop(index, None)
+        self._live.pop(index, None)
+
+    def _move(self, first: int, second: int, *, swap: bool) -> None:
+        for table in (self._rows, self._live):
+            one, other = table.pop(first, None), table.pop(second, None)  # type: ignore[attr-defined]
+            if one is not None:
+                table[second] = one  # type: ignore[index]
+            if swap and other is not None:
+                table[first] = other  # type: ignore[index]
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """V2: takes a request that enters a slot; returns whether its tokens are decided here."""
+        self._rows.pop(req_idx, None)
+        self._picked.pop(req_idx, None)
+        if (asked := unpacked(sampling_params.extra_args)) is None:
+            return False
+        num_prompt = int(self._state.prompt_len.np[req_idx])
+        row = BatchRow(asked, self._state.all_token_ids.gpu[req_idx, :num_prompt].tolist())
+        if row.plain:
+            return False
+        self._rows[req_idx], self._picked[req_idx] = row, []
+        return True
+
+    def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
+        """Leaves one finite logit in each row that is decided here."""
+        return self._apply_batch(logits) if ctx is None else self._apply_slots(logits, ctx)
+
+    def _apply_batch(self, logits: Tensor) -> Tensor:
+        """V1: a row of logits for each place of the batch."""
+        rows = {index: row for index, row in self._rows.items() if index < len(logits)}
+        for index, row in rows.items():
+            row.take(self._live[index])
+        decide(logits, rows)
+        return logits
+
+    def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
+        """V2: rows are in any order; a row whose position is before the request's end is of a prompt that goes on."""
+        rows: dict[int, BatchRow] = {}
+        slots, positions = ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist()
+        for s, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+            if (row := self._rows.get(slot)) is None:
+                continue
+            num_output = position + 1 - int(self._state.prompt_len.np[slot])
+            if num_output >= 0:
+                row.take(self._output(slot, num_output))
+                rows[s] = row
+        for s, token_id in decide(logits, rows).items():
+            self._picked[slots[s]][rows[s].num_taken :] = [token_id]
+        return logits
+
+    def _output(self, slot: int, num_output: int) -> list[int]:
+        """Returns the request's output so far: what was decided here, or, where vLLM decided, what it says."""
+        picked = self._picked[slot]
+        if len(picked) < num_output:
+            num_prompt = int(self._state.prompt_len.np[slot])
+            picked[:] = self._state.all_token_ids.gpu[slot, num_prompt : num_prompt + num_output].tolist()
+        return picked[:num_output]
