@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ryzanstein.cli.access.certificates import LocalCertificates
 
 ORCHESTRATOR = "orchestrator"
+OWN_RANKS = "own"
 _START_ATTEMPTS = 3
 _LOG_BYTES, _LOG_FILES = 32 * 2**20, 4
 _POLL_S = 0.05
@@ -56,7 +57,9 @@ class ClusterSpec:
     `settings` are by service name: `hosts` says where a service runs, if not on 127.0.0.1, and
     `settings` replaces settings that we chose. `model_names` are the names of `model` and `more_models`;
     empty: those of the directories. `devices` says which GPUs each node gets: none by
-    default. A start is given up when nothing has moved for `still_s`. `secure`: services talk to each
+    default. `engines` is what computes on each node: `OWN_RANKS`, or the URL of a server; empty: ranks on all of them.
+    Ranks beside servers are in reserve. `rank_flags` are for nodes with ranks. A start is given up when nothing has
+    moved for `still_s`. `secure`: services talk to each
     other with TLS alone, with certificates in `state_dir`. `api_key` asks the routers for their nodes
     where they have keys; it is passed to no process. `api_key_file` has it for clients.
     """
@@ -71,6 +74,8 @@ class ClusterSpec:
     orchestrator_port: int = 0
     state_dir: Path | None = None
     worker_flags: tuple[str, ...] = ()
+    rank_flags: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     orchestrator_flags: tuple[str, ...] = ()
     hosts: Mapping[str, Host] = field(default_factory=dict)
@@ -164,7 +169,8 @@ class LocalCluster:
         After ServiceFailedError nothing is left behind. If a port that we chose is taken before it
         is bound, another is chosen, a few times.
         """
-        self.kernels = "" if self.spec.devices.device == "cuda" else have_kernels(doing)  # GPUs use none
+        needless = self.spec.devices.device == "cuda" or (self.spec.engines and OWN_RANKS not in self.spec.engines)
+        self.kernels = "" if needless else have_kernels(doing)
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_once(doing)
@@ -297,12 +303,15 @@ class LocalCluster:
             "model_name": self._names[0],
             "more_models": write_setting(list(zip(self._names[1:], self.spec.more_models, strict=True))),
             "model_memory_bytes": 0 if devices.names else int(_MEMORY_SHARE * memory_bytes()) // len(self.node_ids),
-            "device": devices.device,
-            "tp": self.spec.tp,
-            "threads_per_rank": self.spec.threads_per_rank,
             "drain_grace_s": self.spec.stop_grace_s / 2,
         }
-        self._add(node_id, "worker", flags, self.spec.worker_flags, devices.prefix(index))
+        if (engine := self.spec.engines[index] if self.spec.engines else OWN_RANKS) != OWN_RANKS:
+            self._add(node_id, "worker", {**flags, "engine": engine}, self.spec.worker_flags)
+            return
+        flags |= {"device": devices.device, "tp": self.spec.tp, "threads_per_rank": self.spec.threads_per_rank}
+        if set(self.spec.engines) - {OWN_RANKS}:
+            flags["reserve"] = True
+        self._add(node_id, "worker", flags, (*self.spec.worker_flags, *self.spec.rank_flags), devices.prefix(index))
 
     def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:
         """Describes a router; each further one listens on the next ports if ports are given."""

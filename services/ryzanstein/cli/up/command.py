@@ -20,7 +20,7 @@ from ryzanstein.cli.access.local_key import LocalKey
 from ryzanstein.cli.access.router_trust import RouterTls
 from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.options import LARGEST_PORT
-from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.disk_room import no_room, require_room
 from ryzanstein.cli.processes.ports import InUseError, require_able, require_free
 from ryzanstein.cli.processes.service_process import ServiceFailedError
@@ -28,6 +28,7 @@ from ryzanstein.cli.programs import require
 from ryzanstein.cli.status.status_tables import node_table
 from ryzanstein.cli.status.survey import look
 from ryzanstein.cli.up.default_tp import DEFAULT_TP, default_tp
+from ryzanstein.cli.up.engines import DEFAULT_NODES, Engines, num_nodes
 from ryzanstein.cli.up.kept_service import KeptService
 from ryzanstein.cli.up.models_to_serve import models_to_serve, template_setting
 from ryzanstein.cli.up.state_lock import held
@@ -73,7 +74,16 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")]
 
 def up(
     *,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes; each is a replica of the model.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            show_default=f"{DEFAULT_NODES}, or one for each --engine",
+            help="Number of nodes; each is a replica of the model.",
+        ),
+    ] = None,
+    engines: Engines = [],  # noqa: B006 - typer copies it
     tp: Annotated[
         int | None,
         typer.Option(min=1, max=64, show_default=f"{DEFAULT_TP}, or 1 if a model does not divide", help="Ranks per node."),
@@ -110,6 +120,7 @@ def up(
     require("up", "router", "worker", *(["tls"] if secure else []))
     served = models_to_serve(models)
     templates = template_setting(chat_templates, served)
+    nodes = num_nodes(nodes, engines, len(served))
     tp = tp or default_tp([model.path for model in served])
     spec = ClusterSpec(
         model=served[0].path,
@@ -119,7 +130,9 @@ def up(
         num_routers=routers,
         tp=tp,
         threads_per_rank=threads_per_rank,
-        worker_flags=("--quantization", quantization, *(("--chat-template", templates) if templates else ())),
+        worker_flags=("--chat-template", templates) if templates else (),
+        rank_flags=("--quantization", quantization),
+        engines=tuple(engines),
         grpc_port=grpc_port,
         http_port=http_port,
         orchestrator_port=orchestrator_port,
@@ -223,7 +236,8 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
 
 def crowding_of(spec: ClusterSpec, cores: float) -> str | None:
     """Returns a sentence if the ranks have more threads than there are cores for them."""
-    threads = spec.num_nodes * spec.tp * spec.threads_per_rank * (1 + len(spec.more_models))
+    num_nodes = spec.engines.count(OWN_RANKS) if spec.engines else spec.num_nodes
+    threads = num_nodes * spec.tp * spec.threads_per_rank * (1 + len(spec.more_models))
     if threads <= cores:
         return None
     return f"{threads} threads share {cores:g} cores: it works, and is slower than fewer --nodes, --tp or --threads-per-rank"
