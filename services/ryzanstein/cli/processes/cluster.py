@@ -310,7 +310,7 @@ class LocalCluster:
             return
         flags |= {"device": devices.device, "tp": self.spec.tp, "threads_per_rank": self.spec.threads_per_rank}
         if set(self.spec.engines) - {OWN_RANKS}:
-            flags["reserve"] = True
+            flags["reserve"] = "true"
         self._add(node_id, "worker", flags, (*self.spec.worker_flags, *self.spec.rank_flags), devices.prefix(index))
 
     def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.failures import EngineFailure, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
 from ryzanstein.worker.engines.remote.probing import ServedEngine, probe
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
@@ -163,7 +163,7 @@ class RemoteGroup:
                 served = await self._probed()
             except EngineUnreachable as error:
                 why = str(error)
-            except EngineFailure as error:
+            except EngineFault as error:
                 raise self._not_started(f"it cannot be used: {error}") from None
             else:
                 log.info("engine found", engine=self._spec.address, version=served.version, model=served.model)
@@ -225,7 +225,7 @@ class RemoteGroup:
             await self._client.healthy(self._bounds.health_s)
         except EngineRefused as error:
             self._lose(LossCause.DIED, f"the engine at {self._spec.address} says that it is not healthy: {error}")
-        except EngineFailure as error:
+        except EngineFault as error:
             self._lose(LossCause.DIED, f"the engine at {self._spec.address} is gone: {error}")
         finally:
             self._checking, self._checked_s = False, time.monotonic()

@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
 from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.failures import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
 from ryzanstein.worker.engines.remote.probing import ServedEngine
 
 from ryzanstein import errors
@@ -82,7 +82,7 @@ class EngineStreams:
         try:
             await self._follow(sequence, front)
         except EngineBusy as error:
-            front.failed(sequence, errors.unavailable("ENGINE_BUSY", str(error), error.retry_after_s))
+            front.failed(sequence, errors.unavailable("ENGINE_BUSY", str(error), error.retry_after_s or 1.0))
         except EngineRefused as error:
             front.failed(sequence, errors.failed_precondition("ENGINE_REFUSED", str(error)))
         except EngineUnreachable as error:
@@ -136,7 +136,7 @@ class EngineStreams:
             return
         stop = part.stop_token if part.stop_token is not None else _own_stop(sequence)
         if stop is not None:
-            front.token(sequence, SampledToken(stop, 0.0 if asked.sampling.logprobs is not None else None))
+            front.token(sequence, SampledToken(stop))
         if self._tasks.get(sequence) is asyncio.current_task():
             front.ended(sequence, FinishReason.STOP)
 
