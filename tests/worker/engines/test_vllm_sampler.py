@@ -1,0 +1,271 @@
+"""The logits processor of vLLM, driven by both of its interfaces, against the sampler of our own engine."""
+
+from __future__ import annotations
+
+import random
+import sys
+from abc import ABC
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.engine.messages import SubmitGroup
+from ryzanstein.worker.engine.sequence import Account, Sequence, SequenceGroup
+from ryzanstein.worker.engines.vllm.asking import ARGUMENT, AskedRow, asked_row, packed
+from ryzanstein.worker.sampling.sampler import sample
+
+VOCABULARY = 211
+
+
+class MoveDirectionality(Enum):
+    UNIDIRECTIONAL = auto()
+    SWAP = auto()
+
+
+@dataclass(frozen=True)
+class BatchUpdate:
+    batch_size: int
+    removed: tuple = ()
+    added: tuple = ()
+    moved: tuple = ()
+
+
+class LogitsProcessor(ABC):
+    """As vLLM 0.32 has it for its first model runner."""
+
+
+@pytest.fixture
+def sampler_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    """The class, on modules that have the names that it imports from vLLM."""
+    vllm, interface = ModuleType("vllm"), ModuleType("vllm.v1.sample.logits_processor")
+    vllm.SamplingParams = SimpleNamespace
+    interface.BatchUpdate, interface.LogitsProcessor, interface.MoveDirectionality = (
+        BatchUpdate,
+        LogitsProcessor,
+        MoveDirectionality,
+    )
+    for name in ("vllm.v1", "vllm.v1.sample"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.v1.sample.logits_processor", interface)
+    from ryzanstein.worker.engines.vllm.inside import sampler
+
+    yield sampler.Sampler
+    del sys.modules["ryzanstein.worker.engines.vllm.inside.sampler"]
+
+
+CASES = {
+    "temperature": SamplingParams(temperature=1.0),
+    "top-k": SamplingParams(temperature=0.8, top_k=7),
+    "top-p": SamplingParams(temperature=1.2, top_p=0.7),
+    "min-p": SamplingParams(temperature=1.0, min_p=0.05),
+    "penalties": SamplingParams(temperature=1.0, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4),
+    "greedy penalties": SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
+    "greedy": SamplingParams(temperature=0.0),
+    "min tokens": SamplingParams(temperature=1.0, min_tokens=12),
+    "bias": SamplingParams(temperature=0.0, logit_bias=((3, 4.0), (9, -100.0))),
+    "allowed": SamplingParams(temperature=1.0, allowed_token_ids=(2, 3, 5, 7, 11)),
+    "log probabilities": SamplingParams(temperature=1.0, logprobs=5),
+}
+
+
+def logits_after(tokens: list[int]) -> torch.Tensor:
+    """What the model says after these tokens: on every node, in any batch the same."""
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
+    return torch.randn(VOCABULARY, generator=generator) * 3
+
+
+def submitted(sampling: SamplingParams, prompt: list[int], seed: int, max_tokens: int = 24) -> SubmitGroup:
+    sampling = replace(sampling, seed=seed)
+    return SubmitGroup(1, prompt, sampling, max_tokens, [4, 6], [[] for _ in range(sampling.n)], [False] * sampling.n)
+
+
+def our_answer(message: SubmitGroup, choice: int = 0) -> list[int]:
+    sequence = Sequence(SequenceGroup(message, 0, 0.0, Account("")), choice)
+    while True:
+        logits = logits_after([*message.prompt_ids, *sequence.generated])
+        (token,) = sample(logits.unsqueeze(0), [sequence.row])
+        if sequence.append(token.token_id) is not None:
+            return sequence.generated
+
+
+def argued(row: AskedRow) -> SimpleNamespace:
+    return SimpleNamespace(extra_args=packed(row))
+
+
+class Batch:
+    """vLLM's batch of the first model runner: places that requests enter, leave and are moved between."""
+
+    def __init__(self, sampler) -> None:
+        self.sampler = sampler
+        self.places: list[tuple[list[int], list[int]]] = []
+        self.removed, self.added, self.moved = [], [], []
+
+    def add(self, params, token_ids: list[int]) -> list[int]:
+        output: list[int] = []
+        self.added.append((len(self.places), params, token_ids, output))
+        self.places.append((token_ids, output))
+        return output
+
+    def remove(self, output: list[int]) -> None:
+        """The last one takes the place that becomes free."""
+        place = next(i for i, (_, each) in enumerate(self.places) if each is output)
+        last = len(self.places) - 1
+        self.removed.append(place)
+        if place != last:
+            self.places[place] = self.places[last]
+            self.moved.append((last, place, MoveDirectionality.UNIDIRECTIONAL))
+        self.places.pop()
+
+    def swap(self, one: int, other: int) -> None:
+        self.places[one], self.places[other] = self.places[other], self.places[one]
+        self.moved.append((one, other, MoveDirectionality.SWAP))
+
+    def step(self) -> None:
+        changed = self.removed or self.added or self.moved
+        update = BatchUpdate(len(self.places), tuple(self.removed), tuple(self.added), tuple(self.moved)) if changed else None
+        self.removed, self.added, self.moved = [], [], []
+        self.sampler.update_state(update)
+        logits = self.sampler.apply(torch.stack([logits_after([*ids, *output]) for ids, output in self.places]))
+        for (_, output), token in zip(self.places, logits.argmax(dim=1).tolist(), strict=True):
+            output.append(token)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 17])
+@pytest.mark.parametrize("name", CASES)
+def test_every_token_is_that_of_our_engine_also_after_a_move(sampler_class, name: str, cut: int) -> None:
+    message = submitted(CASES[name], [5, 9, 9, 31], seed=77)
+    whole = our_answer(message)
+    cut = min(cut, len(whole) - 1)
+    batch = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
+    output = batch.add(argued(asked_row(message, 0)), [*message.prompt_ids, *whole[:cut]])
+    for _ in range(len(whole) - cut):
+        batch.step()
+    assert output == whole[cut:]
+
+
+def test_requests_that_enter_leave_and_move_keep_their_own_tokens(sampler_class) -> None:
+    chance = random.Random(5)
+    batch = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
+    running: list[tuple[list[int], list[int]]] = []
+    done = 0
+    for number in range(400):
+        if len(running) < 9 and chance.random() < 0.5:
+            sampling = replace(chance.choice(list(CASES.values())), n=2)
+            message = submitted(sampling, [number % VOCABULARY, *range(chance.randrange(1, 5))], seed=number)
+            choice = chance.randrange(2)
+            running.append((our_answer(message, choice), batch.add(argued(asked_row(message, choice)), message.prompt_ids)))
+        if chance.random() < 0.1:
+            strangers = SimpleNamespace(extra_args=None)
+            running.append(([], batch.add(strangers, [1, 2, 3])))
+        if batch.removed == batch.added == [] and len(batch.places) > 1 and chance.random() < 0.3:
+            batch.swap(*chance.sample(range(len(batch.places)), 2))
+        if not batch.places:
+            continue
+        batch.step()
+        for answer, output in list(running):
+            assert not answer or output == answer[: len(output)]
+            if len(output) >= (len(answer) or 3):
+                batch.remove(output)
+                running.remove((answer, output))
+                done += bool(answer)
+    assert done > 30
+
+
+def test_other_requests_are_left_alone(sampler_class) -> None:
+    sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
+    params = SimpleNamespace(extra_args={"another": "argument"})
+    sampler.update_state(BatchUpdate(1, added=((0, params, [1, 2], []),)))
+    logits = torch.randn(1, VOCABULARY)
+    assert torch.equal(sampler.apply(logits.clone()), logits)
+    assert not sampler.is_argmax_invariant()
+
+
+def test_a_row_without_finite_logits_does_not_stop_the_others(sampler_class) -> None:
+    sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
+    message = submitted(CASES["temperature"], [5], seed=1)
+    added = [(place, argued(asked_row(message, 0)), [5], []) for place in range(2)]
+    sampler.update_state(BatchUpdate(2, added=tuple(added)))
+    logits = torch.stack([torch.full((VOCABULARY,), torch.nan), logits_after([5])])
+    assert sampler.apply(logits)[1].argmax() == our_answer(message)[0]
+
+
+def test_a_probe_is_given_the_tokens_that_it_forces(sampler_class) -> None:
+    batch = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
+    output = batch.add(argued(AskedRow(forced=[17, 3, 101])), [1])
+    for _ in range(3):
+        batch.step()
+    assert output == [17, 3, 101]
+
+
+@pytest.mark.parametrize("value", [7, "no base64!", "AAAA", packed(AskedRow())[ARGUMENT][:-4]])
+def test_arguments_that_no_agent_sends_are_refused_before_they_reach_a_batch(sampler_class, value: object) -> None:
+    with pytest.raises(ValueError, match=ARGUMENT):
+        sampler_class.validate_params(SimpleNamespace(extra_args={ARGUMENT: value}))
+    sampler_class.validate_params(SimpleNamespace(extra_args=None))
+    sampler_class.validate_params(argued(AskedRow(forced=[1])))
+
+
+def test_speculative_decoding_is_refused(sampler_class) -> None:
+    with pytest.raises(ValueError, match="speculative"):
+        sampler_class(SimpleNamespace(speculative_config=object()), torch.device("cpu"), False)
+
+
+class Slots:
+    """vLLM's second model runner: slots, rows in any order, prompts in pieces whose samples are thrown away."""
+
+    def __init__(self, sampler_class, num_slots: int = 4) -> None:
+        self.prompt_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int64).numpy())
+        self.tokens = SimpleNamespace(gpu=torch.zeros(num_slots, 128, dtype=torch.int64))
+        state = SimpleNamespace(prompt_len=self.prompt_len, all_token_ids=self.tokens)
+        self.sampler = sampler_class(SimpleNamespace(), state)
+        self.length: dict[int, int] = {}
+
+    def add(self, slot: int, params, token_ids: list[int]) -> bool:
+        self.prompt_len.np[slot] = self.length[slot] = len(token_ids)
+        self.tokens.gpu[slot, : len(token_ids)] = torch.tensor(token_ids)
+        return self.sampler.add_request(slot, params)
+
+    def step(self, slots: list[int], partly: dict[int, int]) -> None:
+        """Feeds these slots; of those that are `partly` fed, only the first so many tokens."""
+        ends = [partly.get(slot, self.length[slot]) for slot in slots]
+        texts = [self.tokens.gpu[slot, :end].tolist() for slot, end in zip(slots, ends, strict=True)]
+        positions = torch.tensor([end - 1 for end in ends])
+        ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor(slots), pos=positions)
+        logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]), ctx)
+        for slot, token in zip(slots, logits.argmax(dim=1).tolist(), strict=True):
+            if slot not in partly:
+                self.tokens.gpu[slot, self.length[slot]] = token
+                self.length[slot] += 1
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "greedy"])
+def test_the_second_interface_decides_alike(sampler_class, name: str) -> None:
+    """This interface has never run in vLLM here: its model runner needs a GPU."""
+    message = submitted(CASES[name], [5, 9, 9, 31], seed=77)
+    whole = our_answer(message)
+    slots = Slots(sampler_class)
+    assert slots.add(2, argued(asked_row(message, 0)), [*message.prompt_ids, *whole[:3]])
+    assert not slots.add(1, SimpleNamespace(extra_args=None), [1, 2])
+    slots.step([2, 1], {2: 3})
+    while slots.length[2] < 4 + len(whole):
+        slots.step([1, 2] if slots.length[2] % 2 else [2, 1], {})
+    assert slots.tokens.gpu[2, 4 : 4 + len(whole)].tolist() == whole
+    again = submitted(CASES[name], [8, 8], seed=3)
+    assert slots.add(2, argued(asked_row(again, 0)), [8, 8]), "a slot is used again"
+    slots.step([2], {})
+    assert slots.tokens.gpu[2, 2].item() == our_answer(again)[0]
+
+
+def test_a_plain_greedy_request_is_declined_by_the_second_interface(sampler_class) -> None:
+    message = submitted(SamplingParams(temperature=0.0), [5], seed=1)
+    assert not Slots(sampler_class).add(0, argued(asked_row(replace_stop(message), 0)), [5])
+
+
+def replace_stop(message: SubmitGroup) -> SubmitGroup:
+    return SubmitGroup(1, message.prompt_ids, message.sampling, 4, [], [[]], [False])
