@@ -1,7 +1,7 @@
 """The lifecycle of a gRPC server: bind, warm up, SERVING; on SIGTERM NOT_SERVING, drain, stop.
 
 Health services by name: `""` the process is alive, `readiness` it accepts work, `startup` it has
-started up once.
+started up once. A node that uses a server beside it also has `engine`: that server need not be restarted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 16 * 2**20
 READINESS = "readiness"
 STARTUP = "startup"
+ENGINE = "engine"
 
 # How often a client may ping, with or without calls: see docs/operate/configure.md. The server permits
 # twice as many pings, so that a late ping does not make the next one too early.
@@ -145,6 +146,9 @@ class RpcServer:
 
     async def set_ready(self, ready: bool) -> None:
         await self._health.set(READINESS, _SERVING if ready else _NOT_SERVING)
+
+    async def set_engine(self, sound: bool) -> None:
+        await self._health.set(ENGINE, _SERVING if sound else _NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Reports NOT_SERVING at once, accepts no new calls, and gives running calls `grace_s`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from abc import ABC
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -35,7 +34,7 @@ class BatchUpdate:
     moved: tuple = ()
 
 
-class LogitsProcessor(ABC):
+class LogitsProcessor:
     """As vLLM 0.32 has it for its first model runner."""
 
 

@@ -106,6 +106,7 @@ class ModelHost:
         self._on_ready, self._on_freed, self._on_ended = on_ready, on_freed, on_ended
         self._templates = templates
         self._supervisor: Supervisor | None = None
+        self._engines: EngineFactory | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._changes = asyncio.Event()
         self._slept: Serving | None = None
@@ -163,7 +164,8 @@ class ModelHost:
             raise replace(error, message=f"{where}{error.message}") from None
 
     def _supervise(self, choice: ModelChoice) -> None:
-        self._supervisor = Supervisor(self._engines_of(choice), self._settings.tuning.recovery, self, self._log)
+        self._engines = self._engines_of(choice)
+        self._supervisor = Supervisor(self._engines, self._settings.tuning.recovery, self, self._log)
         run, background = self._supervisor.run, self._telemetry.background
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
 
@@ -186,6 +188,11 @@ class ModelHost:
     def announced(self) -> Serving | None:
         """The ranks that serve; of a model that sleeps, those that did."""
         return self.serving or self._slept
+
+    @property
+    def condemned(self) -> bool:
+        """Whether the engine does not recover by itself, and whoever runs it should restart it; see `EngineFactory`."""
+        return self._engines is not None and self._engines.condemned
 
     @property
     def asleep(self) -> bool:

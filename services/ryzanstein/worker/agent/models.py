@@ -158,6 +158,9 @@ class NodeHealth:
     async def set_started(self) -> None:
         await self._health.set_started()
 
+    async def set_engine(self, sound: bool) -> None:
+        await self._health.set_engine(sound)
+
 
 class _ModelHealth:
     """The readiness of one model."""
@@ -170,3 +173,6 @@ class _ModelHealth:
 
     async def set_started(self) -> None:
         await self._node.set_started()
+
+    async def set_engine(self, sound: bool) -> None:
+        await self._node.set_engine(sound)

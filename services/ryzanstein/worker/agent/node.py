@@ -99,6 +99,10 @@ class Health(Protocol):
 
     async def set_started(self) -> None: ...
 
+    async def set_engine(self, sound: bool) -> None:
+        """Says whether the server that computes for the node may go on as it is. False: whoever runs it should restart it."""
+        ...
+
 
 class NodeAgent:
     """The core of an agent, one per model of a node.
@@ -228,6 +232,8 @@ class NodeAgent:
             self.idleness.look()
             ready = beat.state is NodeState.READY
             await health.set_ready(ready)
+            if not self.settings.has_ranks:
+                await health.set_engine(not self.host.condemned)
             if ready and not started:
                 await health.set_started()
                 started = True

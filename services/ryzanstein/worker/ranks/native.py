@@ -36,6 +36,10 @@ class NativeEngines:
     def model(self) -> str:
         return self._spec.model
 
+    @property
+    def condemned(self) -> bool:
+        return False
+
     def make(self) -> RankGroup:
         """See `EngineFactory.make`. OSError: the server cannot be started."""
         server = self._server = self._server or self._new_server()

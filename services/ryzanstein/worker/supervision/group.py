@@ -162,6 +162,11 @@ class EngineFactory(Protocol):
         """The directory of the model."""
         ...
 
+    @property
+    def condemned(self) -> bool:
+        """Whether what runs the model is not ours to restart, and should be: it hangs, or answers with nonsense."""
+        ...
+
     def make(self) -> EngineGroup:
         """Returns a new group, not started. The previous one has ended."""
         ...

@@ -60,10 +60,13 @@ class RemoteSpec(NamedTuple):
 
 
 class RemoteGroup:
-    """An `EngineGroup` of one server, which counts as one rank."""
+    """An `EngineGroup` of one server, which counts as one rank.
 
-    def __init__(self, spec: RemoteSpec, model: EngineModel, events: GroupEvents) -> None:
-        self._spec, self._model, self._events = spec, model, events
+    `on_new` is called when the server was seen to be gone, or to answer: it is another one, or sound again.
+    """
+
+    def __init__(self, spec: RemoteSpec, model: EngineModel, events: GroupEvents, on_new: Callable[[], None]) -> None:
+        self._spec, self._model, self._events, self._on_new = spec, model, events, on_new
         self._bounds = spec.bounds
         self._client = spec.new_client()
         self._streams: EngineStreams | None = None
@@ -163,9 +166,12 @@ class RemoteGroup:
                 served = await self._probed()
             except EngineUnreachable as error:
                 why = str(error)
+                if isinstance(error.__cause__, ConnectionError | FileNotFoundError):
+                    self._on_new()
             except EngineFault as error:
                 raise self._not_started(f"it cannot be used: {error}") from None
             else:
+                self._on_new()
                 log.info("engine found", engine=self._spec.address, version=served.version, model=served.model)
                 return served
             if time.monotonic() - said_s >= _SAY_AGAIN_S:
@@ -251,6 +257,7 @@ class RemoteEngines:
 
     def __init__(self, spec: RemoteSpec, model: EngineModel, events: GroupEvents) -> None:
         self._spec, self._model, self._events = spec, model, events
+        self.condemned = False
 
     @property
     def model(self) -> str:
@@ -258,10 +265,14 @@ class RemoteEngines:
 
     def make(self) -> RemoteGroup:
         """See `EngineFactory.make`."""
-        return RemoteGroup(self._spec, self._model, self._events)
+        return RemoteGroup(self._spec, self._model, self._events, self._on_new)
 
     async def lost(self, loss: RankLoss, *, served: bool) -> None:
         """See `EngineFactory.lost`. Whoever runs the server restarts it."""
+        self.condemned = self.condemned or loss.cause in (LossCause.STALLED, LossCause.UNSOUND)
+
+    def _on_new(self) -> None:
+        self.condemned = False
 
     async def close(self) -> None:
         """See `EngineFactory.close`."""
