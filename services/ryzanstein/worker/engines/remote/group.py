@@ -7,6 +7,7 @@ gives its generations up, so that they go on elsewhere, and the next group waits
 from __future__ import annotations
 
 import asyncio
+import errno
 import mmap
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -39,6 +40,7 @@ from ryzanstein.worker.supervision.watchdog import Watchdog
 log = structlog.get_logger(__name__)
 
 _SAY_AGAIN_S = 30.0
+_GONE = (errno.ECONNREFUSED, errno.ENOENT)
 _TELL_PREFILL_S = 1.0
 _PROBE_TOKENS = 8  # what a probe's steps count as: at least its prompt
 
@@ -166,7 +168,7 @@ class RemoteGroup:
                 served = await self._probed()
             except EngineUnreachable as error:
                 why = str(error)
-                if isinstance(error.__cause__, ConnectionError | FileNotFoundError):
+                if getattr(error.__cause__, "errno", None) in _GONE:
                     self._on_new()
             except EngineFault as error:
                 raise self._not_started(f"it cannot be used: {error}") from None
