@@ -1,1 +1,1 @@
-"""Engines that are not ours: inference servers that compute tokens for an agent."""
+"""Engines that are not ours: what computes tokens in place of our ranks."""

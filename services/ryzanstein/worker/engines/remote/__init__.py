@@ -1,0 +1,1 @@
+"""An inference server that somebody else started, reached over its HTTP API."""

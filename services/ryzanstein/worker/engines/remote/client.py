@@ -1,0 +1,206 @@
+"""The HTTP client of one inference server.
+
+It connects to that server alone: no proxy of the environment, no redirect, no cookie, no compression. What comes back is
+bounded before it is read.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+
+import aiohttp
+import msgspec
+
+from ryzanstein.worker.engines.remote.address import EngineAddress
+from ryzanstein.worker.engines.remote.faults import (
+    EngineFault,
+    EngineProtocolError,
+    EngineUnreachable,
+    clean,
+    fault_of,
+    reported_text,
+)
+from ryzanstein.worker.engines.remote.sse import MAX_EVENT_BYTES, EventReader
+
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
+_GET_S = 10.0
+_KEPT_S = 3.0
+"""Idle connections are kept shorter than servers keep them: uvicorn and llama.cpp close theirs after 5 seconds."""
+_SPARE = 4
+"""Connections beside those of streams, for health and questions."""
+_SENT_NOTHING = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+
+
+class EngineClient:
+    """One HTTP client of one server; connections are reused. It belongs to one event loop. Close it.
+
+    `key` is sent as `Authorization: Bearer` and never shown. `most_streams` streams run at once; 0: any number. A connection
+    may take `connect_s` seconds. A server may be silent for `silence_s`, also before the first byte of an answer.
+    """
+
+    def __init__(
+        self,
+        address: EngineAddress,
+        key: str = "",
+        *,
+        most_streams: int = 0,
+        connect_s: float = 5.0,
+        silence_s: float = 300.0,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+    ) -> None:
+        """Opens nothing yet. Raises ValueError for a key that no header can carry."""
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError("engine_key_file: the key must be printable ASCII without spaces")
+        self.address = address
+        self._headers = {"Accept-Encoding": "identity", "User-Agent": "ryzanstein", "Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._most_connections = most_streams + _SPARE if most_streams else 0
+        self._connect_s, self._silence_s, self._most = connect_s, silence_s, max_event_bytes
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def get(self, path: str) -> object:
+        """Returns the JSON at a path. Raises EngineFault, within 10 seconds."""
+        return await self._json("GET", path, None, _GET_S)
+
+    async def post(self, path: str, body: Mapping[str, object], timeout_s: float = _GET_S) -> object:
+        """Returns the JSON that answers a request without a stream. Raises EngineFault, within `timeout_s`."""
+        return await self._json("POST", path, body, timeout_s)
+
+    async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
+        """Yields the data of each event. Raises EngineFault.
+
+        Closing the iterator (`contextlib.aclosing`) closes the connection, at which the server ends its work.
+        """
+        async with self._answer("POST", path, body, self._limits(self._silence_s, None)) as response:
+            if response.content_type != "text/event-stream":
+                raise EngineProtocolError(
+                    f"{self.address}{path} answered {clean(response.content_type)}, not a stream of events"
+                )
+            reader = EventReader(self._most)
+            async for chunk in self._chunks(response):
+                for event in reader.feed(chunk):
+                    yield event
+
+    async def healthy(self, timeout_s: float) -> None:
+        """Returns if the server calls itself healthy. Raises EngineFault. It proves little: a hung engine says so too."""
+        async with self._answer("GET", "/health", None, self._limits(timeout_s, timeout_s)) as response:
+            await self._read(response, _MAX_ANSWER_BYTES)
+
+    async def close(self) -> None:
+        """Closes all connections, and with them what the server still computes."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def _json(self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float) -> object:
+        async with self._answer(method, path, body, self._limits(timeout_s, timeout_s)) as response:
+            data = await self._read(response, _MAX_ANSWER_BYTES)
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise EngineProtocolError(f"{self.address}{path} answered no JSON: {clean(data)}") from None
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, object] | None, limits: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response of status 200. The connection is kept if the response was read to its end, and closed otherwise."""
+        data = None if body is None else msgspec.json.encode(body)
+        response = await self._begun(method, path, data, limits)
+        try:
+            if response.status != 200:
+                raise await self._fault(response, path)
+            yield response
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def _begun(self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """Sends a request. One that met a connection that the server had just closed is sent again, once."""
+        session = self._session()
+        for _ in range(2):
+            seen = SimpleNamespace(reused=False)
+            try:
+                return await session.request(
+                    method,
+                    self.address.url(path),
+                    data=data,
+                    timeout=limits,
+                    allow_redirects=False,
+                    trace_request_ctx=seen,
+                )
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                failed = error
+                if not (seen.reused and isinstance(error, _SENT_NOTHING)):
+                    break
+        raise self._named(failed) from failed
+
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._named(error) from error
+
+    async def _read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
+        data = bytearray()
+        async for chunk in self._chunks(response):
+            data += chunk
+            if len(data) > most:
+                raise EngineProtocolError(f"{self.address}{response.url.path} answered more than {most} bytes")
+        return bytes(data)
+
+    async def _fault(self, response: aiohttp.ClientResponse, path: str) -> EngineFault:
+        text = b""
+        with suppress(EngineFault):
+            text = await self._read(response, _MAX_ERROR_BYTES)
+        message = f"{self.address}{path} answered {response.status}: {reported_text(text) or clean(response.reason or '')}"
+        return fault_of(response.status, message, _seconds(response.headers.get("Retry-After", "")))
+
+    def _named(self, error: Exception) -> EngineFault:
+        """Returns the fault for an error of the transport."""
+        if isinstance(error, TimeoutError):
+            return EngineUnreachable(f"{self.address} did not answer in time: {clean(str(error)) or 'it is silent'}")
+        if isinstance(error, (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
+            return EngineUnreachable(f"{self.address} broke off its answer")
+        if isinstance(error, aiohttp.ClientResponseError):
+            return EngineProtocolError(f"{self.address} answered what is no HTTP: {clean(str(error))}")
+        return EngineUnreachable(f"{self.address} cannot be reached: {clean(str(error)) or type(error).__name__}")
+
+    def _limits(self, silence_s: float, total_s: float | None) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=total_s, connect=self._connect_s, sock_read=silence_s)
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
+            self._opened = aiohttp.ClientSession(
+                connector=self._connector(),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+                trace_configs=[trace],
+            )
+        return self._opened
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        if self.address.socket:
+            return aiohttp.UnixConnector(self.address.socket, limit=self._most_connections, keepalive_timeout=_KEPT_S)
+        context = ssl.create_default_context() if self.address.is_tls else True
+        return aiohttp.TCPConnector(limit=self._most_connections, keepalive_timeout=_KEPT_S, ssl=context)
+
+
+async def _note_reuse(_session: object, context: SimpleNamespace, _params: object) -> None:
+    context.trace_request_ctx.reused = True
+
+
+def _seconds(text: str) -> float | None:
+    """Returns the value of a Retry-After that is a number; a date is ignored."""
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 7 else None

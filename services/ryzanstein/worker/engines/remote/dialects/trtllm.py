@@ -1,0 +1,94 @@
+"""TensorRT-LLM's `/v1/completions` (`trtllm-serve`), as read in TensorRT-LLM 1.2 and its main branch. It never ran against one.
+
+Events have token ids only with `detokenize: false`. Log probabilities are named by the text of tokens, so they are unusable.
+Which penalties work depends on the server's backend, and it does not say so. Unknown fields are refused: what is sent is what
+the server knows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
+from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, NO_CACHE_SCOPES, ServedEngine, biases, decoded
+from ryzanstein.worker.engines.remote.dialects.vllm import LARGEST_SEED, Usage
+from ryzanstein.worker.engines.remote.faults import EngineProtocolError, reported_in_stream
+
+_PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+
+
+class _TrtllmChoice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _TrtllmEvent(msgspec.Struct):
+    choices: list[_TrtllmChoice] = []
+    usage: Usage | None = None
+    error: object = None
+
+
+class TrtllmDialect:
+    """The dialect of TensorRT-LLM."""
+
+    name = "tensorrt-llm"
+    unsupported = NEVER | _PENALTIES | {"allowed_token_ids", "logprobs", NO_CACHE_SCOPES}
+    loses_ids = False
+
+    def body(self, asked: AskedChoice, served: ServedEngine) -> tuple[str, dict[str, object]]:
+        sampling = asked.sampling
+        return "/v1/completions", {
+            "model": served.model,
+            "prompt": list(asked.token_ids),
+            "add_special_tokens": False,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "detokenize": False,
+            "n": 1,
+            "echo": False,
+            "max_tokens": asked.max_tokens,
+            "min_tokens": asked.min_tokens,
+            "stop": [],
+            "stop_token_ids": list(asked.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
+            # Without it the stop token is cut off.
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "prompt_ignore_length": asked.num_prompt,
+            "seed": asked.seed & LARGEST_SEED,
+            "logit_bias": {str(token): bias for token, bias in biases(asked, served).items()} or None,
+            "logprobs": None,
+            "truncate_prompt_tokens": None,
+        }
+
+    def part(self, event: bytes, seen: int = 0) -> ComputedPart | None:
+        if event == b"[DONE]":
+            return None
+        found = decoded(event, _TrtllmEvent)
+        if found.error is not None:
+            raise reported_in_stream(found.error)
+        usage = found.usage or Usage()
+        if not found.choices:
+            return ComputedPart(cached_tokens=usage.cached_tokens)
+        choice = found.choices[0]
+        if choice.token_ids is None:
+            raise EngineProtocolError("an event has no token ids: the server does not obey detokenize=false")
+        if choice.finish_reason in ("cancelled", "timeout"):
+            raise reported_in_stream(f"the answer was ended with {choice.finish_reason!r}")
+        return ComputedPart(
+            [ComputedToken(token_id) for token_id in choice.token_ids],
+            finish=choice.finish_reason or "",
+            cached_tokens=usage.cached_tokens,
+            stop_token=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
+            num_prompt=usage.prompt_tokens,
+            num_generated=usage.completion_tokens,
+        )

@@ -1,0 +1,146 @@
+"""vLLM's `/v1/completions` (`vllm serve`), as read in vLLM 0.32 and 0.33.
+
+`return_token_ids` (since 0.10.2) gives the ids of each event, the stop token's among them. `ignore_eos` is always set: the
+stop tokens are listed, so that the server says which one ended the answer. It bans them until `min_tokens` itself.
+
+Its bias is added before penalties and min-p is applied before top-p, ours after; both differ only where two of them are set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+import msgspec
+
+from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
+from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, ServedEngine, biases, decoded, same_length
+from ryzanstein.worker.engines.remote.faults import EngineProtocolError, reported_in_stream
+
+LARGEST_SEED = 2**63 - 1
+_ID = "token_id:"
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """How many tokens the server counts, of prompt and answer."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _VllmEvent(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: object = None
+
+
+class VllmDialect:
+    """The dialect of vLLM."""
+
+    name = "vllm"
+    unsupported = NEVER
+    loses_ids = False
+
+    def body(self, asked: AskedChoice, served: ServedEngine) -> tuple[str, dict[str, object]]:
+        sampling = asked.sampling
+        named = {"request_id": f"{asked.request_id}-{uuid4().hex[:8]}"} if asked.request_id else {}
+        return "/v1/completions", {
+            **named,
+            "model": served.model,
+            "prompt": list(asked.token_ids),
+            "add_special_tokens": False,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "n": 1,
+            "echo": False,
+            "max_tokens": asked.max_tokens,
+            "min_tokens": asked.min_tokens,
+            "stop": [],
+            "stop_token_ids": list(asked.stop_token_ids),
+            "ignore_eos": True,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "seed": asked.seed & LARGEST_SEED,
+            "logit_bias": {str(token): bias for token, bias in biases(asked, served).items()} or None,
+            "allowed_token_ids": list(sampling.allowed_token_ids) or None,
+            "logprobs": sampling.logprobs,
+            "prompt_logprobs": None,
+            "bad_words": [],
+            "truncate_prompt_tokens": None,
+            "cache_salt": asked.salt or None,
+            "priority": 0,
+        }
+
+    def part(self, event: bytes, seen: int = 0) -> ComputedPart | None:
+        if event == b"[DONE]":
+            return None
+        found = decoded(event, _VllmEvent)
+        if found.error is not None:
+            raise reported_in_stream(found.error)
+        usage = found.usage or Usage()
+        if not found.choices:
+            return ComputedPart(cached_tokens=usage.cached_tokens)
+        choice = found.choices[0]
+        if choice.token_ids is None:
+            raise EngineProtocolError("an event has no token ids: the server does not know return_token_ids")
+        if choice.finish_reason in ("abort", "error"):
+            raise reported_in_stream(f"the answer was ended with {choice.finish_reason!r}")
+        return ComputedPart(
+            _tokens(choice.token_ids, choice.logprobs),
+            finish=choice.finish_reason or "",
+            cached_tokens=usage.cached_tokens,
+            stop_token=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
+            num_prompt=usage.prompt_tokens,
+            num_generated=usage.completion_tokens,
+        )
+
+
+def _tokens(token_ids: Sequence[int], logprobs: _Logprobs | None) -> list[ComputedToken]:
+    if logprobs is None:
+        return [ComputedToken(token_id) for token_id in token_ids]
+    same_length(token_ids, logprobs.token_logprobs, logprobs.top_logprobs)
+    columns = zip(token_ids, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return [ComputedToken(token_id, logprob, _top(top or {})) for token_id, logprob, top in columns]
+
+
+def _top(top: Mapping[str, float]) -> list[tuple[int, float]]:
+    """Returns the alternatives, likeliest first. The sampled token is among them, also where it is none of the likeliest."""
+    try:
+        found = [(int(name.removeprefix(_ID)), logprob) for name, logprob in top.items()]
+    except ValueError:
+        raise EngineProtocolError(
+            "alternatives have no token ids: the server does not know return_tokens_as_token_ids"
+        ) from None
+    return sorted(found, key=lambda each: -each[1])
