@@ -89,6 +89,23 @@ class Numerics:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What an engine is and cannot do, as its node reports it.
+
+    `name` has its version, and is empty for the node's own engine. `unsupported` are names of fields of `SamplingParams`,
+    and features: "constraint", "embeddings". `continues_exactly`: an answer that it continues is the undisturbed one.
+    """
+
+    name: str = ""
+    unsupported: frozenset[str] = frozenset()
+    continues_exactly: bool = True
+
+
+OWN_ENGINE = EngineTraits()
+"""The traits of the node's own engine, and of nodes that say nothing of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """A node's report of itself at one moment.
 
@@ -96,7 +113,7 @@ class Beat:
     clock in Unix seconds; 0: not reported. `profiling`: a rank's profiler is starting or writing,
     which may stall all ranks. `other_models` are the names of the node's other models, each on a
     stream of its own; only the first model's beats have them. `sampling_defaults` are the model's own
-    values of parameters that requests leave out.
+    values of parameters that requests leave out. `reserve`: the node answers only where no other can.
     """
 
     sequence: int = 0
@@ -111,6 +128,8 @@ class Beat:
     other_models: tuple[str, ...] = ()
     numerics: Numerics = field(default_factory=Numerics)
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    engine: EngineTraits = OWN_ENGINE
+    reserve: bool = False
 
     @property
     def drained(self) -> bool:
