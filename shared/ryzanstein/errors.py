@@ -214,17 +214,17 @@ def constraints_unsupported(model: str) -> RyzansteinError:
 
 
 def engine_lacks(model: str, field_name: str, engine: str = "") -> RyzansteinError:
-    """Returns the error for a request that uses what no engine of the model can do: a field, or "embeddings".
+    """Returns the error for a request that uses what the model's engines cannot do: a field, or "embeddings".
 
     `field_name` is as clients write it. `engine`: the name and version of one of the engines, where it has one.
     """
-    example = f" (one is {engine})" if engine else ""
+    named = f" ({engine})" if engine else ""
     return RyzansteinError(
-        f"{field_name}: no engine that serves {model[:128]!r} can do it{example}",
+        f"{field_name}: not supported by the engine of model {model[:128]!r}{named}",
         Code.FAILED_PRECONDITION,
         ENGINE_LACKS,
         {"model": model[:128], "field": field_name} | ({"engine": engine} if engine else {}),
-        (FieldViolation(field_name, "cannot be done by any engine that serves the model"),),
+        (FieldViolation(field_name, "is not supported by the engine of the model"),),
     )
 
 
