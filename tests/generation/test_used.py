@@ -71,5 +71,5 @@ def test_what_a_request_uses_is_refused_by_the_name_of_its_field() -> None:
 
 def test_a_form_that_tools_demand_is_refused_as_tools() -> None:
     prompt = ChatPrompt((Message(Role.USER, "hello"),), tools=Tools((Tool("f"),), ToolMode.REQUIRED))
-    with pytest.raises(RyzansteinError, match="^tools: not supported"):
+    with pytest.raises(RyzansteinError, match=r"^tools: not supported"):
         GenerationRequest("demo", prompt, SamplingParams()).require_able({"constraint"})
