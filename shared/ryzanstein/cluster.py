@@ -100,9 +100,41 @@ class EngineTraits:
     unsupported: frozenset[str] = frozenset()
     continues_exactly: bool = True
 
+    @property
+    def product(self) -> str:
+        """Its name without the version."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """What it does not support, each with the engine's name."""
+        return dict.fromkeys(self.unsupported, self.name)
+
 
 OWN_ENGINE = EngineTraits()
 """The traits of the node's own engine, and of nodes that say nothing of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrigin:
+    """What decides whether a node goes on with an answer's tokens as if they were its own.
+
+    `exact`: the engine continues exactly what it or a node that computes alike has begun.
+    """
+
+    numerics: Numerics = field(default_factory=Numerics)
+    exact: bool = True
+
+    def incompatible(self, other: TokenOrigin) -> bool:
+        """Returns whether an answer of both is known to differ from the undisturbed one.
+
+        Where either is not exact, it does: also if both are one node.
+        """
+        return not (self.exact and other.exact) or self.numerics.differs(other.numerics)
+
+    def completed(self, later: TokenOrigin) -> TokenOrigin:
+        """Returns this with what a later report of the same node says of its numerics."""
+        return TokenOrigin(self.numerics.completed(later.numerics), self.exact)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ know the features that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ryzanstein import errors
@@ -313,12 +313,16 @@ class GenerationRequest:
         names = tuple(name for name in _ENGINES_PARAMS if getattr(given, name) != getattr(_DEFAULTS, name))
         return (CONSTRAINT, *names) if self.is_constrained else names
 
-    def require_able(self, unsupported: Collection[str], engine: str = "") -> None:
-        """Raises ENGINE_LACKS if the request uses what engines cannot do; `engine` names one of them."""
-        for name in self.used:
-            if name in unsupported:
-                by_tools = name == CONSTRAINT and self.sampling.constraint is None
-                raise errors.engine_lacks(self.model, "tools" if by_tools else f"sampling.{name}", engine)
+    def lacking(self, unsupported: Mapping[str, str]) -> errors.RyzansteinError | None:
+        """Returns ENGINE_LACKS if the request uses what engines do not support; else None.
+
+        `unsupported` maps names to an engine that does not support it.
+        """
+        name = next((name for name in self.used if name in unsupported), "")
+        if not name:
+            return None
+        by_tools = name == CONSTRAINT and self.sampling.constraint is None
+        return errors.engine_lacks(self.model, "tools" if by_tools else f"sampling.{name}", unsupported[name])
 
     @property
     def features(self) -> frozenset[str]:

@@ -142,7 +142,8 @@ class Submissions:
         serving = version.serving()
         if text is not version.host.text:
             raise self._model_changed()
-        attempt.request.require_able(serving.engine.unsupported, serving.engine.name)  # again: it may have returned as another
+        if (lacking := attempt.request.lacking(serving.engine.lacking)) is not None:  # it slept, and woke as another
+            raise lacking
         self._check(version, attempt.request.deadline, attempt.request.sampling.n)  # again: others arrived meanwhile
         was_idle = self._versions.num_running == 0
         number = self.new_group()
@@ -172,8 +173,8 @@ class Submissions:
         text = version.text(attempt)
         if text.embedding is not None:
             raise errors.failed_precondition("EMBEDDINGS_ONLY", f"model {text.name} makes embeddings; it generates no text")
-        engine = _engine_of(version)
-        attempt.request.require_able(engine.unsupported, engine.name)
+        if (lacking := attempt.request.lacking(_engine_of(version).lacking)) is not None:
+            raise lacking
         self._check(version, attempt.request.deadline, attempt.request.sampling.n)
         return text
 
