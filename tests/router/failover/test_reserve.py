@@ -63,7 +63,7 @@ async def test_the_reserve_answers_when_the_others_have_no_room(start_node: Any,
 
 
 async def test_the_reserve_gets_no_hedge_of_a_node_that_works_for_others(start_node: Any, start_router: Any) -> None:
-    """The node is well, so the reserve has nothing to do beside it; when it has forgotten the attempt, the reserve continues."""
+    """Its node is well. Once that has forgotten the attempt, the reserve continues it."""
     gpu, cpu = await start_node("gpu"), await start_node("cpu", reserve=True)
     gpu.freeze_at = 5
     client = await start_router(gpu, cpu, tuning={"patience": {"accept_s": 0.2, "silence_s": 0.3}})
