@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from ryzanstein import clock
 from ryzanstein.cluster import (
+    OWN_ENGINE,
     Beat,
     Deployment,
+    EngineTraits,
     Instruction,
     Load,
     MemberAddresses,
@@ -263,10 +265,24 @@ def test_the_answer_of_an_older_orchestrator_has_one_deployment() -> None:
 
 def test_a_beat_and_a_deployment_survive_the_wire() -> None:
     beat = Beat(3, NodeState.RECOVERING, "demo", 2048, Load(1, 2, 3, 4, 5), 99, "rank 1 died", profiling=True)
-    beat = replace(beat, numerics=Numerics("dtype=float32", b"d" * 32))
+    beat = replace(beat, numerics=Numerics("dtype=float32", b"d" * 32), reserve=True)
+    beat = replace(beat, engine=EngineTraits("llama.cpp b7200", frozenset({"constraint", "min_p"}), continues_exactly=False))
     deployment = Deployment("demo", "/models/demo", 2)
     assert beat_from_wire(beat_to_wire(beat)) == beat
     assert deployment_from_wire(deployment_to_wire(deployment)) == deployment
+
+
+def test_the_beat_of_an_older_node_has_an_engine_that_can_do_everything() -> None:
+    beat = beat_from_wire(worker.Beat(sequence=1))
+    assert (beat.engine, beat.reserve) == (OWN_ENGINE, False)
+    assert OWN_ENGINE.continues_exactly
+
+
+def test_what_a_hostile_node_says_of_its_engine_is_bounded() -> None:
+    names = ["", "x" * 65, "constraint", *(f"field_{n}" for n in range(1000))]
+    engine = beat_from_wire(worker.Beat(engine="e" * 10_000, unsupported=names)).engine
+    assert engine.name == "e" * 128
+    assert engine.unsupported == {"constraint", *(f"field_{n}" for n in range(61))}
 
 
 def test_absent_sampling_parameters_take_their_defaults_and_zero_is_a_value() -> None:

@@ -89,6 +89,55 @@ class Numerics:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What an engine is and cannot do, as its node reports it.
+
+    `name` has its version, and is empty for the node's own engine. `unsupported` are names of fields of `SamplingParams`,
+    and features: "constraint", "embeddings". `continues_exactly`: an answer that it continues is the undisturbed one.
+    """
+
+    name: str = ""
+    unsupported: frozenset[str] = frozenset()
+    continues_exactly: bool = True
+
+    @property
+    def product(self) -> str:
+        """Its name without the version."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """What it does not support, each with the engine's name."""
+        return dict.fromkeys(self.unsupported, self.name)
+
+
+OWN_ENGINE = EngineTraits()
+"""The traits of the node's own engine, and of nodes that say nothing of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrigin:
+    """What decides whether a node goes on with an answer's tokens as if they were its own.
+
+    `exact`: the engine continues exactly what it or a node that computes alike has begun.
+    """
+
+    numerics: Numerics = field(default_factory=Numerics)
+    exact: bool = True
+
+    def incompatible(self, other: TokenOrigin) -> bool:
+        """Returns whether an answer of both is known to differ from the undisturbed one.
+
+        Where either is not exact, it does: also if both are one node.
+        """
+        return not (self.exact and other.exact) or self.numerics.differs(other.numerics)
+
+    def completed(self, later: TokenOrigin) -> TokenOrigin:
+        """Returns this with what a later report of the same node says of its numerics."""
+        return TokenOrigin(self.numerics.completed(later.numerics), self.exact)
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """A node's report of itself at one moment.
 
@@ -96,7 +145,7 @@ class Beat:
     clock in Unix seconds; 0: not reported. `profiling`: a rank's profiler is starting or writing,
     which may stall all ranks. `other_models` are the names of the node's other models, each on a
     stream of its own; only the first model's beats have them. `sampling_defaults` are the model's own
-    values of parameters that requests leave out.
+    values of parameters that requests leave out. `reserve`: the node answers only where no other can.
     """
 
     sequence: int = 0
@@ -111,6 +160,8 @@ class Beat:
     other_models: tuple[str, ...] = ()
     numerics: Numerics = field(default_factory=Numerics)
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    engine: EngineTraits = OWN_ENGINE
+    reserve: bool = False
 
     @property
     def drained(self) -> bool:

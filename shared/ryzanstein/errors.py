@@ -16,6 +16,7 @@ OUT_OF_MEMORY = "OUT_OF_MEMORY"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 CONSTRAINT_FAILED = "CONSTRAINT_FAILED"
 CONSTRAINTS_UNSUPPORTED = "CONSTRAINTS_UNSUPPORTED"
+ENGINE_LACKS = "ENGINE_LACKS"
 DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
 CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
 ROUTER_TOO_OLD = "ROUTER_TOO_OLD"
@@ -209,6 +210,21 @@ def constraints_unsupported(model: str) -> RyzansteinError:
         CONSTRAINTS_UNSUPPORTED,
         {"model": model, "field": "sampling.constraint"},
         (FieldViolation("sampling.constraint", "is not enforced by any node that serves the model"),),
+    )
+
+
+def engine_lacks(model: str, field_name: str, engine: str = "") -> RyzansteinError:
+    """Returns the error for a request that uses what the model's engines cannot do: a field, or "embeddings".
+
+    `field_name` is as clients write it. `engine`: the name and version of one of the engines, where it has one.
+    """
+    named = f" ({engine})" if engine else ""
+    return RyzansteinError(
+        f"{field_name}: not supported by the engine of model {model[:128]!r}{named}",
+        Code.FAILED_PRECONDITION,
+        ENGINE_LACKS,
+        {"model": model[:128], "field": field_name} | ({"engine": engine} if engine else {}),
+        (FieldViolation(field_name, "is not supported by the engine of the model"),),
     )
 
 

@@ -25,6 +25,7 @@ from ryzanstein.cli.status.cluster_view import (
 )
 from ryzanstein.cli.status.command import show
 from ryzanstein.cli.status.status_tables import (
+    engine_table,
     link_table,
     loss_table,
     model_table,
@@ -105,7 +106,9 @@ def test_every_name_is_there_in_full_at_every_width(width: int) -> None:
     assert [row[0] for row in session] == SESSIONS
 
 
-@pytest.mark.parametrize("made", [node_table, rank_table, link_table, loss_table, model_table, session_table, protection_table])
+@pytest.mark.parametrize(
+    "made", [node_table, rank_table, engine_table, link_table, loss_table, model_table, session_table, protection_table]
+)
 def test_where_a_row_begins_is_seen_however_narrow_the_place(made: Callable[[ClusterStatus], FittedTable]) -> None:
     assert any(not column.folds and not column.leaves for column in made(VIEW).columns)
 

@@ -13,9 +13,9 @@ from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.command import as_document
 from ryzanstein.cli.status.problems import problems
-from ryzanstein.cli.status.status_tables import node_table
+from ryzanstein.cli.status.status_tables import engine_table, node_table
 from ryzanstein.cli.status.survey import look
-from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
+from ryzanstein.cluster import Beat, EngineTraits, ModelReport, Node, NodeState
 
 READY, FAILED = NodeState.READY, NodeState.FAILED
 GIB = 2**30
@@ -70,6 +70,26 @@ async def test_a_node_that_does_not_answer_is_one_problem_and_all_its_models_are
         "node-0/broken": "FAILED",
     }
     assert sum(line.startswith("node-0") for line in problems(view)) == 1
+
+
+async def test_an_engine_that_is_not_the_nodes_own_is_shown_with_what_it_lacks(orchestrator: Any, router: str) -> None:
+    engine = EngineTraits("llama.cpp b7200", frozenset({"min_p", "constraint"}), continues_exactly=False)
+    orchestrator.add(
+        Node("node-0", "", state=READY, model="demo"), Beat(state=READY, model="demo", engine=engine, reserve=True)
+    )
+    view = await look(orchestrator.address, KeyedRouter(router))
+    told = {"name": "llama.cpp b7200", "unsupported": ("constraint", "min_p"), "exact": False, "reserve": True}
+    assert as_document(view)["nodes"][0]["engine"] == told
+    console = Console(file=io.StringIO(), width=240)
+    console.print(engine_table(view))
+    assert isinstance(console.file, io.StringIO)
+    cells = [cell.strip() for cell in console.file.getvalue().splitlines()[-2].split("│")[1:-1]]
+    assert cells == ["node-0", "llama.cpp b7200", "inexactly", "constraint, min_p", "yes"]
+
+
+async def test_nodes_with_their_own_engine_have_no_table_of_engines(orchestrator: Any, router: str) -> None:
+    orchestrator.add(MEMBER, *BEATS)
+    assert len(engine_table(await look(orchestrator.address, KeyedRouter(router)))) == 0
 
 
 async def test_a_version_that_was_refused_is_a_problem(orchestrator: Any, router: str) -> None:

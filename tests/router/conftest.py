@@ -121,6 +121,12 @@ class ScriptedNode(WorkerServiceServicer):
     """How it says that it computes."""
     digest: bytes = b""
     """Of its weights."""
+    engine: str = ""
+    unsupported: tuple[str, ...] = ()
+    """What its engine cannot do, as its beats say."""
+    inexact: bool = False
+    """Its engine continues answers inexactly."""
+    reserve: bool = False
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     """Of its model, by name."""
     room: int = 0
@@ -240,6 +246,10 @@ class ScriptedNode(WorkerServiceServicer):
             weights_digest=self.digest,
             sampling_defaults=inference.SamplingDefaults(**self.sampling_defaults) if self.sampling_defaults else None,
             preparing=self.prepares or (),
+            engine=self.engine,
+            unsupported=self.unsupported,
+            continues_inexactly=self.inexact,
+            reserve=self.reserve,
         )
 
     async def _speak(self, running: dict[int, Running], beats: list[int], model: str) -> AsyncIterator[worker.ConnectResponse]:

@@ -89,7 +89,9 @@ class CompatibilityMetrics:
     """How alike the nodes of a model are, and what moved between nodes that are not."""
 
     def __init__(self, make: _Maker) -> None:
-        self._kinds = make.gauge("model_kinds", "Kinds of ready nodes that compute other tokens; 1: all alike", "model")
+        self._kinds = make.gauge(
+            "model_kinds", "Kinds of ready nodes of one engine and purpose that compute other tokens; 1: all alike", "model"
+        )
         self._contexts = make.gauge("model_contexts", "Different lengths of the ready nodes' contexts", "model")
         self.moved = make.counter("incompatible_failovers", "Answers continued by a node that computes other tokens", "model")
         make.former_name(self.moved, "unlike_failovers")

@@ -140,6 +140,11 @@ class WorkerSettings(ServiceSettings):
         description="directory of kv_disk_bytes, with a folder for each node; its content may be deleted; by default in the "
         "state home, see docs/operate/configure.md",
     )
+    reserve: bool = Field(
+        False,
+        description="this node answers only where no other of the model can, for example a CPU node beside GPUs; see "
+        "docs/concepts/routing.md",
+    )
     max_sequences: int = Field(64, ge=1, le=4096, description="sequences that run at once")
     max_tokens_per_step: int = Field(512, ge=1, le=65536, description="token budget of a step")
     max_waiting: int = Field(256, ge=MAX_CHOICES, le=65536, description="sequences that wait in the queue; more are refused")

@@ -6,7 +6,7 @@ know the features that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ryzanstein import errors
@@ -185,6 +185,21 @@ def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
             raise errors.invalid(field, f"each string must have 1 to {most} characters", len(text))
 
 
+NEVER_LACKING = frozenset(
+    {
+        "seed",
+        "max_tokens",
+        "n",
+        "stop",
+        "skip_special_tokens",
+        "include_stop_str_in_output",
+        "truncate_prompt_tokens",
+        "keep_prompt_head",
+    }
+)
+"""Parameters that no engine lacks: the node does them around its engine. A seed is always set, and is where draws begin."""
+CONSTRAINT, EMBEDDINGS = "constraint", "embeddings"
+"""What engines may lack that is more than a parameter of this name."""
 EXTENDED_PARAMS = (
     "bad_words",
     "allowed_token_ids",
@@ -194,6 +209,7 @@ EXTENDED_PARAMS = (
     "truncate_prompt_tokens",
 )
 _DEFAULTS = SamplingParams()
+_ENGINES_PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name not in NEVER_LACKING | {CONSTRAINT, "unset"})
 _UINT32 = 2**32 - 1
 _POSITIVE = ("top_p", "repetition_penalty")
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -286,6 +302,27 @@ class GenerationRequest:
     def is_constrained(self) -> bool:
         """Whether its answer must have a form that a node enforces token by token."""
         return self.sampling.constraint is not None or (isinstance(self.prompt, ChatPrompt) and self.prompt.tools.must)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """What an engine must be able to do for it, in the order in which errors name it.
+
+        The names are those of parameters that are not at their default, without `NEVER_LACKING`, and `CONSTRAINT`.
+        """
+        given = self.sampling
+        names = tuple(name for name in _ENGINES_PARAMS if getattr(given, name) != getattr(_DEFAULTS, name))
+        return (CONSTRAINT, *names) if self.is_constrained else names
+
+    def lacking(self, unsupported: Mapping[str, str]) -> errors.RyzansteinError | None:
+        """Returns ENGINE_LACKS if the request uses what engines do not support; else None.
+
+        `unsupported` maps names to an engine that does not support it.
+        """
+        name = next((name for name in self.used if name in unsupported), "")
+        if not name:
+            return None
+        by_tools = name == CONSTRAINT and self.sampling.constraint is None
+        return errors.engine_lacks(self.model, "tools" if by_tools else f"sampling.{name}", unsupported[name])
 
     @property
     def features(self) -> frozenset[str]:

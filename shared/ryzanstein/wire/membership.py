@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ryzanstein.cluster import (
+    OWN_ENGINE,
     Beat,
     Deployment,
+    EngineTraits,
     Instruction,
     Load,
     MemberAddresses,
@@ -22,6 +24,7 @@ from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defau
 from ryzanstein.wire.timestamps import duration, timestamp, unix_s
 
 _MAX_NUMERICS_CHARS, _MAX_DIGEST_BYTES = 1024, 64
+_MAX_ENGINE_CHARS, _MAX_UNSUPPORTED, _MAX_UNSUPPORTED_CHARS = 128, 64, 64
 
 
 def load_to_wire(load: Load) -> worker.Load:
@@ -47,6 +50,10 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         numerics=beat.numerics.computed,
         weights_digest=beat.numerics.weights,
         sampling_defaults=sampling_defaults_to_wire(beat.sampling_defaults),
+        unsupported=sorted(beat.engine.unsupported),
+        engine=beat.engine.name,
+        continues_inexactly=not beat.engine.continues_exactly,
+        reserve=beat.reserve,
     )
 
 
@@ -64,7 +71,17 @@ def beat_from_wire(wire: worker.Beat) -> Beat:
         tuple(wire.other_models),
         Numerics(wire.numerics[:_MAX_NUMERICS_CHARS], wire.weights_digest[:_MAX_DIGEST_BYTES]),
         sampling_defaults_from_wire(wire.sampling_defaults) if wire.HasField("sampling_defaults") else NO_DEFAULTS,
+        _engine_from_wire(wire),
+        wire.reserve,
     )
+
+
+def _engine_from_wire(wire: worker.Beat) -> EngineTraits:
+    """Returns what a beat says of the engine. Names over the bounds are left out: no field has such a name."""
+    if not (wire.engine or wire.unsupported or wire.continues_inexactly):
+        return OWN_ENGINE
+    names = frozenset(name for name in wire.unsupported[:_MAX_UNSUPPORTED] if 0 < len(name) <= _MAX_UNSUPPORTED_CHARS)
+    return EngineTraits(wire.engine[:_MAX_ENGINE_CHARS], names, not wire.continues_inexactly)
 
 
 def node_to_wire(node: Node) -> orchestrator.Node:

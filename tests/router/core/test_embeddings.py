@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ryzanstein import clock, errors
+from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt
@@ -26,6 +27,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 class Link:
     node_id: str = "node-0"
     features: frozenset[str] = frozenset()
+    engine: EngineTraits = OWN_ENGINE
 
 
 class Links:
@@ -98,6 +100,23 @@ async def test_inputs_of_a_cache_scope_go_to_no_node_that_would_ignore_it(monkey
         await embedder(old).embed(request(1, cache_scope="a"))
     assert (refused.value.reason, refused.value.metadata["features"]) == ("NODES_TOO_OLD", CACHE_SCOPES)
     assert len(await embedder(old).embed(request(1))) == 1
+
+
+async def test_inputs_go_to_no_node_whose_engine_makes_no_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of: list[str] = []
+
+    async def answering(link: Link, asked: EmbeddingRequest, inputs: Any) -> list[Embedded]:
+        asked_of.append(link.node_id)
+        return [Embedded(array("f", [1.0]), 1) for _ in inputs]
+
+    monkeypatch.setattr(embeddings, "embed", answering)
+    foreign = [Link(name, engine=EngineTraits("llama.cpp b7200", frozenset({"embeddings"}))) for name in "abcdefgh"]
+    await embedder(*foreign, Link("own")).embed(request(100))
+    assert set(asked_of) == {"own"}
+    with pytest.raises(RyzansteinError) as refused:
+        await embedder(*foreign).embed(request(1))
+    assert (refused.value.code, refused.value.reason) == (Code.FAILED_PRECONDITION, "ENGINE_LACKS")
+    assert refused.value.metadata["engine"] == "llama.cpp b7200"
 
 
 async def test_no_request_waits_for_a_node_beyond_its_deadline() -> None:

@@ -97,7 +97,7 @@ async def test_an_answer_belongs_to_the_version_that_accepted_it(three: tuple[An
     reading = asyncio.create_task(read(client))
     await until(lambda: first.num_running == 1)
     first.numerics = NEW
-    await until(lambda: client.router.links.numerics_of(first.node_id).computed == NEW)
+    await until(lambda: client.router.links.origin_of(first.node_id).numerics.computed == NEW)
     first.die_at, first.freeze_at = 5, None
     assert await reading == (list(range(TOKENS)), [first.node_id, third.node_id])
     assert client.value("incompatible_failovers_total", model="demo") == 0

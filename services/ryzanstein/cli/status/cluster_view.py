@@ -21,6 +21,19 @@ class ProtectionView:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineView:
+    """What computes a node's tokens. `name` is empty for the node's own engine; `unsupported` are parameters and calls.
+
+    `exact`: an answer that it continues is the undisturbed one. `reserve`: the node answers only where no other can.
+    """
+
+    name: str = ""
+    unsupported: tuple[str, ...] = ()
+    exact: bool = True
+    reserve: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RankView:
     rank: int
     pid: int
@@ -59,6 +72,7 @@ class NodeStatus:
     further: bool = False
     report: ModelReport | None = None
     protection: ProtectionView = ProtectionView()
+    engine: EngineView = EngineView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,7 @@ class LinkView:
     clock_skew_s: float = 0.0
     failure: str = ""
     """Why there is no stream."""
+    engine: EngineView = EngineView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +146,12 @@ class ClusterStatus:
         found = [] if "orchestrator" in self.errors else [("orchestrator", self.orchestrator.protection)]
         found += [(each.node.node_id, each.protection) for each in self.nodes if not each.error and not each.further]
         return found if "router" in self.errors else [*found, (self.router.router_id, self.router.protection)]
+
+    @property
+    def engines(self) -> dict[str, EngineView]:
+        """The engine of each node that says one, by the node's name; where it does not answer, as the router was told."""
+        told = {link.node_id: link.engine for link in self.router.links if link.node_id}
+        return told | {each.node.node_id: each.engine for each in self.nodes if not each.error}
 
     nodes: tuple[NodeStatus, ...] = ()
     router: RouterView = field(default_factory=RouterView)

@@ -1,7 +1,7 @@
 """`ryzanstein status`: problems first, then tables.
 
-The tables show nodes, ranks, a router's links, recent losses, models, sessions, and how services are
-protected.
+The tables show nodes, ranks, engines that are not the nodes' own, a router's links, recent losses, models, sessions,
+and how services are protected.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchest
 from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.problems import problems
 from ryzanstein.cli.status.status_tables import (
+    engine_table,
     link_table,
     loss_table,
     model_table,
@@ -31,7 +32,7 @@ from ryzanstein.cli.status.status_tables import (
 )
 from ryzanstein.cli.status.survey import look
 
-_TABLES = (node_table, rank_table, link_table, loss_table, model_table, session_table, protection_table)
+_TABLES = (node_table, rank_table, engine_table, link_table, loss_table, model_table, session_table, protection_table)
 
 
 def status(

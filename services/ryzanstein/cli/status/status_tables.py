@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ryzanstein.cli import display
 from ryzanstein.cli.fitted_table import Column, FittedTable
-from ryzanstein.cli.status.cluster_view import ClusterStatus, NodeStatus
+from ryzanstein.cli.status.cluster_view import ClusterStatus, EngineView, NodeStatus
 from ryzanstein.cli.status.survey import MAX_SESSIONS
 from ryzanstein.cluster import Load, NodeState
 
@@ -142,6 +142,23 @@ def _losses(view: ClusterStatus) -> Iterator[tuple[float, str, str, str, str]]:
     for each in view.nodes:
         for loss in each.recent_losses:
             yield loss.time, each.node.node_id, f"rank {loss.rank}", loss.cause, loss.message
+
+
+def engine_table(view: ClusterStatus) -> FittedTable:
+    """Returns the table of nodes whose engine is not their own, or that are a reserve."""
+    table = FittedTable(
+        "engines",
+        Column("node", folds=True),
+        Column("engine", folds=True),
+        Column("continues", 1),
+        Column("does not support", 2, folds=True),
+        Column("reserve"),
+    )
+    for node_id, engine in sorted(view.engines.items()):
+        if engine != EngineView():
+            continues, lacks = "exactly" if engine.exact else "inexactly", ", ".join(engine.unsupported)
+            table.add(node_id, engine.name or "own", continues, lacks or _UNKNOWN, "yes" if engine.reserve else "no")
+    return table
 
 
 def model_table(view: ClusterStatus) -> FittedTable:

@@ -17,6 +17,7 @@ from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
 from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.status.cluster_view import (
     ClusterStatus,
+    EngineView,
     LinkLossView,
     LinkView,
     ModelView,
@@ -162,6 +163,7 @@ def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, repo
         member,
         report=report,
         protection=_protection(answer.protection),
+        engine=_engine(answer.beat),
     )
 
 
@@ -209,7 +211,12 @@ def _link(link: router_pb2.LinkStatus) -> LinkView:
         reason=link.reason,
         clock_skew_s=link.clock_skew.ToNanoseconds() / 1e9,
         failure=link.failure,
+        engine=_engine(link),
     )
+
+
+def _engine(told: worker_pb2.Beat | router_pb2.LinkStatus) -> EngineView:
+    return EngineView(told.engine, tuple(told.unsupported), not told.continues_inexactly, told.reserve)
 
 
 async def _models(router: KeyedRouter) -> tuple[ModelView, ...]:

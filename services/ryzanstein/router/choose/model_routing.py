@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity
-from ryzanstein.router.choose.node_view import NodeView, is_usable
+from ryzanstein.router.choose.node_view import NodeView, divided, is_usable
 from ryzanstein.router.choose.policies import PolicyChoice, PolicyName
 from ryzanstein.router.choose.policy import pick
 from ryzanstein.router.choose.recent_load import Balance, Imbalance, ImbalanceThresholds, RecentLoad
@@ -32,7 +32,8 @@ class ChoiceOutcome(StrEnum):
     `PRIMARY`: to the node of its key. `HOME`: to another node, which answered its session last. The
     others went elsewhere because the key's node was too full (`OVERFLOWED`), could not take the
     request (`UNUSABLE`: draining, suspected, breaker open, no link), or had just failed it
-    (`EXCLUDED`). `BALANCED`: the policy assigns no node to a key.
+    (`EXCLUDED`). `RESERVE`: to a reserve node, because no other could. `BALANCED`: the policy assigns no
+    node to a key.
     """
 
     PRIMARY = "primary"
@@ -40,6 +41,7 @@ class ChoiceOutcome(StrEnum):
     OVERFLOWED = "overflowed"
     UNUSABLE = "unusable"
     EXCLUDED = "excluded"
+    RESERVE = "reserve"
     BALANCED = "balanced"
 
 
@@ -68,8 +70,9 @@ class BalanceSettings:
 class Ranking:
     """The result of a ranking, which changes no state.
 
-    `node_ids`: the nodes that can take the request, best first. `ranked`: every node that the
-    policy ranked, whether or not it can take the request. The rest is what a placement counts by.
+    `node_ids`: the nodes that can take the request, best first, the reserve behind all others. `ranked`:
+    every node that the policy ranked, whether or not it can take the request. The rest is what a placement
+    counts by: `usable` are the nodes that share the load.
     """
 
     model: str
@@ -81,6 +84,7 @@ class Ranking:
 
     @property
     def able(self) -> frozenset[str]:
+        """The usable nodes, without the reserve."""
         return frozenset(node.node_id for node in self.usable)
 
 
@@ -107,22 +111,29 @@ class ModelRouting:
         self._judge_at = clock() + _JUDGED_EVERY_S
 
     def rank(self, affinity: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> Ranking:
-        """Returns a ranking; its `node_ids` are empty when no node can take the request."""
-        usable = [node for node in members if is_usable(node, self._model)]
+        """Returns a ranking; its `node_ids` are empty when no node can take the request.
+
+        The reserve is ranked apart, as if there were no others, and has no part in how even the load is.
+        """
+        regular, reserve = divided(members)
+        usable = [node for node in regular if is_usable(node, self._model)]
         for load in (self._placed, self._wanted):
-            load.see(members, usable)
+            load.see(regular, usable)
+        ranked = self.policy.rank(affinity, regular if self.policy.keyed else usable)
+        behind = self.policy.rank(affinity, [node for node in reserve if is_usable(node, self._model)])
         able = {node.node_id for node in usable}
-        ranked = self.policy.rank(affinity, members if self.policy.keyed else usable)
         takers = [node for node in ranked if node.node_id in able and node.node_id not in excluded]
-        ordered = tuple(node.node_id for node in pick(self.policy, affinity, takers, self._placed))
-        return Ranking(self._model, ordered, affinity, excluded, tuple(node.node_id for node in ranked), usable)
+        last = [node for node in behind if node.node_id not in excluded]
+        ordered = [node for part in (takers, last) for node in pick(self.policy, affinity, part, self._placed)]
+        return Ranking(self._model, _ids(ordered), affinity, excluded, _ids([*ranked, *behind]), usable)
 
     def place(self, ranking: Ranking, chosen: str) -> None:
         """Records that a node of the ranking was given the request."""
-        self._placed.placed(chosen)
         self.policy.placed(ranking.affinity, chosen)
-        if not ranking.excluded:
-            self._wanted.placed(self._wanted_node(ranking, chosen))
+        if chosen in ranking.able:
+            self._placed.placed(chosen)
+            if not ranking.excluded:
+                self._wanted.placed(self._wanted_node(ranking, chosen))
         self._observer.chosen(self._model, self.name, self._outcome(ranking, chosen))
         self._judge(ranking.usable)
 
@@ -135,6 +146,8 @@ class ModelRouting:
 
     def _outcome(self, ranking: Ranking, chosen: str) -> ChoiceOutcome:
         primary = ranking.ranked[0]
+        if chosen not in ranking.able:
+            return ChoiceOutcome.RESERVE
         if not self.policy.keyed:
             return ChoiceOutcome.BALANCED
         if chosen == primary:
@@ -156,6 +169,10 @@ class ModelRouting:
         if self.configured == "affinity" and name != self.name:
             self.name, self.policy = name, self._choice.make(name)
             self._observer.switched(self._model, name, wanted)
+
+
+def _ids(nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    return tuple(node.node_id for node in nodes)
 
 
 class Chooser:

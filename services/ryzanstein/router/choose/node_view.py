@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ryzanstein.cluster import Load, NodeState
@@ -13,7 +14,7 @@ class NodeView:
 
     `inflight` counts this router's own attempts there, which the last beat may not include yet.
     `admits`: its breaker lets a request through. `suspected`: it is silent, deaf, or its work does
-    not move. `linked`: this router has a stream to it.
+    not move. `linked`: this router has a stream to it. `reserve`: it is for what no other node can take.
     """
 
     node_id: str
@@ -25,6 +26,7 @@ class NodeView:
     suspected: bool = False
     drain_requested: bool = False
     linked: bool = True
+    reserve: bool = False
 
     @property
     def sequences(self) -> int:
@@ -53,3 +55,9 @@ def is_usable(node: NodeView, model: str) -> bool:
     if not node.linked or node.model != model or node.state is not NodeState.READY:
         return False
     return node.admits and not node.suspected and not node.drain_requested
+
+
+def divided(nodes: Sequence[NodeView]) -> tuple[list[NodeView], list[NodeView]]:
+    """Returns the regular nodes and the reserve. Where all are of the reserve, none is."""
+    regular = [node for node in nodes if not node.reserve]
+    return (regular, [node for node in nodes if node.reserve]) if regular else (list(nodes), [])

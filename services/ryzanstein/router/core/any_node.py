@@ -25,7 +25,7 @@ from ryzanstein.router.nodes.calls.texts import Infilled
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.roster import Roster
 
-_ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.NOT_FOUND})
+_ELSEWHERE = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.NOT_FOUND})
 _PROBE_S = 0.25  # a breaker that becomes half-open is no event
 _T = TypeVar("_T")
 
@@ -51,7 +51,7 @@ class AnyNode:
     ) -> _T:
         """Returns the answer of the first node that gives one.
 
-        `deadline` is Unix seconds, `besides` what nodes were sent beside their streams, and `on_retry`
+        `deadline` is Unix seconds, `excluding` what nodes were sent beside their streams, and `on_retry`
         is called with each error after which another node is asked. Raises NO_NODES when there was no
         node for `failover_wait_s`, DEADLINE_EXCEEDED, or a node's error where asking others does not
         help or `max_fruitless_attempts` have failed.
@@ -67,9 +67,10 @@ class AnyNode:
             try:
                 return await call(link)
             except RyzansteinError as error:
-                # A node of an older version does no work for the call, so any number may say so.
-                num_failed += error.code is not Code.UNIMPLEMENTED
-                if error.code not in _ELSEWHERE or num_failed >= self._policy.max_fruitless_attempts:
+                # Any number may say that they cannot do it: such a node does no work for the call.
+                unable = error.code is Code.UNIMPLEMENTED or error.reason == errors.ENGINE_LACKS
+                num_failed += not unable
+                if not (unable or error.code in _ELSEWHERE) or num_failed >= self._policy.max_fruitless_attempts:
                     raise
                 on_retry(error)
                 failed[link.node_id] = error

@@ -15,6 +15,7 @@ from functools import partial
 from ryzanstein import errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest, EmbedInput, check_numbers
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.request import EMBEDDINGS
 from ryzanstein.router.core.any_node import AnyNode
 from ryzanstein.router.failover.placement import RunnerPolicy
 from ryzanstein.router.nodes.calls.texts import embed
@@ -84,6 +85,8 @@ class Embedder:
         async def asked(link: NodeLink) -> list[Embedded]:
             if not request.features <= link.features:
                 raise errors.nodes_too_old(request.model, request.features)
+            if EMBEDDINGS in link.engine.unsupported:
+                raise errors.engine_lacks(request.model, EMBEDDINGS, link.engine.name)
             return await self._asked(link, request, inputs)
 
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ryzanstein.cluster import Load, Numerics
+from ryzanstein.cluster import Load, TokenOrigin
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
@@ -107,8 +107,8 @@ class AttemptRun:
         self.attempt = attempt
         self.node_id = node_id
         self.placement: AttemptPlacement | None = None
-        self.numerics = Numerics()
-        """How the version computes that accepted the attempt: a node may have another one before the attempt ends."""
+        self.origin = TokenOrigin()
+        """The version that accepted the attempt: its node may have another one before the attempt ends."""
         self.on_submitted: Callable[[float], None] | None = None
         self.described_prompt = generation.started is not None
         """Its node was told how much of the prompt to keep: an attempt had been accepted before."""
@@ -143,17 +143,17 @@ class AttemptRun:
             return
         self._prompt_tokens, self._quiet_since = prompt_tokens, time.monotonic()
         if self.placement is not None:
-            self.numerics = self.placement.link.numerics
+            self.origin = self.placement.link.origin
         self._generation.start(self.node_id, prompt_tokens, reply, omitted)
 
     def progressed(self, num_tokens: int) -> None:
         self._num_computed, self._quiet_since, self._alarms = num_tokens, time.monotonic(), 0
 
-    def learned_numerics(self) -> Numerics:
-        """Returns how the attempt is computed, with what its node has said of that since it accepted."""
+    def learned_origin(self) -> TokenOrigin:
+        """Returns where the attempt's tokens are from, with what its node has said of that since it accepted."""
         if self.placement is not None:
-            self.numerics = self.numerics.completed(self.placement.link.numerics)
-        return self.numerics
+            self.origin = self.origin.completed(self.placement.link.origin)
+        return self.origin
 
     def _read_another_prompt(self, prompt_tokens: int) -> None:
         """Drops the attempt before its first row: its tokens would continue another prompt."""

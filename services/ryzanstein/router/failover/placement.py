@@ -15,11 +15,12 @@ from hashlib import blake2b
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import Numerics
+from ryzanstein.cluster import TokenOrigin
 from ryzanstein.errors import Code
 from ryzanstein.generation.prompts import ChatPrompt, Role
-from ryzanstein.generation.request import CONSTRAINTS, GenerationRequest, NodePlace
+from ryzanstein.generation.request import GenerationRequest, NodePlace
 from ryzanstein.router.choose import Ranking, beginning
+from ryzanstein.router.failover.ability import Ability
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, SLOW, Lost
 from ryzanstein.router.failover.patience import AttemptPatience
 from ryzanstein.router.generations.generation import Generation
@@ -50,7 +51,7 @@ class RunnerPolicy:
     with NO_NODES, whatever its age. `max_fruitless_attempts` is how many attempts in a row may end,
     without a new token, by a fault that the request may have caused, so that a request which kills
     nodes kills few. `patience` is how long an attempt may produce nothing on a node that works for
-    others. `failover_to_unlike`: an answer goes on at a node that computes other tokens where no
+    others. `failover_to_incompatible`: an answer goes on at a node that computes other tokens where no
     other could serve it.
     """
 
@@ -69,7 +70,7 @@ class NodePlacement:
         self._links = links
         self._policy = policy
         self._telemetry = telemetry
-        self._features = generation.request.features
+        self._ability = Ability(generation.request, links)
         self._affinity = links.affinity_of(generation.request)
         # Until when, in monotonic seconds; longer while other nodes remain.
         self._excluded: dict[str, float] = {}
@@ -78,6 +79,7 @@ class NodePlacement:
         self._refused_by: set[str] = set()
         self._slow: set[str] = set()
         self._strikes: list[float] = []
+        self._grown_by = -1  # the attempt
         self._nobody_since: float | None = None
         # Of all nodes that were members at some refusal, also of those that have left since.
         self._contexts: dict[str, int] = {}
@@ -93,8 +95,8 @@ class NodePlacement:
         others = [] if self._ranking is None else [other for other in self._ranking.node_ids if other != node_id]
         if not others:
             return None
-        like = (other for other in others if self._links.alike(node_id, other))
-        return self._links.place_of(next(like, others[0]))
+        unlike = self._links.incompatible(self._links.origin_of(node_id))
+        return self._links.place_of(next((other for other in others if other not in unlike), others[0]))
 
     def previous(self, node_id: str) -> NodePlace | None:
         """Returns another node that may have computed the conversation's earlier turns.
@@ -118,17 +120,19 @@ class NodePlacement:
             return b""
         return blake2b(key, digest_size=16).digest()
 
-    def worked(self, node_id: str, numerics: Numerics) -> None:
-        """Forgets the faults of nodes and of the request, because the generation has grown: there, and computed so."""
-        if numerics.differs(self._generation.numerics):
+    def worked(self, node_id: str, attempt: int, origin: TokenOrigin) -> None:
+        """Forgets the faults of nodes and of the request, because the generation has grown: there, by this attempt."""
+        before = self._generation.origin
+        if attempt != self._grown_by and before is not None and origin.incompatible(before):
             self._telemetry.compatibility.moved.labels(self._model).inc()
             log.warning(
                 "answer continued by a node that computes other tokens",
                 generation_id=self._generation.generation_id,
                 to_node=node_id,
+                exact=origin.exact and before.exact,
                 tokens=self._generation.log.num_tokens,
             )
-        self._generation.numerics = numerics
+        self._generation.origin, self._grown_by = origin, attempt
         self._excluded.clear()
         self._refused_by.clear()
         self._slow.clear()
@@ -140,11 +144,17 @@ class NodePlacement:
         A hedge's node must itself be on time. In a cluster that is slow as a whole, or after a
         pause of this router, a hedge would only add work.
         """
-        return [each for each in self._candidates(node_id) if self._links.punctual(each)]
+        return self._punctual(node_id)
 
     def faster_than(self, node_id: str) -> bool:
         """Returns whether a node could take over from `node_id` that was not too slow for the generation itself."""
-        return any(self._links.punctual(each) for each in self._candidates(node_id, *self._slow))
+        return bool(self._punctual(node_id, *self._slow))
+
+    def _punctual(self, *excluded: str) -> list[str]:
+        """Returns the candidates that are on time; of the reserve only where no other node is usable."""
+        nodes = [each for each in self._candidates(*excluded) if self._links.punctual(each)]
+        able = frozenset[str]() if self._ranking is None else self._ranking.able
+        return [each for each in nodes if each in able or not able]
 
     async def first(self) -> str:
         """Waits for a node for the first attempt and returns it.
@@ -192,7 +202,7 @@ class NodePlacement:
 
     def _candidates(self, *excluded: str) -> tuple[str, ...]:
         """Returns the nodes for the next attempt, best first; for a hedge, which has `excluded` nodes, only like ones."""
-        barred, incompatible = {*excluded, *self._excluded, *self._barred, *self._unable()}, self._incompatible()
+        barred, incompatible = {*excluded, *self._excluded, *self._barred, *self._ability.unable}, self._incompatible()
         nodes = self._ranked(barred | incompatible)
         if nodes or not incompatible or excluded or self._waits_for_like(incompatible):
             return nodes
@@ -204,12 +214,13 @@ class NodePlacement:
 
     def _incompatible(self) -> frozenset[str]:
         """Returns the nodes that would continue the answer with other tokens than those before; none before the first one."""
-        return self._links.incompatible(self._generation.numerics)
+        origin = self._generation.origin
+        return frozenset() if origin is None else self._links.incompatible(origin)
 
     def _waits_for_like(self, incompatible: Collection[str]) -> bool:
         """Returns whether a node that computes alike could go on sooner or later, and has not just failed it, or must."""
         failed = self._excluded.keys() - self._full
-        like = self._links.could_serve(self._model, {*self._barred, *self._unable(), *failed, *incompatible})
+        like = self._links.could_serve(self._model, {*self._barred, *self._ability.unable, *failed, *incompatible})
         return like or not self._policy.failover_to_incompatible
 
     async def _wait(self, lost: Lost | None) -> str:
@@ -225,17 +236,17 @@ class NodePlacement:
         return nodes[0]
 
     def _require_hope(self, lost: Lost | None) -> None:
-        """Raises NO_NODES when operators drain all nodes of the model.
+        """Raises an error where a generation that has not begun need not wait.
 
-        A generation that has not begun need not wait for them.
+        No node can do what it asks for, or operators drain all nodes of the model: NO_NODES.
         """
-        if lost is None and self._never_able(self._features):
-            unsupported = self._never_able(self._features & {CONSTRAINTS})
-            self._telemetry.failed_over_in_vain.labels("constraints_unsupported" if unsupported else "nodes_too_old").inc()
-            if unsupported:
-                raise errors.constraints_unsupported(self._model)
-            raise errors.nodes_too_old(self._model, self._features)
-        if lost is None and (drained := self._links.drained(self._model)):
+        if lost is not None:
+            return
+        if (never := self._ability.never()) is not None:
+            cause, error = never
+            self._telemetry.failed_over_in_vain.labels(cause).inc()
+            raise error
+        if drained := self._links.drained(self._model):
             self._count_in_vain(None)
             raise errors.all_drain(self._model, drained)
 
@@ -251,19 +262,10 @@ class NodePlacement:
             self._nobody_since = now
         return self._policy.failover_wait_s - (0.0 if self._nobody_since is None else now - self._nobody_since)
 
-    def _unable(self) -> frozenset[str]:
-        """Returns the nodes that cannot do what the request asks for."""
-        return self._links.lacking(self._features)
-
     def _never(self) -> frozenset[str]:
         """Returns the nodes that this generation will not go to."""
         incompatible = frozenset[str]() if self._policy.failover_to_incompatible else self._incompatible()
-        return self._unable() | incompatible | self._barred
-
-    def _never_able(self, features: frozenset[str]) -> bool:
-        """Returns whether no node that has the model knows these features, also none that is away at the moment."""
-        unable = self._links.lacking(features)
-        return bool(unable) and self._links.contexts(self._model).keys() <= unable and self._links.could_serve(self._model, ())
+        return self._ability.unable | incompatible | self._barred
 
     def _readmit(self) -> None:
         now = time.monotonic()
@@ -313,6 +315,8 @@ class NodePlacement:
         """
         if lost.cause != REFUSED or self._generation.started is not None:
             return False
+        if lost.reason == errors.ENGINE_LACKS:  # another node may have another engine
+            return not self._links.could_serve(self._model, self._never())
         if lost.reason != errors.CONTEXT_TOO_LONG:
             return True
         self._contexts |= self._links.contexts(self._model)

@@ -73,8 +73,8 @@ class Runner:
         self._telemetry = telemetry
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
-        if generation.log.num_tokens and not generation.numerics.known:  # an earlier router's, of the journal
-            generation.numerics = links.numerics_of(generation.log.last_node)
+        if generation.log.num_tokens and generation.origin is None:  # an earlier router's, of the journal
+            generation.origin = links.origin_of(generation.log.last_node)
         # Higher than every attempt of earlier routers and of earlier runs here.
         generation.next_attempt = max(generation.next_attempt, generation.epoch << _EPOCH_SHIFT)
         self._looking: asyncio.TimerHandle | None = None
@@ -159,7 +159,7 @@ class Runner:
 
     def _on_worked(self, run: AttemptRun) -> None:
         self._breaker_worked(run.node_id)
-        self._placing.worked(run.node_id, run.learned_numerics())
+        self._placing.worked(run.node_id, run.attempt, run.learned_origin())
         for other in [other for other in self._runs if other is not run]:
             self._abandon(other)
             self._decide_race(run, other)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from ryzanstein import errors
-from ryzanstein.cluster import Numerics
+from ryzanstein.cluster import TokenOrigin
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import Message, Role, TextPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
@@ -125,8 +125,8 @@ class Generation:
         self.meter: Meter = _Unmetered()
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
-        self.numerics = Numerics()
-        """How the node computes that generated the last tokens."""
+        self.origin: TokenOrigin | None = None
+        """Where its last tokens are from; None: it has none, or an earlier router's alone."""
         self.prompt: list[PromptToken] = []
         """The prompt's tokens with their log probabilities, if the client asked for them."""
         self.ended: list[Finished] = []

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from ryzanstein.cluster import NodeState
+from ryzanstein.cluster import OWN_ENGINE, EngineTraits, NodeState
 from ryzanstein.router.nodes.breaker import BreakerState
 
 MAX_LOSSES = 32
@@ -31,6 +31,8 @@ class LinkReport:
     clock_skew_s: float
     failure: str = ""
     """Why the last try to connect failed."""
+    engine: EngineTraits = OWN_ENGINE
+    reserve: bool = False
 
 
 @dataclass(frozen=True, slots=True)

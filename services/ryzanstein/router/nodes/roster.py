@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ryzanstein.cluster import NO_MODEL, NodeState, Numerics
+from ryzanstein.cluster import NO_MODEL, NodeState, TokenOrigin
 from ryzanstein.generation.request import NO_DEFAULTS, Attempt, GenerationRequest, NodePlace, SamplingDefaults
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
@@ -80,6 +80,7 @@ class Roster:
             link.suspected,
             link.node_id in self._table.draining,
             link.connected,
+            link.beat.reserve,
         )
 
     def reports(self) -> list[LinkReport]:
@@ -100,6 +101,8 @@ class Roster:
             link.beat.reason,
             link.clock_skew_s,
             link.failure,
+            link.engine,
+            link.beat.reserve,
         )
 
     @property
@@ -182,26 +185,29 @@ class Roster:
             if ready and wanted and self._table.breakers[node_id].state is not BreakerState.OPEN:
                 yield link
 
-    def lacking(self, features: frozenset[str]) -> frozenset[str]:
-        """Returns the nodes that would ignore a part of a request that needs these features."""
-        if not features:
-            return frozenset()
-        return frozenset(node_id for node_id, link in self._table.nodes.items() if not features <= link.features)
+    def lacking(self, features: frozenset[str], used: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Returns the nodes that would ignore one of a request's features, or whose engines do not support what it uses."""
 
-    def numerics_of(self, node_id: str) -> Numerics:
-        """Returns how the node computes, or did when it was last ready."""
+        def able(link: NodeLink) -> bool:
+            return features <= link.features and used.isdisjoint(link.engine.unsupported)
+
+        return frozenset(node_id for node_id, link in self._table.nodes.items() if not able(link))
+
+    def unsupported(self, model: str) -> dict[str, str]:
+        """Returns what engines of the model's nodes do not support, each with the name of such an engine."""
+        lacking: dict[str, str] = {}
+        for node_id in sorted(self.contexts(model)):
+            lacking |= self._table.nodes[node_id].engine.lacking
+        return lacking
+
+    def origin_of(self, node_id: str) -> TokenOrigin:
+        """Returns what decides whether others go on with the node's tokens, or did when it was last ready."""
         link = self._table.nodes.get(node_id)
-        return Numerics() if link is None else link.numerics
+        return TokenOrigin() if link is None else link.origin
 
-    def alike(self, node_id: str, other: str) -> bool:
-        """Returns whether nothing is known by which two nodes compute other tokens."""
-        return not self.numerics_of(node_id).differs(self.numerics_of(other))
-
-    def incompatible(self, numerics: Numerics) -> frozenset[str]:
-        """Returns the nodes that are known to compute other tokens."""
-        if not numerics.known:
-            return frozenset()
-        return frozenset(node_id for node_id, link in self._table.nodes.items() if link.numerics.differs(numerics))
+    def incompatible(self, origin: TokenOrigin) -> frozenset[str]:
+        """Returns the nodes that are known to go on with an answer otherwise than as it began."""
+        return frozenset(node_id for node_id, link in self._table.nodes.items() if link.origin.incompatible(origin))
 
     def drained(self, model: str) -> tuple[str, ...]:
         """Returns the nodes of the model when all of them drain until an operator takes that back.
@@ -235,14 +241,15 @@ class Roster:
     def least_loaded(
         self, model: str, excluded: Collection[str] = (), excluding: Mapping[str, int] = MappingProxyType({})
     ) -> NodeLink | None:
-        """Returns the least loaded node, for a request that leaves no state.
+        """Returns the least loaded node, for a request that leaves no state; a reserve node only if there is no other.
 
-        `besides`: what nodes were sent beside their streams. None: no other node serves the model.
+        `excluding`: what nodes were sent beside their streams. None: no other node serves the model.
         """
         usable = [node for node in self.snapshot() if is_usable(node, model) and node.node_id not in excluded]
         if not usable:
             return None
-        return self._table.nodes[min(usable, key=lambda node: node.sequences + excluding.get(node.node_id, 0)).node_id]
+        least = min(usable, key=lambda node: (node.reserve, node.sequences + excluding.get(node.node_id, 0)))
+        return self._table.nodes[least.node_id]
 
     def place_of(self, node_id: str) -> NodePlace | None:
         """Returns where a node is reached; None when it is not linked."""

@@ -18,7 +18,7 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.backoff import Backoff
-from ryzanstein.cluster import NO_MODEL, NodeState
+from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, EngineTraits, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
@@ -63,7 +63,7 @@ class ModelChoice:
 class Serving:
     """Ranks that are ready. `context_length` is how much of the model's context they can hold.
 
-    `numerics` says how they compute, see `Numerics`.
+    `numerics` says how they compute, see `Numerics`; `engine` what computes, and what it cannot do.
     """
 
     group: EngineGroup
@@ -71,6 +71,7 @@ class Serving:
     num_blocks: int
     max_sequences: int
     numerics: str = ""
+    engine: EngineTraits = OWN_ENGINE
 
 
 class ModelHost:

@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import Beat, NodeState, Numerics
+from ryzanstein.cluster import OWN_ENGINE, Beat, NodeState, Numerics
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Prompt
 from ryzanstein.generation.request import NO_DEFAULTS
@@ -217,6 +217,8 @@ class NodeAgent:
             other_models=self.other_models,
             numerics=Numerics("" if announced is None else announced.numerics, self.version.pages.weights_digest),
             sampling_defaults=text.sampling_defaults if text is not None else NO_DEFAULTS,
+            engine=OWN_ENGINE if announced is None else announced.engine,
+            reserve=self.settings.reserve,
         )
 
     async def run(self, health: Health) -> None:

@@ -13,8 +13,9 @@ import msgspec
 import structlog
 
 from ryzanstein import clock, errors
+from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.request import Attempt
+from ryzanstein.generation.request import EMBEDDINGS, Attempt
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.intake import Arrived, ReadPrompt
@@ -86,6 +87,9 @@ class Submissions:
         version.serving()
         if version is not self._versions.serving or text is not version.host.text:
             raise self._model_changed()
+        engine = _engine_of(version)
+        if EMBEDDINGS in engine.unsupported:
+            raise errors.engine_lacks(text.name, EMBEDDINGS, engine.name)
         self._check(version, None, 1)
         if self._versions.num_running == 0:
             self._on_busy()
@@ -138,6 +142,8 @@ class Submissions:
         serving = version.serving()
         if text is not version.host.text:
             raise self._model_changed()
+        if (lacking := attempt.request.lacking(serving.engine.lacking)) is not None:  # it slept, and woke as another
+            raise lacking
         self._check(version, attempt.request.deadline, attempt.request.sampling.n)  # again: others arrived meanwhile
         was_idle = self._versions.num_running == 0
         number = self.new_group()
@@ -167,6 +173,8 @@ class Submissions:
         text = version.text(attempt)
         if text.embedding is not None:
             raise errors.failed_precondition("EMBEDDINGS_ONLY", f"model {text.name} makes embeddings; it generates no text")
+        if (lacking := attempt.request.lacking(_engine_of(version).lacking)) is not None:
+            raise lacking
         self._check(version, attempt.request.deadline, attempt.request.sampling.n)
         return text
 
@@ -187,3 +195,9 @@ class Submissions:
         bound = 2 * self._settings.max_waiting + self._settings.max_sequences
         if version.num_sequences + num > bound:
             raise errors.queue_full(version.num_sequences, bound)
+
+
+def _engine_of(version: ModelVersion) -> EngineTraits:
+    """Returns what the version's engine is, or was before it fell asleep."""
+    announced = version.host.announced
+    return OWN_ENGINE if announced is None else announced.engine

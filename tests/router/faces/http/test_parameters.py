@@ -238,3 +238,17 @@ async def test_an_effort_says_also_whether_the_model_thinks(http, face, effort, 
     body = {"model": "echo", "messages": [{"role": "user", "content": "a"}], "reasoning_effort": effort}
     await http.post("/v1/chat/completions", json=body | ({} if own is None else {"chat_template_kwargs": own}))
     assert json.loads(face.core.requests[-1].prompt.template.variables) == variables
+
+
+async def test_what_no_engine_supports_is_named_as_the_client_wrote_it(http, face, chat):
+    for field, param in (("sampling.min_p", "min_p"), ("sampling.constraint", "response_format"), ("tools", "tools")):
+        face.core.refusal = errors.engine_lacks("echo", field, "llama.cpp b7200")
+        answer = await http.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 400
+        assert answer.json()["error"] == {
+            "message": f"{param}: not supported by the engine of model 'echo' (llama.cpp b7200)",
+            "type": "invalid_request_error",
+            "param": param,
+            "code": "engine_lacks",
+            "metadata": {"model": "echo", "engine": "llama.cpp b7200"},
+        }

@@ -167,6 +167,14 @@ async def test_an_error_names_the_field_in_which_the_client_wrote_the_constraint
     assert (failed["error"]["param"], failed["error"]["message"]) == (field, f"{field}: is not supported")
 
 
+async def test_what_no_engine_supports_is_named_as_over_http(client, face):
+    face.core.refusal = errors.engine_lacks("echo", "sampling.min_p", "llama.cpp b7200")
+    await client.submit("a")
+    failed = await client.until("error")
+    assert (failed["status"], failed["error"]["code"], failed["error"]["param"]) == (400, "engine_lacks", "min_p")
+    assert failed["error"]["metadata"] == {"model": "echo", "engine": "llama.cpp b7200"}
+
+
 async def test_an_error_in_mid_stream_ends_that_stream_alone(client, face):
     face.core.fail_at, face.core.error = 1, errors.unavailable("NODE_LOST", "gone")
     await client.submit("a")

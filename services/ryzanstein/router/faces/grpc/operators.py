@@ -52,6 +52,10 @@ def _link(report: LinkReport) -> pb.LinkStatus:
         reason=report.reason,
         clock_skew=Duration(seconds=round(report.clock_skew_s)),
         failure=report.failure,
+        engine=report.engine.name,
+        unsupported=sorted(report.engine.unsupported),
+        continues_inexactly=not report.engine.continues_exactly,
+        reserve=report.reserve,
     )
 
 

@@ -136,7 +136,7 @@ def _error(failed: worker.Failed) -> RyzansteinError:
         return errors.internal(f"the node returned the unknown error code {failed.code}")
     metadata = dict(failed.metadata)
     violations: tuple[errors.FieldViolation, ...] = ()
-    if code is Code.INVALID_ARGUMENT:
+    if code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION):
         field = metadata.get("field") or ("sampling.max_tokens" if failed.reason == "CONTEXT_TOO_LONG" else "")
         violations = (errors.FieldViolation(field, failed.message),) if field else ()
     return RyzansteinError(

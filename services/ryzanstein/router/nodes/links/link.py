@@ -16,7 +16,7 @@ import grpc
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import NO_MODEL, Beat, NodeState, Numerics
+from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, Beat, NodeState, Numerics, TokenOrigin
 from ryzanstein.generation.request import Attempt
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, NotConnectedError, connect
@@ -97,6 +97,8 @@ class NodeLink:
         """What the node understands beyond the first version of the protocol."""
         self.numerics = Numerics()
         """How it computes, or did when it was last ready."""
+        self.engine = OWN_ENGINE
+        """What computes there, or did when it was last ready."""
         self.clock_skew_s = 0.0
         self.departed = False
         self.failure = ""
@@ -124,6 +126,11 @@ class NodeLink:
         """Ends the stream, if there is one. The link connects again."""
         if self._connection is not None:
             self._connection.end(cause)
+
+    @property
+    def origin(self) -> TokenOrigin:
+        """What decides whether others go on with its tokens."""
+        return TokenOrigin(self.numerics, self.engine.continues_exactly)
 
     @property
     def connected(self) -> bool:
@@ -291,10 +298,10 @@ class NodeLink:
             self._watch.answered(frame.ack.sequence)
 
     def _remember_ranks(self) -> None:
-        """Remembers context and numerics of a ready node: a node without ranks does not know its own."""
+        """Remembers context, numerics and engine of a ready node: a node without ranks does not know its own."""
         if self.beat.state is NodeState.READY:
             self._held = (self.beat.model, self.beat.context_length)
-            self.numerics = self.beat.numerics
+            self.numerics, self.engine = self.beat.numerics, self.beat.engine
 
     def _on_beat(self, beat: Beat) -> None:
         before, self.beat = self.beat, beat
@@ -303,7 +310,7 @@ class NodeLink:
         self._observer.link_beat(self)
         if self._watch is not None:
             self._watch.beat(beat)
-        if (beat.other_models, beat.numerics) != (before.other_models, before.numerics):
+        if _constant(beat) != _constant(before):
             self._observer.link_changed(self)
         if beat.state is before.state and beat.model == before.model:
             return
@@ -330,6 +337,11 @@ class NodeLink:
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)
         self._observer.link_changed(self)
+
+
+def _constant(beat: Beat) -> tuple[object, ...]:
+    """Returns what seldom changes in a node's beats, and matters to the choice of nodes."""
+    return beat.other_models, beat.numerics, beat.engine, beat.reserve
 
 
 def _intervals(hello: worker.NodeHello) -> BeatIntervals:
