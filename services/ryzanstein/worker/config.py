@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
-from ryzanstein.worker.engines.remote.address import DialectName, EngineAddress
 
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.model_paths import model_name
@@ -19,6 +18,8 @@ from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
 from ryzanstein.generation.request import MAX_CHOICES
 from ryzanstein.process import allotment
 from ryzanstein.process.gpus import Device
+from ryzanstein.worker.engines.remote.address import EngineAddress
+from ryzanstein.worker.engines.remote.bounds import DialectName, SamplerUse
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
 from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings
@@ -90,6 +91,10 @@ class WorkerSettings(ServiceSettings):
         "http://HOST:PORT, https://HOST:PORT or unix:///PATH; see docs/operate/engines.md",
     )
     engine_dialect: DialectName = Field("auto", description="how the server of `engine` speaks; auto: it is asked")
+    engine_sampler: SamplerUse = Field(
+        "auto",
+        description="whether our sampler in vLLM decides tokens, so that answers go on exactly; auto: where vLLM has loaded it",
+    )
     engine_key_file: Path | None = Field(None, description="file with the API key of the server of `engine`")
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
     device: Device = Field(

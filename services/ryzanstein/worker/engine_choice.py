@@ -30,17 +30,17 @@ def _remote(settings: WorkerSettings) -> NewEngines:
     # Imported here: a node with ranks of its own pays for no HTTP client.
     from ryzanstein.worker.engines.remote.address import EngineAddress
     from ryzanstein.worker.engines.remote.client import EngineClient
-
     from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteSpec
 
     def new_client() -> EngineClient:
         # The key is read again for each group: it may have been replaced.
-        return EngineClient(EngineAddress.parse(settings.engine), settings.engine_key(), max_streams=settings.max_sequences)
+        return EngineClient(EngineAddress.parse(settings.engine), settings.engine_key(), most_streams=settings.max_sequences)
 
     spec = RemoteSpec(
         settings.engine,
         new_client,
         settings.engine_dialect,
+        settings.engine_sampler,
         settings.max_sequences,
         settings.max_tokens_per_step,
         settings.queue_settings,

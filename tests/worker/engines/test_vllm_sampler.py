@@ -15,7 +15,7 @@ import torch
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.sequence import Account, Sequence, SequenceGroup
-from ryzanstein.worker.engines.vllm.asking import ARGUMENT, AskedRow, asked_row, packed
+from ryzanstein.worker.engines.asking import ARGUMENT, AskedRow, asked_row, packed
 from ryzanstein.worker.sampling.sampler import sample
 
 VOCABULARY = 211

@@ -266,7 +266,8 @@ class ModelHost:
         self._on_ready(group, ranks)
         self._slept = None
         lead = ranks[0]
-        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.numerics)
+        engine = EngineTraits(lead.engine, frozenset(lead.unsupported), lead.continues_exactly)
+        self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.numerics, engine)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
         kernels = lead.kernels or "torch's operators"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ryzanstein.generation.request import SamplingParams
@@ -15,7 +15,7 @@ class AskedChoice:
     `token_ids` are the prompt's and those generated so far; the first `num_prompt` are the prompt. `max_tokens` and
     `min_tokens` are what is left of them. `stop_token_ids` end the answer, the model's own among them. `seed` is of this
     choice. `salt` keeps what it leaves in a prefix cache from requests with another one; empty: shared. `request_id` names
-    it in the engine's log.
+    it in the engine's log. `arguments` are those of our own sampler in the engine, which then decides the tokens.
     """
 
     token_ids: Sequence[int]
@@ -27,6 +27,7 @@ class AskedChoice:
     stop_token_ids: Sequence[int]
     salt: str = ""
     request_id: str = ""
+    arguments: Mapping[str, str] | None = None
 
     @property
     def num_generated(self) -> int:

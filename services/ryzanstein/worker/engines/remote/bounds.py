@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ryzanstein.bounds import PositiveSeconds
 from ryzanstein.worker.supervision.watchdog import StallBounds
+
+DialectName = Literal["auto", "vllm", "sglang", "llama.cpp", "tensorrt-llm"]
+"""How a server speaks; auto: it is asked."""
+SamplerUse = Literal["auto", "require", "off"]
+"""Whether our own sampler in the server decides tokens; auto: where it is there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ async def _streamed(client: EngineClient, answer: _Answer) -> AsyncGenerator[Com
                 return
             tokens += answer.end(found.finish, found.stop_token)
             if tokens or found.prompt_computed is not None:
-                yield ComputedPart(tokens, prompt_computed=found.prompt_computed)
+                yield ComputedPart(tokens, cached_tokens=answer.cached, prompt_computed=found.prompt_computed)
             if answer.finish:
                 await _read_tail(events, answer, begun)
                 return

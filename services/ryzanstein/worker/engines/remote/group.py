@@ -11,16 +11,20 @@ import errno
 import mmap
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
-from ryzanstein.worker.engines.remote.probing import ServedEngine, probe
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engines.asking import PROTOCOL
 from ryzanstein.worker.engines.front.front import Front, front_settings
-from ryzanstein.worker.engines.remote.bounds import RemoteBounds
+from ryzanstein.worker.engines.remote.bounds import RemoteBounds, SamplerUse
+from ryzanstein.worker.engines.remote.client import EngineClient
+from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
+from ryzanstein.worker.engines.remote.exact import has_sampler
+from ryzanstein.worker.engines.remote.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.probing import probe
 from ryzanstein.worker.engines.remote.streams import EngineStreams
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import (
@@ -48,13 +52,15 @@ _PROBE_TOKENS = 8  # what a probe's steps count as: at least its prompt
 class RemoteSpec(NamedTuple):
     """A server as settings describe it.
 
-    `new_client` connects to it. `dialect`: how it speaks, or auto. `max_sequences` are sent to it at once at most; what it says
+    `new_client` connects to it. `dialect`: how it speaks, or auto. `sampler`: whether ours is to be
+    used in it. `max_sequences` are sent to it at once at most; what it says
     of itself counts if that is less. `prefill_room`: prompt tokens that it takes in a step, about.
     """
 
     address: str
     new_client: Callable[[], EngineClient]
     dialect: str
+    sampler: SamplerUse
     max_sequences: int
     prefill_room: int
     queue: QueueSettings
@@ -84,9 +90,10 @@ class RemoteGroup:
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`. Waits for the server, however long it loads, up to `start_s`."""
         served, began_s = await self._found(), time.monotonic()
+        served = replace(served, vocabulary=min(served.vocabulary or self._model.vocab_size, self._model.vocab_size))
         context_length = min(served.context_length or self._model.context_length, self._model.context_length)
         num_places = min(served.max_sequences or self._spec.max_sequences, self._spec.max_sequences)
-        self._streams = EngineStreams(self._client, served, self._model.vocab_size, self)
+        self._streams = EngineStreams(self._client, served, self)
         settings = front_settings(context_length, num_places, self._spec.prefill_room, self._spec.queue)
         self._front = self._streams.front = Front(settings, self._streams, self._on_step)
         self._spawn(self._watch())
@@ -100,10 +107,10 @@ class RemoteGroup:
                 startup_phases={"probe": round(time.monotonic() - began_s, 3)},
                 kernels=served.version,
                 company_matters="the engine is not ours",
-                numerics=f"engine={served.version}",
-                engine=served.version,
-                unsupported=sorted(served.dialect.unsupported),
-                continues_exactly=False,
+                numerics=f"engine={served.version}" + (f" sampler={PROTOCOL}" if served.exact else ""),
+                engine=served.version + (f", sampler {PROTOCOL}" if served.exact else ""),
+                unsupported=sorted(served.unsupported),
+                continues_exactly=served.exact,
             )
         ]
 
@@ -174,7 +181,8 @@ class RemoteGroup:
                 raise self._not_started(f"it cannot be used: {error}") from None
             else:
                 self._on_new()
-                log.info("engine found", engine=self._spec.address, version=served.version, model=served.model)
+                sampler = "ours" if served.exact else "its own"
+                log.info("engine found", engine=self._spec.address, version=served.version, model=served.model, sampler=sampler)
                 return served
             if time.monotonic() - said_s >= _SAY_AGAIN_S:
                 said_s = time.monotonic()
@@ -186,7 +194,12 @@ class RemoteGroup:
         began_s = time.monotonic()
         served = await probe(self._client, self._spec.dialect)
         self._watchdog.record(time.monotonic() - began_s, _PROBE_TOKENS)
-        return served
+        if self._spec.sampler == "off":
+            return served
+        exact = await has_sampler(self._client, served)
+        if not exact and self._spec.sampler == "require":
+            raise EngineRefused(f"the {served.dialect.name} has not loaded our sampler, see docs/operate/engines.md")
+        return replace(served, exact=exact)
 
     def _not_started(self, why: str) -> RanksLost:
         return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))

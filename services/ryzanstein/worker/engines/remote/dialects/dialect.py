@@ -16,6 +16,8 @@ NEVER = frozenset({"constraint", "prompt_logprobs", "bad_words", "embeddings"})
 """What is asked of no server: constraints are not continued from a prompt, and bad words and the scores of prompts are defined
 by our tokens. Embeddings come from our own engine.
 """
+EXACT = frozenset({"bad_words"})
+"""What our own sampler adds to a server that has it."""
 NO_CACHE_SCOPES = CACHE_SCOPES
 """The feature that servers lack whose prefix cache is one for all requests."""
 
@@ -54,6 +56,7 @@ class ServedEngine:
 
     `model` is the name under which it has the model, empty where it needs none. `max_sequences` is what it runs at once,
     `context_length` what prompt and answer may have together. `max_logprobs` are the likeliest tokens that it tells.
+    `exact`: our own sampler in it decides the tokens, so that an answer goes on as it would have elsewhere.
     """
 
     dialect: EngineDialect
@@ -63,6 +66,12 @@ class ServedEngine:
     max_sequences: int
     max_logprobs: int
     vocabulary: int = 0
+    exact: bool = False
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """What it cannot do; see `EngineDialect`."""
+        return self.dialect.unsupported - (EXACT if self.exact else frozenset())
 
 
 def decoded(event: bytes, kind: type[Event]) -> Event:

@@ -9,6 +9,7 @@ Its bias is added before penalties and min-p is applied before top-p, ours after
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from uuid import uuid4
 
 import msgspec
@@ -18,6 +19,22 @@ from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, ServedEngin
 from ryzanstein.worker.engines.remote.faults import EngineProtocolError, reported_in_stream
 
 LARGEST_SEED = 2**63 - 1
+_NEUTRAL: Mapping[str, object] = MappingProxyType(
+    {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None,
+        "logit_bias": None,
+        "allowed_token_ids": None,
+        "min_tokens": 0,
+    }
+)
+"""With our sampler vLLM takes the one token that it leaves."""
 _ID = "token_id:"
 
 
@@ -101,6 +118,7 @@ class VllmDialect:
             "truncate_prompt_tokens": None,
             "cache_salt": asked.salt or None,
             "priority": 0,
+            **({} if asked.arguments is None else {**_NEUTRAL, "vllm_xargs": dict(asked.arguments)}),
         }
 
     def part(self, event: bytes, seen: int = 0) -> ComputedPart | None:

@@ -20,7 +20,7 @@ from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.plan import SequencesFailed, needs_full_logits
 from ryzanstein.worker.engine.sequence import Account, SequenceGroup
 from ryzanstein.worker.engine.sequence import Sequence as EngineSequence
-from ryzanstein.worker.engines.vllm.asking import AskedRow
+from ryzanstein.worker.engines.asking import AskedRow
 from ryzanstein.worker.sampling.sampler import sample
 
 

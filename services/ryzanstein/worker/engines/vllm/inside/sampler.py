@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from ryzanstein.worker.engines.vllm.asking import unpacked
+from ryzanstein.worker.engines.asking import unpacked
 from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide
 
 try:

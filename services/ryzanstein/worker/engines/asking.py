@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from ryzanstein.worker.engine.messages import SubmitGroup
 
-ARGUMENT = "ryzanstein_1"
-"""The number is that of this protocol: a plug-in of another one ignores the argument, and is not found."""
+PROTOCOL = 1
+ARGUMENT = f"ryzanstein_{PROTOCOL}"
+"""A plug-in of another protocol ignores the argument, and is not found."""
 
 
 class AskedRow(msgspec.Struct, frozen=True):
@@ -53,8 +54,3 @@ def asked_row(group: SubmitGroup, choice: int) -> AskedRow:
     """Returns what to ask for a choice of a group."""
     nothing: list[list[int]] = [[] for _ in group.generated]
     return AskedRow(msgspec.structs.replace(group, prompt_ids=[], generated=nothing), choice, len(group.prompt_ids))
-
-
-def obeyed(forced: Sequence[int], got: Sequence[int]) -> bool:
-    """Returns whether a server has given the tokens that a probe forced."""
-    return list(got[: len(forced)]) == list(forced)
