@@ -14,7 +14,7 @@ LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/la
     tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py \
     tests/cluster/test_late_faults.py tests/cluster/agents
 # The machines that a newcomer may have: `make test-machines`.
-APART := $(LABORATORY) tests/machines
+APART := $(LABORATORY) tests/machines tests/gpu tests/engines
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
 OUTCOME = || code=$$?; mkdir -p .pytest_cache; echo $${code:-0} > .pytest_cache/outcome; exit $${code:-0}
 RESUMING := -p tests.resuming --resume build/lab.passed
@@ -23,7 +23,7 @@ MINUTES ?= 10
 RESULT ?= lab/benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup dev parts run test test-long test-all test-machines coverage test-lab up bench chaos lint types audit protos manifests clean
+.PHONY: help setup dev parts run test test-long test-all test-machines test-engines gpu coverage test-lab up bench chaos lint types audit protos manifests clean
 
 help: ## Print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,6 +51,13 @@ test-all: test test-long ## Everything that must pass before a change lands, but
 
 test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/start/local.md (root)
 	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/start/local.md
+
+test-engines: dev ## Nodes beside a real vLLM, on CPUs (3.5 GB to fetch once, 5 to 15 minutes)
+	PYTHON=$(PYTHON) bash .ci/parts vllm
+	$(BIN)/python -m pytest tests/engines --timeout 600
+
+gpu: ## Whatever needs a GPU, on a machine that has one; never run on hardware so far
+	PYTHON=$(PYTHON) bash .ci/gpu
 
 coverage: dev ## Run the tests with line coverage, of the services' processes too
 	$(PYTEST) --cov --cov-report=term:skip-covered
