@@ -14,7 +14,7 @@ LABORATORY := tests/lab/chaos/test_laboratory.py tests/cluster/runbooks tests/la
     tests/worker/model/gguf/judges tests/cluster/real_model tests/cluster/test_page_rolling.py tests/cluster/test_page_tiers.py tests/lab/constraints tests/cluster/browser tests/cluster/test_lm_eval.py \
     tests/cluster/test_late_faults.py tests/cluster/agents
 # The machines that a newcomer may have: `make test-machines`.
-APART := $(LABORATORY) tests/machines tests/gpu tests/engines
+APART := $(LABORATORY) tests/machines tests/gpu tests/worker/engines/real_vllm
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(APART:%=--ignore=%)
 OUTCOME = || code=$$?; mkdir -p .pytest_cache; echo $${code:-0} > .pytest_cache/outcome; exit $${code:-0}
 RESUMING := -p tests.resuming --resume build/lab.passed
@@ -54,7 +54,7 @@ test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, a
 
 test-engines: dev ## Nodes beside a real vLLM, on CPUs (3.5 GB to fetch once, 5 to 15 minutes)
 	PYTHON=$(PYTHON) bash .ci/parts vllm
-	$(BIN)/python -m pytest tests/engines --timeout 600
+	$(BIN)/python -m pytest tests/worker/engines/real_vllm --timeout 600
 
 gpu: ## Whatever needs a GPU, on a machine that has one; never run on hardware so far
 	PYTHON=$(PYTHON) bash .ci/gpu

@@ -35,7 +35,7 @@ def gpu() -> None:
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the tokenizer of the demo's, whose heads have a size that every attention kernel supports."""
     folder = tmp_path_factory.mktemp("models") / "small"
-    command = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(folder), "--preset", "S"]
+    command = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(folder), "--preset", "context"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return folder
 

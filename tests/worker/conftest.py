@@ -33,22 +33,14 @@ class NodeProcess:
 
     def __init__(self, log_path: Path, *flags: str, model: Path | None = DEMO, tp: int = 2) -> None:
         self.log_path = log_path
-        model_flags = ("--model", str(model), "--tp", str(tp)) if model is not None else ()
-        command = [
-            sys.executable,
-            "-m",
-            "ryzanstein.worker",
-            "--grpc-port",
-            "0",
-            "--node-id",
-            "node-t",
-            "--threads-per-rank",
-            "1",
-        ]
+        command = [sys.executable, "-m", "ryzanstein.worker", "--grpc-port", "0", "--node-id", "node-t"]
+        if "--engine" in flags:
+            tp = 0
+        model_flags = ("--model", str(model)) if model is not None else ()
+        rank_flags = ("--threads-per-rank", "1", *(("--tp", str(tp)) if model is not None else ())) if tp else ()
+        command += [*model_flags, *rank_flags, *flags]
         with log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, *model_flags, *flags], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     @property
     def events(self) -> list[dict]:

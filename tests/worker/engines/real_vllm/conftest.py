@@ -1,0 +1,92 @@
+"""A real vLLM on this machine's CPUs, and nodes beside it: `make test-engines`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ryzanstein.cli.processes.ports import free_ports
+
+ROOT = Path(__file__).parents[4]
+VLLM = ROOT / "build/vllm/bin/vllm"
+SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
+START_S = 300
+
+
+class VllmServer:
+    """`vllm serve` in a session of its own. `sampler`: with ours."""
+
+    def __init__(self, model: Path, log: Path, *, sampler: bool = True) -> None:
+        assert VLLM.exists(), "vLLM is missing: `make test-engines` installs it"
+        (self.port,) = free_ports(1)
+        self.log, self.model = log, model
+        paths = f"{ROOT / 'services'}:{ROOT / 'shared'}"
+        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": paths}
+        command = [str(VLLM), "serve", str(model), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--served-model-name", "theirs", "--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+        command += ["--max-num-seqs", "16", *(["--logits-processors", SAMPLER] if sampler else [])]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        ends = time.monotonic() + START_S
+        while time.monotonic() < ends:
+            assert self.process.poll() is None, self.log.read_text()[-6000:]
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.5)
+        raise AssertionError(self.log.read_text()[-6000:])
+
+    def health(self) -> int:
+        """The status of its own health."""
+        with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            return int(answer.status)
+
+    def core(self) -> int:
+        """The process that computes."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        (core,) = [child.pid for child in children if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name()]
+        return core
+
+    def close(self) -> None:
+        for process in [*psutil.Process(self.process.pid).children(recursive=True)] if self.process.poll() is None else []:
+            process.send_signal(signal.SIGKILL)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the demo's tokenizer, whose heads have a size that vLLM supports."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    command = [sys.executable, "-m", "ryzanstein.tools.synthesize.command", str(folder), "--preset", "context"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    server = VllmServer(model, tmp_path_factory.mktemp("vllm") / "log")
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.close()
