@@ -56,7 +56,8 @@ class Front:
     """A front that sequence groups pass through. Not thread-safe: one event loop calls everything.
 
     `emit` is called in the loop with what happened, as an engine's step: a tick of the loop at most,
-    and at most one token of a choice.
+    and at most one token of a choice. `measured` is called with the seconds that each token took, and
+    with the number of tokens of the prompt before the first one, else 0.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Front:
         engine: SequenceEngine,
         emit: Callable[[StepEvents], None],
         clock: Callable[[], float] = time.monotonic,
+        measured: Callable[[float, int], None] = lambda passed_s, num_prompt: None,
     ) -> None:
         self._settings, self._engine, self._emit, self._clock = settings, engine, emit, clock
+        self._measured = measured
         self._loop = asyncio.get_running_loop()
         self._pace, self._outcome = StepPace(), StepOutcome()
         self._places = Places(settings.max_sequences, settings.token_budget, settings.max_idle_tenants, self._left)
@@ -177,6 +180,7 @@ class Front:
         """Counts a token, and learns the engine's pace from the time since the one before: that is a step to this sequence."""
         now = self._clock()
         passed_s, self._moved[sequence] = now - self._moved[sequence], now
+        self._measured(passed_s, 0 if sequence.num_computed else sequence.num_tokens)
         if sequence.num_computed:
             self._decode_tokens += 1
             self._pace.step(0, passed_s)

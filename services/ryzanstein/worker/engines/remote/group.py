@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
 from ryzanstein.worker.engines.asking import PROTOCOL
 from ryzanstein.worker.engines.front.front import Front, front_settings
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds, SamplerUse
@@ -25,6 +25,7 @@ from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
 from ryzanstein.worker.engines.remote.exact import has_sampler
 from ryzanstein.worker.engines.remote.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
 from ryzanstein.worker.engines.remote.probing import probe
+from ryzanstein.worker.engines.remote.silence import Silence
 from ryzanstein.worker.engines.remote.streams import EngineStreams
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import (
@@ -39,14 +40,12 @@ from ryzanstein.worker.supervision.group import (
     RanksLost,
 )
 from ryzanstein.worker.supervision.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
-from ryzanstein.worker.supervision.watchdog import Watchdog
 
 log = structlog.get_logger(__name__)
 
 _SAY_AGAIN_S = 30.0
 _GONE = (errno.ECONNREFUSED, errno.ENOENT)
 _TELL_PREFILL_S = 1.0
-_PROBE_TOKENS = 8  # what a probe's steps count as: at least its prompt
 
 
 class RemoteSpec(NamedTuple):
@@ -79,10 +78,9 @@ class RemoteGroup:
         self._client = spec.new_client()
         self._streams: EngineStreams | None = None
         self._front: Front | None = None
-        self._watchdog = Watchdog(self._bounds.stall, self._bounds.watch_interval_s)
+        self._silence = Silence(self._bounds.stall, self._bounds.prefill_s, self._bounds.watch_interval_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_parts, self._moved_s = 0, time.monotonic()
-        self._fed = 0
         self._told_s = self._checked_s = time.monotonic()
         self._checking = False
         self.lost: asyncio.Future[RankLoss] = asyncio.get_running_loop().create_future()
@@ -95,7 +93,7 @@ class RemoteGroup:
         num_places = min(served.max_sequences or self._spec.max_sequences, self._spec.max_sequences)
         self._streams = EngineStreams(self._client, served, self)
         settings = front_settings(context_length, num_places, self._spec.prefill_room, self._spec.queue)
-        self._front = self._streams.front = Front(settings, self._streams, self._on_step)
+        self._front = self._streams.front = Front(settings, self._streams, self._events.on_step, measured=self._measure)
         self._spawn(self._watch())
         return [
             RankReady(
@@ -191,9 +189,7 @@ class RemoteGroup:
         raise self._not_started(f"it has not answered for {self._bounds.start_s:g} s: {why}")
 
     async def _probed(self) -> ServedEngine:
-        began_s = time.monotonic()
         served = await probe(self._client, self._spec.dialect)
-        self._watchdog.record(time.monotonic() - began_s, _PROBE_TOKENS)
         if self._spec.sampler == "off":
             return served
         exact = await has_sampler(self._client, served)
@@ -204,12 +200,11 @@ class RemoteGroup:
     def _not_started(self, why: str) -> RanksLost:
         return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))
 
-    def _on_step(self, events: StepEvents) -> None:
-        fed = events.stats.prefill_tokens + events.stats.decode_tokens
-        if fed > self._fed and events.token_ids:
-            self._watchdog.record(events.step_s, fed - self._fed)
-        self._fed = fed
-        self._events.on_step(events)
+    def _measure(self, passed_s: float, num_prompt: int) -> None:
+        if num_prompt:
+            self._silence.prompt(passed_s, num_prompt)
+        else:
+            self._silence.token(passed_s)
 
     def _progress(self, phase: str) -> RankProgress:
         """Returns what the server does, as a rank. Its step is as large as the largest prompt that it computes."""
@@ -225,9 +220,9 @@ class RemoteGroup:
         while front is not None and not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
             now = time.monotonic()
-            stall = self._watchdog.observe(now, [self._progress(FORWARD)], pending=len(front) > 0)
-            if stall is not None:
-                silent = f"has sent nothing for {stall.stalled_s:.1f} s while it computes {len(front)} answers"
+            prompts = [sequence.num_tokens for sequence in front.prefilling]
+            if self._silence.observe(now, self._num_parts, prompts, pending=len(front) > 0):
+                silent = f"has sent nothing for {self._silence.silent_s:.1f} s while it computes {len(front)} answers"
                 self._lose(LossCause.STALLED, f"the engine at {self._spec.address} {silent}")
             elif not len(front) and now - self._checked_s >= self._bounds.check_s:
                 self._check_soon()
