@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Stub:
 
 
 @asynccontextmanager
-async def stub_server(host: str = "127.0.0.1", socket: str = "") -> AsyncIterator[Stub]:
+async def stub_server(host: str = "127.0.0.1", socket: str = "", tls: ssl.SSLContext | None = None) -> AsyncIterator[Stub]:
     stub = Stub()
     open_writers: set[asyncio.StreamWriter] = set()
     tasks: set[asyncio.Task[None]] = set()
@@ -107,9 +108,9 @@ async def stub_server(host: str = "127.0.0.1", socket: str = "") -> AsyncIterato
         server = await asyncio.start_unix_server(serve, socket)
         stub.address = f"unix://{socket}"
     else:
-        server = await asyncio.start_server(serve, host, 0)
+        server = await asyncio.start_server(serve, host, 0, ssl=tls)
         port = server.sockets[0].getsockname()[1]
-        stub.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        stub.address = f"http{'s' if tls else ''}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     try:
         yield stub
     finally:

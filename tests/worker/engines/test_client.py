@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.public_certificates import PublicAuthority
 from tests.worker.engines.stub_server import EVENTS, Exchange, Stub, stub_server
 
 from ryzanstein.worker.engines.remote.address import EngineAddress
@@ -177,6 +180,34 @@ async def test_a_server_that_is_not_there_is_unreachable(connect: Connect, tmp_p
 async def test_a_server_without_tls_is_unreachable_by_https(stub: Stub, connect: Connect) -> None:
     with pytest.raises(EngineUnreachable):
         await connect(address=stub.address.replace("http", "https")).get("/a")
+
+
+async def test_a_certificate_must_be_of_an_authority_that_the_system_trusts(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = PublicAuthority().write(tmp_path, ("127.0.0.1",))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    async with stub_server(tls=context) as stub:
+        stub.at("/a", {"x": 1})
+        with pytest.raises(EngineUnreachable, match="certificate verify failed"):
+            await connect(address=stub.address).get("/a")
+        assert stub.requests == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))
+        assert await connect(address=stub.address).get("/a") == {"x": 1}
+
+
+async def test_a_server_that_repeats_the_key_does_not_bring_it_into_a_message(stub: Stub, connect: Connect) -> None:
+    stub.at("/a", {"error": {"message": "Incorrect API key: key-1"}}, "401 Unauthorized")
+    with pytest.raises(EngineRefused, match=r"Incorrect API key: \*\*\*"):
+        await connect("key-1").get("/a")
+
+
+async def test_a_long_prompt_is_sent_whole(stub: Stub, connect: Connect) -> None:
+    stub.streams("/stream", b"one")
+    prompt = list(range(100_000, 400_000))
+    assert [event async for event in connect().stream("/stream", {"prompt": prompt})] == [b"one"]
+    assert json.loads(stub.requests[0].body)["prompt"] == prompt
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Ty", EVENTS, EVENTS + b"a\r\ndata: one\n"])
