@@ -37,6 +37,7 @@ def test_an_address_is_shown_as_it_was_written(text: str) -> None:
         ("ftp://gpu-1", "must be http"),
         ("http://", "the host"),
         ("http://:8000", "the host"),
+        ("http://[::1", "must be http"),
         ("http://gpu 1:8000", "spaces"),
         ("http://gpu\n1:8000", "spaces"),
         ("http://gpü:8000", "ASCII"),

@@ -227,16 +227,23 @@ async def test_a_server_that_hangs_or_breaks_off_is_unreachable(stub: Stub, conn
     assert time.monotonic() - began < 2
 
 
-async def test_headers_that_trickle_are_within_a_bound_in_bytes(stub: Stub, connect: Connect) -> None:
+@pytest.mark.parametrize(("piece", "pause_s"), [(b"X-Filler: " + b"x" * 1000 + b"\r\n", 0), (b"x", 0.1)], ids=["fast", "slow"])
+async def test_a_head_that_never_ends_is_within_a_time(stub: Stub, connect: Connect, piece: bytes, pause_s: float) -> None:
+    closed = asyncio.Event()
+
     async def behave(exchange: Exchange) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\n")
-        while not exchange.gone.is_set():
-            await exchange.send(b"X-Filler: " + b"x" * 1000 + b"\r\n")
-            await asyncio.sleep(0)
+        try:
+            while not exchange.gone.is_set():
+                await exchange.send(piece)
+                await asyncio.sleep(pause_s)
+        finally:
+            closed.set()
 
     stub.behaviours["/stream"] = behave
     with pytest.raises((EngineProtocolError, EngineUnreachable)):
-        await asyncio.wait_for(read(connect(silence_s=1.0)), 10)
+        await asyncio.wait_for(read(connect(silence_s=1.0)), 5)
+    await asyncio.wait_for(closed.wait(), 5)
 
 
 async def test_an_endless_line_is_refused_and_the_connection_closed(stub: Stub, connect: Connect) -> None:

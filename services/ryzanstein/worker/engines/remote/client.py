@@ -6,6 +6,7 @@ bounded before it is read.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -41,7 +42,7 @@ class EngineClient:
     """One HTTP client of one server; connections are reused. It belongs to one event loop. Close it.
 
     `key` is sent as `Authorization: Bearer` and never shown. `most_streams` streams run at once; 0: any number. A connection
-    may take `connect_s` seconds. A server may be silent for `silence_s`, also before the first byte of an answer.
+    may take `connect_s` seconds. A server may be silent for `silence_s`, and its answer begins within as much.
     """
 
     def __init__(
@@ -129,14 +130,16 @@ class EngineClient:
         """Sends a request. One that met a connection that the server had just closed is sent again, once."""
         seen = SimpleNamespace(reused=False)
         try:
-            return await self._session().request(
-                method,
-                self.address.url(path),
-                data=_payload(data),
-                timeout=limits,
-                allow_redirects=False,
-                trace_request_ctx=seen,
-            )
+            # A head that comes byte by byte is never silent.
+            async with asyncio.timeout(limits.sock_read):
+                return await self._session().request(
+                    method,
+                    self.address.url(path),
+                    data=_payload(data),
+                    timeout=limits,
+                    allow_redirects=False,
+                    trace_request_ctx=seen,
+                )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if not (again and seen.reused and isinstance(error, _SENT_NOTHING)):
                 raise self._named(error) from error
