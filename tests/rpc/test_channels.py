@@ -21,7 +21,16 @@ ROOT = Path(__file__).parents[2]
 NAMES = [name for kind in ("http", "https", "grpc", "all") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())]
 
 # What opens connections with the environment's proxies unless told otherwise, and the modules that tell it.
-OPENS = {"insecure_channel", "secure_channel", "urlopen", "build_opener", "OTLPSpanExporter", "Client", "AsyncClient"}
+OPENS = {
+    "insecure_channel",
+    "secure_channel",
+    "urlopen",
+    "build_opener",
+    "OTLPSpanExporter",
+    "Client",
+    "AsyncClient",
+    "ClientSession",
+}
 DIRECT = {
     "shared/ryzanstein/rpc/client.py": {"insecure_channel", "secure_channel"},
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
@@ -29,6 +38,7 @@ DIRECT = {
     "services/ryzanstein/cli/access/keyed_router.py": {"insecure_channel"},  # with the options of `client_options`
     "services/ryzanstein/cli/access/router_trust.py": {"secure_channel"},  # the same
     "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
+    "services/ryzanstein/worker/engines/remote/client.py": {"ClientSession"},  # trust_env=False
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}

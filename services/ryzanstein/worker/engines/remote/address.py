@@ -28,7 +28,10 @@ class EngineAddress:
         """Returns the address. Raises ValueError with a sentence that names the setting and never repeats a password."""
         if not text.isascii() or not text.isprintable() or " " in text:
             raise ValueError(f"engine: must be {_FORM}, without spaces and only in ASCII")
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            raise ValueError(f"engine: must be {_FORM}, got {text[:80]!a}") from None
         if "@" in parts.netloc:
             raise ValueError("engine: must have no user or password in it; a key comes from engine_key_file")
         if "?" in text or "#" in text:

@@ -6,9 +6,11 @@ bounded before it is read.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from io import BytesIO
 from types import SimpleNamespace
 
 import aiohttp
@@ -27,6 +29,7 @@ from ryzanstein.worker.engines.remote.sse import MAX_EVENT_BYTES, EventReader
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
+_LONG_BYTES = 512 * 1024
 _GET_S = 10.0
 _KEPT_S = 3.0
 """Idle connections are kept shorter than servers keep them: uvicorn and llama.cpp close theirs after 5 seconds."""
@@ -39,7 +42,7 @@ class EngineClient:
     """One HTTP client of one server; connections are reused. It belongs to one event loop. Close it.
 
     `key` is sent as `Authorization: Bearer` and never shown. `most_streams` streams run at once; 0: any number. A connection
-    may take `connect_s` seconds. A server may be silent for `silence_s`, also before the first byte of an answer.
+    may take `connect_s` seconds. A server may be silent for `silence_s`, and its answer begins within as much.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class EngineClient:
         """Opens nothing yet. Raises ValueError for a key that no header can carry."""
         if not key.isascii() or not key.isprintable() or " " in key:
             raise ValueError("engine_key_file: the key must be printable ASCII without spaces")
-        self.address = address
+        self.address, self._key = address, key
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "ryzanstein", "Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -82,7 +85,7 @@ class EngineClient:
                     f"{self.address}{path} answered {clean(response.content_type)}, not a stream of events"
                 )
             reader = EventReader(self._most)
-            async for chunk in self._chunks(response):
+            while chunk := await self._chunk(response):
                 for event in reader.feed(chunk):
                     yield event
 
@@ -121,36 +124,37 @@ class EngineClient:
             else:
                 response.close()
 
-    async def _begun(self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _begun(
+        self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout, *, again: bool = True
+    ) -> aiohttp.ClientResponse:
         """Sends a request. One that met a connection that the server had just closed is sent again, once."""
-        session = self._session()
-        for _ in range(2):
-            seen = SimpleNamespace(reused=False)
-            try:
-                return await session.request(
+        seen = SimpleNamespace(reused=False)
+        try:
+            # A head that comes byte by byte is never silent.
+            async with asyncio.timeout(limits.sock_read):
+                return await self._session().request(
                     method,
                     self.address.url(path),
-                    data=data,
+                    data=_payload(data),
                     timeout=limits,
                     allow_redirects=False,
                     trace_request_ctx=seen,
                 )
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                failed = error
-                if not (seen.reused and isinstance(error, _SENT_NOTHING)):
-                    break
-        raise self._named(failed) from failed
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if not (again and seen.reused and isinstance(error, _SENT_NOTHING)):
+                raise self._named(error) from error
+        return await self._begun(method, path, data, limits, again=False)
 
-    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def _chunk(self, response: aiohttp.ClientResponse) -> bytes:
+        """Returns what has come, at least one byte; empty: the answer is complete."""
         try:
-            async for chunk in response.content.iter_any():
-                yield chunk
+            return await response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._named(error) from error
 
     async def _read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
         data = bytearray()
-        async for chunk in self._chunks(response):
+        while chunk := await self._chunk(response):
             data += chunk
             if len(data) > most:
                 raise EngineProtocolError(f"{self.address}{response.url.path} answered more than {most} bytes")
@@ -160,8 +164,13 @@ class EngineClient:
         text = b""
         with suppress(EngineFault):
             text = await self._read(response, _MAX_ERROR_BYTES)
-        message = f"{self.address}{path} answered {response.status}: {reported_text(text) or clean(response.reason or '')}"
+        reason = self._without_key(reported_text(text) or clean(response.reason or ""))
+        message = f"{self.address}{path} answered {response.status}: {reason}"
         return fault_of(response.status, message, _seconds(response.headers.get("Retry-After", "")))
+
+    def _without_key(self, text: str) -> str:
+        """Returns what a server says, also one that repeats what it was sent."""
+        return text.replace(self._key, "***") if self._key else text
 
     def _named(self, error: Exception) -> EngineFault:
         """Returns the fault for an error of the transport."""
@@ -193,12 +202,17 @@ class EngineClient:
     def _connector(self) -> aiohttp.BaseConnector:
         if self.address.socket:
             return aiohttp.UnixConnector(self.address.socket, limit=self._most_connections, keepalive_timeout=_KEPT_S)
-        context = ssl.create_default_context() if self.address.is_tls else True
+        context: ssl.SSLContext | bool = ssl.create_default_context() if self.address.is_tls else True
         return aiohttp.TCPConnector(limit=self._most_connections, keepalive_timeout=_KEPT_S, ssl=context)
 
 
 async def _note_reuse(_session: object, context: SimpleNamespace, _params: object) -> None:
     context.trace_request_ctx.reused = True
+
+
+def _payload(data: bytes | None) -> bytes | BytesIO | None:
+    """Returns the body. A long one is sent in pieces, between which others have their turn."""
+    return data if data is None or len(data) < _LONG_BYTES else BytesIO(data)
 
 
 def _seconds(text: str) -> float | None:

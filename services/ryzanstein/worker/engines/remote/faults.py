@@ -41,9 +41,6 @@ class EngineBusy(EngineFault):
 
 class _Reported(msgspec.Struct):
     message: str = ""
-    code: int | str | None = None
-    status_code: int | None = None
-    type: str | None = None
 
 
 class _ReportedBody(msgspec.Struct):

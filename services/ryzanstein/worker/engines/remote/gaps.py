@@ -19,7 +19,7 @@ import msgspec
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
 from ryzanstein.worker.engines.remote.client import EngineClient
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError, EngineUnreachable
+from ryzanstein.worker.engines.remote.faults import EngineProtocolError, EngineRefused, EngineUnreachable
 
 _TOKENIZE_S = 10.0
 _PER_TOKEN_S = 10.0
@@ -51,7 +51,7 @@ async def respelled(client: EngineClient, part: ComputedPart, count: int) -> lis
     try:
         found = msgspec.convert(await client.post("/tokenize", asked, _TOKENIZE_S), _Pieces).tokens
         spelled = b"".join(each.spelled for each in found)
-    except (msgspec.ValidationError, ValueError):
+    except (EngineRefused, EngineProtocolError, msgspec.ValidationError, ValueError):
         return []
     ids, named = [each.id for each in found], [token.token_id for token in part.tokens]
     if len(ids) != count or ids[-len(named) :] != named or spelled != part.text.encode():

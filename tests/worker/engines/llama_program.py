@@ -1,0 +1,29 @@
+"""llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS`, in an environment that has xllamacpp.
+
+It prints its address when it serves, and ends with its standard input. Keys and values are 32-bit, so that its numbers are near
+ours. It imports nothing of the project.
+"""
+
+import sys
+
+import xllamacpp
+
+
+def main() -> None:
+    path, context, slots = sys.argv[1:]
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx = int(context) * int(slots)
+    params.n_parallel = int(slots)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cache_type_k = params.cache_type_v = 0  # GGML_TYPE_F32
+    params.cache_ram_mib = 0
+    params.fit_params = False
+    params.warmup = False
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
