@@ -178,6 +178,12 @@ def _harness(spec: ClusterSpec) -> Iterator[Harness]:
 
 
 @pytest.fixture(scope="session")
+def new_harness() -> Callable[[ClusterSpec], Iterator[Harness]]:
+    """Runs a cluster that a test describes."""
+    return _harness
+
+
+@pytest.fixture(scope="session")
 def calm() -> Iterator[Harness]:
     """Two nodes of two ranks each, which no test disturbs."""
     yield from _harness(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2))

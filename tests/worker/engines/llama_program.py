@@ -1,6 +1,6 @@
-"""llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS`, in an environment that has xllamacpp.
+"""llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS PORT`, in an environment that has xllamacpp.
 
-It prints its address when it serves, and ends with its standard input. Keys and values are 32-bit, so that its numbers are near
+Port 0 is a free one. It prints its address when it serves, and ends with its standard input. Keys and values are 32-bit, so that its numbers are near
 ours. It imports nothing of the project.
 """
 
@@ -10,7 +10,7 @@ import xllamacpp
 
 
 def main() -> None:
-    path, context, slots = sys.argv[1:]
+    path, context, slots, port = sys.argv[1:]
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx = int(context) * int(slots)
@@ -20,6 +20,8 @@ def main() -> None:
     params.cache_ram_mib = 0
     params.fit_params = False
     params.warmup = False
+    params.hostname = "127.0.0.1"
+    params.port = int(port)
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     sys.stdin.read()

@@ -33,8 +33,17 @@ def convert(model: Path, path: Path) -> Path:
 @contextmanager
 def llama_server(path: Path, log_path: Path, *, context: int = 512, slots: int = 4) -> Iterator[str]:
     """Yields the address of a server of this file; each of its slots has `context` tokens."""
+    with llama_process(path, log_path, context=context, slots=slots) as (address, _):
+        yield address
+
+
+@contextmanager
+def llama_process(
+    path: Path, log_path: Path, *, context: int = 512, slots: int = 4, port: int = 0
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yields the address and the process of a server."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LLAMA_"))}
-    command = [python_with_llama_cpp(), str(PROGRAM), str(path), str(context), str(slots)]
+    command = [python_with_llama_cpp(), str(PROGRAM), str(path), str(context), str(slots), str(port)]
     with (
         log_path.open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment) as process,
@@ -44,6 +53,6 @@ def llama_server(path: Path, log_path: Path, *, context: int = 512, slots: int =
         try:
             address = process.stdout.readline().decode().strip()
             assert address.startswith("http"), log_path.read_text()[-3000:]
-            yield address
+            yield address, process
         finally:
             process.kill()
