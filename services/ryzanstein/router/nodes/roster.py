@@ -187,6 +187,8 @@ class Roster:
 
     def lacking(self, features: frozenset[str], used: frozenset[str] = frozenset()) -> frozenset[str]:
         """Returns the nodes that would ignore one of a request's features, or whose engines do not support what it uses."""
+        if not features and not used:
+            return frozenset()
 
         def able(link: NodeLink) -> bool:
             return features <= link.features and used.isdisjoint(link.engine.unsupported)
