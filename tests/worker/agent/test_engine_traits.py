@@ -80,10 +80,6 @@ async def test_an_engine_without_embeddings_makes_no_vector(foreign: ForeignNode
         stop_token_ids=[],
         generated=[[]],
         finished=[False],
-        deadline=None,
-        priority=0,
-        tenant="",
-        cache_root=b"",
     )
     with pytest.raises(RyzansteinError) as refused:
         await foreign.node.submissions.vector(text, group)
