@@ -6,7 +6,7 @@ know the features that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ryzanstein import errors
@@ -83,6 +83,10 @@ class SamplingDefaults:
         """Returns the parameters with these values for those that the request left out. None is left out then."""
         own = {name: value for name, value in self.given.items() if name in params.unset}
         return replace(params, **own, unset=frozenset())  # type: ignore[arg-type]
+
+    def without(self, names: Collection[str]) -> SamplingDefaults:
+        """Returns the values of the other parameters."""
+        return SamplingDefaults(**{name: value for name, value in self.given.items() if name not in names})  # type: ignore[arg-type]
 
 
 NO_DEFAULTS = SamplingDefaults()

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.simulation.planning.drawing import plan
-from ryzanstein.lab.simulation.planning.plan import LIMITS_FROM, LOAD_FROM, MODELS_FROM, Kind
+from ryzanstein.lab.simulation.planning.plan import ENGINES_FROM, LIMITS_FROM, LOAD_FROM, MODELS_FROM, Kind
 
 # Nodes with two or three models; many of their faults strike one model.
 SEVERAL_MODELS = (1000000108, 1000000116, 1000000119)
 # Nodes that become slow, and requests that are sent to two routers.
 LIMITED = (LIMITS_FROM + 1,)
+# Nodes with engines of others, and a reserve.
+ENGINES = (ENGINES_FROM + 1,)
 LOADED = (2000000001, 2000000004)
 # Each broke a promise before it was mended: see docs/internals/testing.md.
 PAST_FAILURES = (3, 6, 8, 9, 10, 12, 28, 61, 117, 5057, 5203, 767199570, 68676410, 374133889)
@@ -87,6 +89,34 @@ settle = Hold.settle
 Hold.settle = lambda self, num_tokens: settle(self, num_tokens + 1)
 assert any(violation.failure is BrokenPromise.BOUND for violation in simulate(plan(SEED)).violations)
 """
+
+
+# Routers send requests to engines that do not support them, or take a reserve for any other node.
+_PLANTED_ENGINES = """
+from ryzanstein.lab.simulation.machine import clock
+clock.install()
+from ryzanstein.lab.simulation.checks import BrokenPromise
+from ryzanstein.lab.simulation.planning.drawing import plan
+from ryzanstein.lab.simulation.simulation import simulate
+PLANT
+def found(seed):
+    return any(violation.failure is BrokenPromise.ENGINE for violation in simulate(plan(seed)).violations)
+assert any(found(seed) for seed in SEEDS)
+"""
+_PLANTED_SUPPORT = _PLANTED_ENGINES.replace(
+    "PLANT",
+    """
+from ryzanstein.router.nodes.roster import Roster
+Roster.lacking = lambda self, features, used=(): frozenset()
+""",
+)
+_PLANTED_RESERVE = _PLANTED_ENGINES.replace(
+    "PLANT",
+    """
+from ryzanstein.router.choose import model_routing
+model_routing.divided = lambda nodes: (list(nodes), [])
+""",
+)
 
 
 def simulated(*arguments: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
@@ -206,6 +236,32 @@ def test_only_the_largest_seeds_have_limits() -> None:
     planned = [plan(seed) for seed in range(LIMITS_FROM, LIMITS_FROM + 50)]
     assert {each.limits.concurrent for each in planned if each.limits is not None} == {1, 2, 8}
     assert all(len({fault.number for fault in each.faults}) == len(each.faults) for each in planned)
+
+
+@pytest.mark.parametrize("seed", ENGINES)
+@pytest.mark.long
+def test_engines_of_others_and_a_reserve_break_no_promise(seed: int) -> None:
+    assert plan(seed).foreign
+    result = one(seed)
+    assert result["violations"] == []
+    assert result["complete"] > 0
+    if plan(seed).reserve:
+        assert result["reached"]["reserve used"] > 0
+    assert result["reached"]["answer continued by a node that computes other tokens"] > 0
+
+
+def test_only_the_largest_seeds_have_engines_of_others() -> None:
+    assert not any(plan(seed).foreign or plan(seed).reserve for seed in (*PAST_FAILURES, LOAD_FROM, ENGINES_FROM - 1))
+    planned = [plan(seed) for seed in range(ENGINES_FROM, ENGINES_FROM + 50)]
+    assert {len(each.foreign) for each in planned if len(each.nodes) == 2} == {0, 1, 2}
+    assert {len(each.reserve) for each in planned if len(each.nodes) > 1} == {0, 1}
+
+
+@pytest.mark.parametrize("planted", [_PLANTED_SUPPORT, _PLANTED_RESERVE])
+@pytest.mark.long
+def test_a_router_that_ignores_what_nodes_say_of_their_engines_is_found(planted: str) -> None:
+    run = simulated("-c", planted.replace("SEEDS", str(ENGINES)))
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 
 @pytest.mark.long

@@ -83,6 +83,20 @@ async def test_engines_that_together_support_it_but_none_alone_refuse_it_by_name
     assert (await read(client, request(tokens=2, min_p=0.1)))[1] == ["b"]
 
 
+async def test_the_models_own_value_of_what_an_engine_does_not_support_is_not_used(start_node: Any, start_router: Any) -> None:
+    own = {"repetition_penalty": 1.5, "top_k": 20}
+    nodes = [await start_node("a", unsupported=("repetition_penalty",), sampling_defaults=own)]
+    nodes.append(await start_node("b", sampling_defaults=own))
+    client = await start_router(*nodes)
+    for session in "abcdefgh":
+        await read(client, request(session, 2))
+    submits = [submit for node in nodes for submit in node.submits]
+    assert len(submits) == 8
+    assert all(node.submits for node in nodes)
+    assert {(submit.sampling.repetition_penalty, submit.sampling.top_k) for submit in submits} == {(1.0, 20)}
+    assert (await read(client, request(tokens=2, repetition_penalty=1.5)))[1] == ["b"]
+
+
 async def test_while_an_able_node_is_away_a_request_waits_for_it(start_node: Any, start_router: Any, until: Any) -> None:
     foreign, own = await start_node("foreign", unsupported=("min_p",)), await start_node("own")
     client = await start_router(foreign, own)

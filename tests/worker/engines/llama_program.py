@@ -1,7 +1,7 @@
 """llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS PORT`, in an environment that has xllamacpp.
 
-Port 0 is a free one. It prints its address when it serves, and ends with its standard input. Keys and values are 32-bit, so that its numbers are near
-ours. It imports nothing of the project.
+Port 0 is a free one. It prints its address when it serves, and ends with its standard input. Keys and values are 32-bit, so
+that its numbers are near ours. It imports nothing of the project.
 """
 
 import sys

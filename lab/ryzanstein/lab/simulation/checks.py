@@ -7,7 +7,7 @@ service.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -32,6 +32,7 @@ FIT_FOR_S = 4.0
 # How long a fault may be blamed on a service that it struck.
 BLAME_S = 60.0
 FAILOVER_WAIT_S = 15.0
+_ATTEMPTS_OF_A_ROUTER = 2**16  # the first attempt of each router has a multiple of it as its number
 # A simulation with this many violations ends.
 MAX_VIOLATIONS = 10
 
@@ -53,6 +54,7 @@ class BrokenPromise(Enum):
     TURN = "a turn is stored once"
     BOUND = "bounds hold"
     ACCESS = "nobody gets what is another's, or with a key that has ended"
+    ENGINE = "nothing runs on an engine that does not support it, or on a reserve without need"
     TASK = "no task ends unseen"
     LEFT = "nothing is left"
     REST = "everything comes to rest"
@@ -138,14 +140,38 @@ class Checks:
         if ended_s > KNOWN_AFTER_S and not self.is_struck(router, KNOWN_AFTER_S):
             self.violated(BrokenPromise.ACCESS, f"a token {ended_s:.2f} s after its key was revoked", router=router, **details)
 
-    def somebody_serves(self, model: str) -> bool:
-        """Returns whether a node could serve the model, and has been able to for a while."""
-        return any(self._now - since > FIT_FOR_S for place, since in self._fit_since.items() if place.model == model)
+    def somebody_serves(self, model: str, *, foreign: bool = True) -> bool:
+        """Returns whether a node could serve the model, and has been able to for a while; `foreign`: with any engine."""
+        fit = (place for place, since in self._fit_since.items() if self._now - since > FIT_FOR_S)
+        return any(place.model == model and (foreign or not self._is_foreign(place.node)) for place in fit)
 
-    def gave_up(self, error: RyzansteinError, progress_at: float, *, key: str, model: str, num_tokens: int) -> None:
-        """Checks a failure that a client got for its generation of `num_tokens`, prompt included."""
+    def check_engines(self, node_ids: Collection[str], **details: object) -> None:
+        """Checks which nodes generated tokens of a request that uses what engines of others do not support."""
+        for node_id in node_ids:
+            if self._is_foreign(split(node_id)[0]):
+                self.violated(BrokenPromise.ENGINE, f"{node_id} answered what its engine does not support", **details)
+
+    def own_context(self, model: str) -> int:
+        """Returns the largest context of a node that has the model and no engine of others; 0: there is none."""
+        places = (place for place in self._places if place.model == model and not self._is_foreign(place.node))
+        return max((place.context_length for place in places), default=0)
+
+    def _is_foreign(self, node: str) -> bool:
+        return self._number(node) in self._cluster.plan.foreign
+
+    def _number(self, node: str) -> int:
+        return int(node.rpartition("-")[2])
+
+    def gave_up(
+        self, error: RyzansteinError, progress_at: float, *, key: str, model: str, num_tokens: int, foreign: bool = True
+    ) -> None:
+        """Checks a failure that a client got for its generation of `num_tokens`, prompt included.
+
+        `foreign`: engines of others could have run it too.
+        """
         self._look_at_nodes()
-        large = [place for place in self._places if place.model == model and place.context_length >= num_tokens]
+        able = [place for place in self._places if place.model == model and (foreign or not self._is_foreign(place.node))]
+        large = [place for place in able if place.context_length >= num_tokens]
         since = {place.name: self._now - self._fit_since.get(place, self._now) for place in large}
         fit = {name: fit_s for name, fit_s in since.items() if fit_s > FIT_FOR_S}
         last_fit = max((self._last_fit.get(place, 0.0) for place in large), default=0.0)
@@ -226,6 +252,8 @@ class Checks:
                 self.violated(BrokenPromise.BLAME, f"{line.fields.get('reason')}", node=link_name(service, model))
         if line.event == "generation failed over" and self._cluster.plan.more_models:
             self._look_at_failover(service, line)
+        if line.event == "generation accepted" and self._cluster.plan.reserve:
+            self._look_at_reserve(service, line)
         if line.event in _REACHED:
             self.reach(line.event)
 
@@ -240,6 +268,19 @@ class Checks:
                 BrokenPromise.SPARED, f"an answer left {link_name(node, model)}, which is healthy",
                 cause=line.fields["cause"], router=router, struck=others,
             )  # fmt: skip
+
+    def _look_at_reserve(self, node: str, line: Line) -> None:
+        """Checks that a reserve node gets no first attempt while a regular node of the same engine is well."""
+        if self._number(node) not in self._cluster.plan.reserve:
+            return
+        self.reach("reserve used")
+        first = int(line.fields["attempt"]) % _ATTEMPTS_OF_A_ROUTER == 0
+        if not first or self._cluster.plan.more_models or any(self.is_struck(each.name) for each in self._cluster.routers):
+            return
+        for place, since in self._fit_since.items():
+            regular = self._number(place.node) not in self._cluster.plan.reserve and not self._is_foreign(place.node)
+            if regular and self._now - since > BLAME_S and not self.is_struck(place.node):
+                self.violated(BrokenPromise.ENGINE, f"{node} is a reserve and began an answer while {place.name} was well")
 
     def is_struck_model(self, node: str, model: str, for_s: float = BLAME_S) -> bool:
         """Returns whether a fault strikes the model's ranks on the node, or the whole node."""
@@ -345,4 +386,5 @@ _REACHED = (
     "rank slow",
     "keys loaded",
     "view has a gap",
+    "answer continued by a node that computes other tokens",
 )

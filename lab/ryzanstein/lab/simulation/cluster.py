@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.access.key_ring import KeyRing
 from ryzanstein.lab.simulation.machine.loop import SimulatedLoop
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine
-from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL, ModelPlan, NodePlan, SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL, FOREIGN_LACKS, ModelPlan, NodePlan, SimulationPlan
 from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
 from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
 from ryzanstein.lab.simulation.record import SimulationRecord
@@ -53,6 +54,8 @@ _Settings = TypeVar("_Settings")
 _RANKS = GroupBounds(start_s=45.0)
 _TUNING = WorkerTuning(ranks=_RANKS)
 _SELDOM_TUNING = WorkerTuning(ranks=replace(_RANKS, watch_interval_s=0.5), beat_idle_s=2.0)
+# The tokens are those of any node, so that each answer can still be compared with the undisturbed one.
+_FOREIGN = EngineTraits("scripted 1", frozenset({FOREIGN_LACKS}), continues_exactly=False)
 RESTART_S = 1.0
 """How long a supervisor takes to restart a service."""
 
@@ -132,7 +135,9 @@ class Cluster:
 
     def before_start(self, service: Service, process: Process) -> None:
         if service in self.nodes:
-            services.RANKS[process] = self.ranks[self.nodes.index(service)]
+            number = self.nodes.index(service)
+            services.RANKS[process] = self.ranks[number]
+            services.ENGINES[process] = _FOREIGN if number in self.plan.foreign else OWN_ENGINE
 
     def process_ended(self, service: Service, process: Process) -> None:
         error = process.ended.result()
@@ -175,6 +180,7 @@ class Cluster:
             tp=node.tp,
             device="cpu",
             max_sequences=node.max_sequences,
+            reserve=number in self.plan.reserve,
             drain_grace_s=5.0,
             tuning=_SELDOM_TUNING if self.plan.seldom else _TUNING,
         )

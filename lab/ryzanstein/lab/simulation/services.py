@@ -13,11 +13,13 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog.contextvars import bind_contextvars
 
+from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.lab.simulation.access.limits_server import LimitsServer, open_simulated
 from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.machine.process import Process
@@ -49,6 +51,8 @@ NODES: dict[Process, dict[str, NodeAgent]] = {}
 """The internals of each running node: the agent of each model."""
 RANKS: dict[Process, NodeRanks] = {}
 """What the agents of a node fork their ranks from."""
+ENGINES: dict[Process, EngineTraits] = {}
+"""What a node's engine is, as its beats say."""
 
 
 async def serve_router(settings: RouterSettings) -> None:
@@ -87,7 +91,7 @@ def forget(process: Process) -> None:
     if (ended := ROUTERS.get(process)) is not None:
         backlog = getattr(turns_of(ended).store, "_backlog", None)
         LOST_TURNS.update(shown_id(write.session_id) for write in getattr(backlog, "_writes", ()) if write.generation_id)
-    for known in (ROUTERS, NODES, RANKS):
+    for known in (ROUTERS, NODES, RANKS, ENGINES):
         known.pop(process, None)
 
 
@@ -153,7 +157,10 @@ class _Ranks:
 
 
 def _know(model: str, agent: NodeAgent) -> None:
-    """Lets the checks find an agent."""
+    """Lets the checks find an agent, whose beats say what its engine is."""
+    traits, beat = ENGINES[_process()], agent.beat
+    if traits != OWN_ENGINE:
+        agent.beat = lambda: replace(beat(), engine=traits)  # type: ignore[method-assign]
     NODES.setdefault(_process(), {})[model or FIRST_MODEL] = agent
 
 

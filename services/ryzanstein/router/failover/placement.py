@@ -320,10 +320,10 @@ class NodePlacement:
         if lost.reason != errors.CONTEXT_TOO_LONG:
             return True
         self._contexts |= self._links.contexts(self._model)
-        least = self._contexts.get(lost.run.node_id, 0)
-        if any(context > least for node_id, context in self._contexts.items() if node_id not in self._barred):
+        least, out = self._contexts.get(lost.run.node_id, 0), self._barred | self._ability.unable
+        if any(context > least for node_id, context in self._contexts.items() if node_id not in out):
             return False
-        return not (unknown and self._links.starting(self._model, self._barred))
+        return not (unknown and self._links.starting(self._model, out))
 
     def _no_nodes(self, lost: Lost | None) -> errors.RyzansteinError:
         if lost is not None and lost.error is not None and self._is_mistake(lost, unknown=False):

@@ -131,10 +131,14 @@ class Roster:
         """Returns the values that the model has of its own for parameters that a request leaves out.
 
         Where nodes differ, the first by name that is linked counts, so that routers agree; what was
-        last known counts while none is.
+        last known counts while none is. What one of the model's engines does not support is left out: else
+        all requests that say nothing would be refused, or go past that engine.
         """
         links = [(not link.connected, name, link) for name, link in self._table.nodes.items() if link.beat.model == model]
-        return min(links, key=lambda each: each[:2])[2].beat.sampling_defaults if links else NO_DEFAULTS
+        if not links:
+            return NO_DEFAULTS
+        lacking = frozenset[str]().union(*(link.engine.unsupported for *_, link in links))
+        return min(links, key=lambda each: each[:2])[2].beat.sampling_defaults.without(lacking)
 
     @property
     def known_models(self) -> frozenset[str]:
@@ -187,6 +191,8 @@ class Roster:
 
     def lacking(self, features: frozenset[str], used: frozenset[str] = frozenset()) -> frozenset[str]:
         """Returns the nodes that would ignore one of a request's features, or whose engines do not support what it uses."""
+        if not features and not used:
+            return frozenset()
 
         def able(link: NodeLink) -> bool:
             return features <= link.features and used.isdisjoint(link.engine.unsupported)

@@ -17,7 +17,7 @@ from ryzanstein.lab.simulation.access.key_ring import metadata
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
 from ryzanstein.lab.simulation.clients.questions import ClientQuestion
 from ryzanstein.lab.simulation.cluster import Cluster
-from ryzanstein.lab.simulation.planning.plan import ClientPlan
+from ryzanstein.lab.simulation.planning.plan import FOREIGN_LACKS, ClientPlan
 from ryzanstein.lab.simulation.scripted.answers import SeenAnswer
 from ryzanstein.lab.simulation.strikes import JOURNAL, STORE
 from ryzanstein.router.access.limits.usage import UsageCount
@@ -100,7 +100,14 @@ class Asking:
         self.ended_at = self._loop.time()
         for problem in self.answer.problems:
             self._checks.violated(BrokenPromise.INDEX, problem, key=self.question.key)
+        if self._demanding:
+            self._checks.check_engines(self.answer.node_ids, key=self.question.key)
         return outcome
+
+    @property
+    def _demanding(self) -> bool:
+        """Whether engines of others do not support the request."""
+        return bool(getattr(self.question.sampling, FOREIGN_LACKS))
 
     async def _once(self) -> str:
         """Reads one stream. Returns an empty string if another one is needed."""
@@ -236,21 +243,36 @@ class Asking:
         not_here = error.retry_after_s is not None and error.reason in _NOT_HERE
         ended = self.answer.generation_id or error.reason in ("RANK_LOST", "RANK_STALLED", "LINK_DOWN")
         if ended and not not_here:
-            self._checks.gave_up(error, self._progress_at, key=key, model=self.question.model, num_tokens=self._num_tokens)
+            self._checks.gave_up(
+                error, self._progress_at, key=key, model=self.question.model, num_tokens=self._num_tokens,
+                foreign=not self._demanding,
+            )  # fmt: skip
         if error.retry_after_s is not None:
             self._retry_reason = error.reason
             self._retries += 1
-            serves = self._checks.somebody_serves(self.question.model)
+            serves = self._checks.somebody_serves(self.question.model, foreign=not self._demanding)
             if error.code is not Code.RESOURCE_EXHAUSTED and self._retries > _MANY_RETRIES and serves:
                 self._checks.violated(BrokenPromise.RETRY, f"{error.reason} asked {self._retries} times for a retry", key=key)
                 return "gave up"
             return await self._again(error.retry_after_s, move=False)
-        if error.reason == "SESSION_FULL":
-            return "session_full"
-        if error.code is Code.INTERNAL and self._checks.is_struck(STORE, _ODD_FOR_S):
-            return "internal"  # as intended: the store raised an unexpected exception
+        if outcome := self._intended(error):
+            return outcome
         self._checks.violated(BrokenPromise.BLAMED, f"{error.reason}: {error.message}", key=key, at=round(now, 3))
         return error.reason.lower()
+
+    def _intended(self, error: RyzansteinError) -> str:
+        """Returns how a request ends with an error that is no mistake of the services; empty for any other error."""
+        model = self.question.model
+        if error.reason == "SESSION_FULL":
+            return "session_full"
+        if error.reason == "ENGINE_LACKS" and self._demanding and not self._checks.somebody_serves(model, foreign=False):
+            self._checks.reach("refused by the name of a field")
+            return "unsupported"
+        if error.reason == "CONTEXT_TOO_LONG" and self._demanding and self._num_tokens > self._checks.own_context(model):
+            return "too_long"
+        if error.code is Code.INTERNAL and self._checks.is_struck(STORE, _ODD_FOR_S):
+            return "internal"  # the store raised an unexpected exception
+        return ""
 
     async def _key_refused(self, error: RyzansteinError) -> str:
         """Ends with the key that the answer began with. A router that was just away may not know a new key yet."""

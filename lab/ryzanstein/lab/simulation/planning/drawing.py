@@ -5,8 +5,9 @@ kind hides another.
 
 Seeds from `MODELS_FROM` on may have nodes with several models, those from `LOAD_FROM` on also nodes
 that become slow, long prompts, requests that are sent to two routers, and little room for prompts,
-those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked, and those from
-`LIMITS_FROM` on also limits of tenants at a server that is sometimes away.
+those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked, those from
+`LIMITS_FROM` on also limits of tenants at a server that is sometimes away, and those from `ENGINES_FROM` on
+also nodes with engines of others, and a reserve.
 Smaller seeds mean what they meant before.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 from ryzanstein.lab.simulation.planning.plan import (
     ACCESS_FROM,
+    ENGINES_FROM,
     FURTHER_MODELS,
     LIMITS_FROM,
     LOAD_FROM,
@@ -73,7 +75,16 @@ def plan(seed: int) -> SimulationPlan:
     planned = _with_models(planned, random.Random(f"models {seed}")) if seed >= MODELS_FROM else planned
     planned = _with_load(planned, random.Random(f"load {seed}")) if seed >= LOAD_FROM else planned
     planned = _with_access(planned, random.Random(f"access {seed}")) if seed >= ACCESS_FROM else planned
-    return _with_limits(planned, random.Random(f"limits {seed}")) if seed >= LIMITS_FROM else planned
+    planned = _with_limits(planned, random.Random(f"limits {seed}")) if seed >= LIMITS_FROM else planned
+    return _with_engines(planned, random.Random(f"engines {seed}")) if seed >= ENGINES_FROM else planned
+
+
+def _with_engines(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:
+    """Returns the plan with engines of others on some or all nodes, and in two of three plans with a reserve of one node."""
+    numbers, share = range(len(planned.nodes)), rng.choice((0.0, 0.5, 0.5, 1.0))
+    foreign = frozenset(number for number in numbers if rng.random() < share)
+    reserve = frozenset({rng.choice(numbers)}) if len(numbers) > 1 and rng.random() < 2 / 3 else frozenset[int]()
+    return replace(planned, foreign=foreign, reserve=reserve)
 
 
 def _with_limits(planned: SimulationPlan, rng: random.Random) -> SimulationPlan:

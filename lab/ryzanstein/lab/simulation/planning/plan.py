@@ -59,6 +59,9 @@ MODELS_FROM = 10**9
 LOAD_FROM = 2 * 10**9
 ACCESS_FROM = 3 * 10**9
 LIMITS_FROM = 4 * 10**9
+ENGINES_FROM = 5 * 10**9
+FOREIGN_LACKS = "ignore_eos"
+"""What engines of others do not support, in plans that have some: half of the requests use it."""
 # What strikes the ranks of one model, and may not disturb the others of its node.
 MODEL_FAULTS = (
     Kind.KILL_RANK,
@@ -186,6 +189,10 @@ class SimulationPlan:
     tenants: int = 0
     """Tenants of clients, whose keys the routers ask for; 0: there are no keys."""
     limits: LimitsPlan | None = None
+    foreign: frozenset[int] = frozenset()
+    """Numbers of the nodes whose engine lacks `FOREIGN_LACKS` and continues inexactly, as they say."""
+    reserve: frozenset[int] = frozenset()
+    """Numbers of the nodes that are a reserve."""
     calm_s: float = 90.0
 
     @property

@@ -38,6 +38,8 @@ class SeenAnswer:
         """Tokens of the prompt and of all choices, once the answer is complete."""
         self.progress_at = 0.0
         """When a token came that was new. Those that a stream begins with may be older than the stream."""
+        self.node_ids: dict[str, None] = {}
+        """The nodes that generated it."""
         self._started_at = 0.0
 
     @property
@@ -82,6 +84,7 @@ class SeenAnswer:
             self.problems.append(f"choice {delta.choice}: index {delta.first_index} after {len(choice.token_ids)} tokens")
         if choice.reason:
             self.problems.append(f"choice {delta.choice}: a token after its end")
+        self.node_ids[delta.node_id] = None
         choice.token_ids.extend(delta.token_ids)
         choice.text.append(delta.text)
 
