@@ -104,6 +104,8 @@ class EngineStreams:
                 for token in part.tokens:
                     sampled = SampledToken(token.token_id, token.logprob, tuple(token.top))
                     front.token(sequence, sampled, num_cached=part.cached_tokens or 0)
+                if sequence not in self._tasks and sequence.end_reason() is None:
+                    return  # it was ended before its last token, and the server would go on
                 if part.finish == "stop":
                     front.ended(sequence, FinishReason.STOP)
                 elif part.finish:
