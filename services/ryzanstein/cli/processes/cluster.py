@@ -294,7 +294,7 @@ class LocalCluster:
 
     def _describe_node(self, index: int, node_id: str, orchestrator_port: int, ports: Iterator[int]) -> None:
         devices = self.spec.devices
-        flags: Flags = {
+        flags: dict[str, str | int | float] = {
             "node_id": node_id,
             "grpc_port": next(ports),
             "metrics_port": next(ports),

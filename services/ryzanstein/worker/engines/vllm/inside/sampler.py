@@ -30,9 +30,10 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         if getattr(vllm_config, "speculative_config", None) is not None:
             raise ValueError("the ryzanstein sampler does not work with speculative decoding yet")
         self._state = state
+        self._places: dict[int, tuple[BatchRow, list[int]]] = {}
+        """V1: the rows of the batch, each with the output of its request, which vLLM appends to."""
         self._rows: dict[int, BatchRow] = {}
         self._picked: dict[int, list[int]] = {}
-        self._live: dict[int, list[int]] = {}
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -46,27 +47,19 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         """V1: takes what entered, left or moved within the batch."""
         if batch_update is None:
             return
+        places = self._places
         for index in batch_update.removed:
-            self._forget(index)
+            places.pop(index, None)
         for index, params, prompt_ids, output_ids in batch_update.added:
-            self._forget(index)
+            places.pop(index, None)
             if (asked := unpacked(params.extra_args)) is not None:
-                self._rows[index] = BatchRow(asked, prompt_ids or [])
-                self._live[index] = output_ids
+                places[index] = BatchRow(asked, prompt_ids or []), output_ids
         for first, second, direction in batch_update.moved:
-            self._move(first, second, swap=direction == MoveDirectionality.SWAP)
-
-    def _forget(self, index: int) -> None:
-        self._rows.pop(index, None)
-        self._live.pop(index, None)
-
-    def _move(self, first: int, second: int, *, swap: bool) -> None:
-        for table in (self._rows, self._live):
-            one, other = table.pop(first, None), table.pop(second, None)  # type: ignore[attr-defined]
+            one, other = places.pop(first, None), places.pop(second, None)
             if one is not None:
-                table[second] = one  # type: ignore[index]
-            if swap and other is not None:
-                table[first] = other  # type: ignore[index]
+                places[second] = one
+            if other is not None and direction == MoveDirectionality.SWAP:
+                places[first] = other
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """V2: takes a request that enters a slot; returns whether its tokens are decided here."""
@@ -87,10 +80,10 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
 
     def _apply_batch(self, logits: Tensor) -> Tensor:
         """V1: a row of logits for each place of the batch."""
-        rows = {index: row for index, row in self._rows.items() if index < len(logits)}
-        for index, row in rows.items():
-            row.take(self._live[index])
-        decide(logits, rows)
+        places = {index: place for index, place in self._places.items() if index < len(logits)}
+        for row, output_ids in places.values():
+            row.take(output_ids)
+        decide(logits, {index: row for index, (row, _) in places.items()})
         return logits
 
     def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
