@@ -137,7 +137,7 @@ async def test_what_does_not_fit_the_line_or_the_context_is_refused(group):
     for number in range(18):
         it.front.send(group(number, [1], tenant="a"))
         await it.tick()
-    assert it.failed[17].reason == errors.QUEUE_FULL
+    assert it.failed[17].reason == "QUEUE_FULL"
     assert it.failed[17].code == Code.RESOURCE_EXHAUSTED
     it.front.send(group(40, [1] * 60, max_tokens=6))
     await it.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from collections.abc import Iterator
@@ -52,10 +53,9 @@ def sampler_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.v1.sample.logits_processor", interface)
-    from ryzanstein.worker.engines.vllm.inside import sampler
-
-    yield sampler.Sampler
-    del sys.modules["ryzanstein.worker.engines.vllm.inside.sampler"]
+    name = "ryzanstein.worker.engines.vllm.inside.sampler"
+    yield importlib.import_module(name).Sampler
+    del sys.modules[name]
 
 
 CASES = {
@@ -98,38 +98,49 @@ def argued(row: AskedRow) -> SimpleNamespace:
 
 
 class Batch:
-    """vLLM's batch of the first model runner: places that requests enter, leave and are moved between."""
+    """vLLM's batch of the first model runner: requests leave, others take their places, then the last ones fill the gaps."""
 
     def __init__(self, sampler) -> None:
         self.sampler = sampler
-        self.places: list[tuple[list[int], list[int]]] = []
+        self.places: list[tuple[list[int], list[int]] | None] = []
         self.removed, self.added, self.moved = [], [], []
 
     def add(self, params, token_ids: list[int]) -> list[int]:
         output: list[int] = []
-        self.added.append((len(self.places), params, token_ids, output))
-        self.places.append((token_ids, output))
+        if None not in self.places:
+            self.places.append(None)
+        place = self.places.index(None)
+        self.places[place] = (token_ids, output)
+        self.added.append((place, params, token_ids, output))
         return output
 
     def remove(self, output: list[int]) -> None:
-        """The last one takes the place that becomes free."""
-        place = next(i for i, (_, each) in enumerate(self.places) if each is output)
-        last = len(self.places) - 1
+        place = next(i for i, each in enumerate(self.places) if each is not None and each[1] is output)
         self.removed.append(place)
-        if place != last:
-            self.places[place] = self.places[last]
-            self.moved.append((last, place, MoveDirectionality.UNIDIRECTIONAL))
-        self.places.pop()
+        self.places[place] = None
 
     def swap(self, one: int, other: int) -> None:
         self.places[one], self.places[other] = self.places[other], self.places[one]
         self.moved.append((one, other, MoveDirectionality.SWAP))
 
-    def step(self) -> None:
+    def condense(self) -> None:
+        while None in self.places:
+            last = self.places.pop()
+            if last is not None:
+                place = self.places.index(None)
+                self.places[place] = last
+                self.moved.append((len(self.places), place, MoveDirectionality.UNIDIRECTIONAL))
+
+    def step(self, swaps: random.Random | None = None) -> None:
+        self.condense()
+        if swaps is not None and len(self.places) > 1 and swaps.random() < 0.3:
+            self.swap(*swaps.sample(range(len(self.places)), 2))
         changed = self.removed or self.added or self.moved
         update = BatchUpdate(len(self.places), tuple(self.removed), tuple(self.added), tuple(self.moved)) if changed else None
         self.removed, self.added, self.moved = [], [], []
         self.sampler.update_state(update)
+        if not self.places:
+            return
         logits = self.sampler.apply(torch.stack([logits_after([*ids, *output]) for ids, output in self.places]))
         for (_, output), token in zip(self.places, logits.argmax(dim=1).tolist(), strict=True):
             output.append(token)
@@ -162,11 +173,7 @@ def test_requests_that_enter_leave_and_move_keep_their_own_tokens(sampler_class)
         if chance.random() < 0.1:
             strangers = SimpleNamespace(extra_args=None)
             running.append(([], batch.add(strangers, [1, 2, 3])))
-        if batch.removed == batch.added == [] and len(batch.places) > 1 and chance.random() < 0.3:
-            batch.swap(*chance.sample(range(len(batch.places)), 2))
-        if not batch.places:
-            continue
-        batch.step()
+        batch.step(chance)
         for answer, output in list(running):
             assert not answer or output == answer[: len(output)]
             if len(output) >= (len(answer) or 3):
