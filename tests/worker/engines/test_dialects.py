@@ -82,7 +82,7 @@ def test_the_fields_that_fill_themselves_from_the_models_configuration_are_all_s
 def test_a_greedy_answer_is_asked_of_llama_cpp_with_every_default_switched_off() -> None:
     path, found = DIALECTS["llama.cpp"].body(asked(), served("llama.cpp"))
     assert path == "/completion"
-    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "repeat_last_n": -1, "temperature": 0.0}
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "repeat_last_n": 11, "temperature": 0.0}
     neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "mirostat": 0}
     neutral |= {"xtc_probability": 0.0, "dry_multiplier": 0.0, "dynatemp_range": 0.0, "grammar": "", "stop": [], "n_keep": 0}
     neutral |= {"samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"], "n_cache_reuse": 0, "n_probs": 0}

@@ -5,9 +5,9 @@ sent. A token in the middle of a character has no event, and its id is never sen
 token 0, which nobody generated. The token that ends an answer has an event of its own, then comes the event with `stop`.
 Only the model's own end tokens end an answer; our reader ends it at the others (see `computing`).
 
-The samplers stand in the order in which ours apply: penalties, temperature, top-k, top-p, min-p. A window of -1 is the whole
-context, which makes the repetition penalty ours; presence and frequency count the prompt, so these are not. A biased token
-that was seen before is penalized after its bias here, and before it by our engine.
+The samplers stand in the order in which ours apply: penalties, temperature, top-k, top-p, min-p. With a window of all tokens
+the repetition penalty is ours; presence and frequency count the prompt, so these are not. A biased token that was seen before
+is penalized after its bias here, and before it by our engine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class LlamaCppDialect:
             "min_p": sampling.min_p,
             "min_keep": 0,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,
+            # Some builds refuse the -1 that asks for the whole context.
+            "repeat_last_n": len(asked.token_ids) + asked.max_tokens,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "seed": _seed(asked),
