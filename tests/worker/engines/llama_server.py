@@ -28,7 +28,7 @@ def python_with_llama_cpp() -> str:
 def convert(model: Path, path: Path) -> Path:
     """Writes a model's directory to a GGUF file of 32-bit floats.
 
-    GGUF has no name for the rule by which the demo's tokenizer divides a text. The nodes tokenize, so the file says another one.
+    GGUF has no name for the rule by which the demo's tokenizer divides a text. Nodes tokenize, so the file says another.
     """
     folder = path.with_suffix(".parts")
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
