@@ -17,10 +17,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.worker.engines.llama_server import convert, llama_process
+from tests.worker.engines.llama_server import llama_process
 
 from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.chaos.machines.llama_server import llama_file
 from ryzanstein.v1 import inference_pb2 as inference
 
 QUESTION = "Count from 1 to 60."
@@ -56,7 +57,7 @@ class Servers:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(MODEL_DIR, tmp_path_factory.mktemp("gguf") / "demo.gguf")
+    return llama_file(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture(scope="module")

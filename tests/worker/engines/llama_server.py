@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +10,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-PROGRAM = Path(__file__).with_name("llama_program.py")
+from ryzanstein.lab.chaos.machines import llama_program
+
+PROGRAM = Path(llama_program.__file__)
 JUDGES = Path(__file__).parents[3] / "build/judges/bin/python"
 START_S = 60
 
@@ -23,22 +23,6 @@ def python_with_llama_cpp() -> str:
         return sys.executable
     assert JUDGES.exists(), "xllamacpp is missing: `make dev` installs it"
     return str(JUDGES)
-
-
-def convert(model: Path, path: Path) -> Path:
-    """Writes a model's directory to a GGUF file of 32-bit floats.
-
-    GGUF has no name for the rule by which the demo's tokenizer divides a text. Nodes tokenize, so the file says another.
-    """
-    folder = path.with_suffix(".parts")
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    command = [sys.executable, "-m", "ryzanstein.tools.convert.command", str(folder), str(path), "--type", "f32"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return path
 
 
 @contextmanager
@@ -54,7 +38,7 @@ def llama_process(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Yields the address and the process of a server."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LLAMA_"))}
-    command = [python_with_llama_cpp(), str(PROGRAM), str(path), str(context), str(slots), str(port)]
+    command = [python_with_llama_cpp(), str(PROGRAM), str(path), str(context), str(slots), "127.0.0.1", str(port)]
     with (
         log_path.open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment) as process,

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worker.engines.llama_server import convert, llama_server
+from tests.worker.engines.llama_server import llama_server
 
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.lab.chaos.machines.llama_server import llama_file
 from ryzanstein.worker.engines.remote.address import EngineAddress
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
 from ryzanstein.worker.engines.remote.client import EngineClient
@@ -31,7 +32,7 @@ COUNT = "Count from 1 to 40."
 @pytest.fixture(scope="module")
 def address(demo_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("llama")
-    with llama_server(convert(demo_dir, folder / "demo.gguf"), folder / "log", context=CONTEXT, slots=SLOTS) as address:
+    with llama_server(llama_file(folder), folder / "log", context=CONTEXT, slots=SLOTS) as address:
         yield address
 
 

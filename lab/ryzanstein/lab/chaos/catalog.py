@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ryzanstein.lab.chaos.fault import Fault
-from ryzanstein.lab.chaos.faults import connections, control, forms, idle, late, models, nodes, pages, ranks, requests, stores
+from ryzanstein.lab.chaos.faults import (
+    connections,
+    control,
+    forms,
+    idle,
+    late,
+    models,
+    nodes,
+    pages,
+    ranks,
+    requests,
+    servers,
+    stores,
+)
 from ryzanstein.lab.chaos.stage.layouts import ClusterLayout
 
 CATALOG: tuple[Fault, ...] = (
@@ -18,6 +31,7 @@ CATALOG: tuple[Fault, ...] = (
     *stores.FAULTS,
     *forms.FAULTS,
     *pages.FAULTS,
+    *servers.FAULTS,
     *requests.FAULTS,
     *late.FAULTS,
     *idle.FAULTS,

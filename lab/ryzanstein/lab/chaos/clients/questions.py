@@ -74,6 +74,15 @@ QUESTIONS: tuple[LoadQuestion, ...] = (
     LoadQuestion("websocket", (_COUNT,), {**_GREEDY, "n": 2}, face="websocket"),
 )
 
+# Servers of others go on exactly with greedy answers alone, and lack more than that.
+_ENDS = {"temperature": 0.0, "max_tokens": 400}
+SERVER_QUESTIONS: tuple[LoadQuestion, ...] = (
+    LoadQuestion("greedy", (_COUNT,), _ENDS),
+    *(question for question in QUESTIONS if question.kind in ("stop", "session")),
+    LoadQuestion("sse", (_COUNT,), _ENDS, face="sse"),
+    LoadQuestion("websocket", (_COUNT,), {**_ENDS, "n": 2}, face="websocket"),
+)
+
 # A model with random weights need not end an answer, so these have a length. It also writes parts of
 # characters. Over HTTP their log probabilities come later than their indices, so a client cannot
 # check each index there.

@@ -19,6 +19,7 @@ class ClusterLayout:
     - `forms`: clients request objects and calls, and streams over WebSocket.
     - `context`: nodes serve a random model with a context of so many tokens instead of the demo model.
     - `secure`: services talk to each other with TLS alone, and clients have a key.
+    - `servers`: so many nodes, the first ones, stand beside llama.cpp servers; the others are in reserve.
     - `tiers`: nodes keep pages on disk; with a network it is a separate disk that is small enough to fill.
     """
 
@@ -37,6 +38,7 @@ class ClusterLayout:
     context: int = 0
     tiers: bool = False
     secure: bool = False
+    servers: int = 0
 
     def __str__(self) -> str:
         more = (
@@ -49,6 +51,7 @@ class ClusterLayout:
             (f"a context of {self.context}", self.context > 0),
             ("pages on disk", self.tiers),
             ("TLS and keys", self.secure),
+            (f"{self.servers} beside llama.cpp", self.servers > 0),
         )
         parts = [
             f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self._models}{self.tp} rank{'s' if self.tp > 1 else ''}",
@@ -70,6 +73,7 @@ DISTANT = ClusterLayout("distant", proxied=True)
 CLOCKS = ClusterLayout("clocks", faked_clocks=True)
 IDLE = ClusterLayout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
 CONTEXT = ClusterLayout("context", nodes=2, context=32_768)
+SERVERS = ClusterLayout("servers", servers=2)
 TIERS = ClusterLayout("tiers", nodes=2, tiers=True)
 # A thousand tokens: a minute and more.
 LONG = ClusterLayout("long", step_s=0.064)

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Protocol
 
 from ryzanstein.cli.access.local_key import LocalKey
-from ryzanstein.cli.processes.cluster import ORCHESTRATOR, ClusterSpec
+from ryzanstein.cli.processes.cluster import ORCHESTRATOR, OWN_RANKS, ClusterSpec
 from ryzanstein.cli.processes.host import LOCAL, Host
+from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.files.private_files import private_folder
 from ryzanstein.lab.chaos.machines.clocks import Clocks
 from ryzanstein.lab.chaos.machines.delayed import DelayedNode
 from ryzanstein.lab.chaos.machines.fast_clock import FastClock
+from ryzanstein.lab.chaos.machines.llama_server import LlamaServer, llama_file
 from ryzanstein.lab.chaos.machines.network import HostNetwork
 from ryzanstein.lab.chaos.machines.preloaded import INJECTION_DIR
 from ryzanstein.lab.chaos.machines.redis_server import RedisServer
@@ -45,7 +47,7 @@ class Startable(Protocol):
 class TrialPlan:
     """What to start for a layout. None or empty: the layout has none.
 
-    `delayed` is by node id. `sessions` is the directory of the routers' databases, on `disk`, and
+    `delayed` and `servers` are by node id. `sessions` is the directory of the routers' databases, on `disk`, and
     `pages` that of the nodes' pages, on `pages_disk`.
     """
 
@@ -61,11 +63,12 @@ class TrialPlan:
     disk: SmallDisk | None
     pages: Path
     pages_disk: SmallDisk | None
+    servers: dict[str, LlamaServer]
 
     @property
     def children(self) -> list[Startable]:
         """Returns what has to run before the cluster."""
-        return [*([self.redis] if self.redis is not None else []), *self.delayed.values()]
+        return [*([self.redis] if self.redis is not None else []), *self.delayed.values(), *self.servers.values()]
 
     def host_name(self, service: str) -> str:
         """Returns the network's name for the host of a service."""
@@ -101,6 +104,7 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         if layout.proxied
         else {}
     )
+    servers = _servers(layout, {node: hosts[node] for node in nodes[: layout.servers]}, directory / "servers")
     key = _key(state_dir) if layout.secure else None
     router_flags = ("--session-store", "redis", "--redis-url", redis.url) if redis is not None else ()
     spec = ClusterSpec(
@@ -112,6 +116,7 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         state_dir=state_dir,
         worker_flags=(*_WORKER_FLAGS, *(("--kv-disk-dir", str(pages), *_DISK_FLAGS) if layout.tiers else ())),
         router_flags=(*router_flags, *(("--keys-file", str(key.keys_file)) if key is not None else ())),
+        engines=tuple(servers[node].url if node in servers else OWN_RANKS for node in nodes) if servers else (),
         secure=layout.secure,
         api_key=key.key if key is not None else "",
         api_key_file=key.path if key is not None else None,
@@ -123,7 +128,19 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
     )
     disk = SmallDisk(sessions) if network is not None else None
     pages_disk = SmallDisk(pages) if network is not None and layout.tiers else None
-    return TrialPlan(layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk, pages, pages_disk)
+    return TrialPlan(
+        layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk, pages, pages_disk, servers
+    )
+
+
+def _servers(layout: ClusterLayout, hosts: dict[str, Host], directory: Path) -> dict[str, LlamaServer]:
+    """Returns the servers beside these nodes. Raises ServiceFailedError if their model cannot be written."""
+    if not hosts:
+        return {}
+    directory.mkdir()
+    path = llama_file(directory)
+    ports = dict(zip(hosts, free_ports(len(hosts)), strict=True))
+    return {node: LlamaServer(host, path, directory / f"{node}.log", ports[node]) for node, host in hosts.items()}
 
 
 def _key(state_dir: Path) -> LocalKey:

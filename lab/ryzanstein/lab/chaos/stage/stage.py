@@ -25,6 +25,7 @@ from ryzanstein.lab.chaos.clients.questions import (
     LONG_QUESTIONS,
     PATIENT_QUESTIONS,
     QUESTIONS,
+    SERVER_QUESTIONS,
     LoadQuestion,
     questions_to,
 )
@@ -231,6 +232,8 @@ def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
         return FORM_QUESTIONS
     if layout.context:
         return PATIENT_QUESTIONS
+    if layout.servers:
+        return SERVER_QUESTIONS
     return LONG_QUESTIONS if layout.step_s else QUESTIONS
 
 

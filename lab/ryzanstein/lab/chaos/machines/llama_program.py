@@ -1,16 +1,17 @@
-"""llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS PORT`, in an environment that has xllamacpp.
+"""llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS ADDRESS PORT`, in an environment with xllamacpp.
 
-Port 0 is a free one. It prints its address when it serves, and ends with its standard input. Keys and values are 32-bit, so
-that its numbers are near ours. It imports nothing of the project.
+Port 0 is a free one. It prints its address when it serves. Keys and values are 32-bit, so that its numbers are near ours. It
+imports nothing of the project.
 """
 
+import signal
 import sys
-
-import xllamacpp
 
 
 def main() -> None:
-    path, context, slots, port = sys.argv[1:]
+    import xllamacpp
+
+    path, context, slots, address, port = sys.argv[1:]
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx = int(context) * int(slots)
@@ -20,11 +21,11 @@ def main() -> None:
     params.cache_ram_mib = 0
     params.fit_params = False
     params.warmup = False
-    params.hostname = "127.0.0.1"
+    params.hostname = address
     params.port = int(port)
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
-    sys.stdin.read()
+    signal.pause()
 
 
 if __name__ == "__main__":
