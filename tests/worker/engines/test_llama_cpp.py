@@ -233,7 +233,7 @@ async def test_what_does_not_fit_the_context_is_refused(client: EngineClient, se
 
 
 async def test_a_server_that_dies_in_an_answer_is_unreachable(demo_dir: Path, tmp_path: Path, prompt: list[int]) -> None:
-    with llama_server(convert(demo_dir, tmp_path / "demo.gguf"), tmp_path / "log", slots=1) as address:
+    with llama_server(llama_file(tmp_path), tmp_path / "log", slots=1) as address:
         client = EngineClient(EngineAddress.parse(address), silence_s=20.0)
         await client.healthy(5)
         served = await probe(client)
