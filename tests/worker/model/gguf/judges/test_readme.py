@@ -21,8 +21,10 @@ PROGRAM, OURS = ".venv/bin/ryzanstein", str(Path(sys.executable).with_name("ryza
 
 
 def lines_of(page: str) -> list[str]:
-    (block,) = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    return str(block).splitlines()
+    """The block that gets a model, serves it and asks it."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    (lines,) = [block.splitlines() for block in blocks if "models get" in block or "pip install" in block]
+    return list(lines)
 
 
 @contextmanager
