@@ -171,13 +171,14 @@ def _host(url: str) -> str:
 class Load:
     """Clients that stream long answers all the time, each a thread, from `start` to `close`, or inside `with`.
 
-    `distinct`: no two ask for the same. `failures`: what they could not finish; `answering`: the node that gave each client its
+    `distinct`: no two ask for the same. `ends`: the answers end by themselves. `failures`: what they could not finish; `answering`: the node that gave each client its
     last token.
     """
 
     addresses: list[str]
     clients: int = 3
     distinct: bool = False
+    ends: bool = False
     failures: list[str] = field(default_factory=list)
     finished: int = 0
     answering: dict[str, str] = field(default_factory=dict)
@@ -218,7 +219,7 @@ class Load:
 
     def _ask(self, stub: Any, user: str) -> None:
         message = inference.Message(role=inference.ROLE_USER, content=f"{user}. " * self.distinct + "Count from 1 to 60.")
-        sampling = inference.SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+        sampling = inference.SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=not self.ends)
         chat = inference.ChatRequest(messages=[message], user=user, sampling=sampling)
         seen = 0
         try:
@@ -230,7 +231,7 @@ class Load:
                     self.answering[user.rpartition("-")[0]] = delta.node_id
                 if self._stop.is_set():
                     return
-            assert seen == 120
+            assert seen == 120 or self.ends
             self.finished += 1
             del self.answering[user.rpartition("-")[0]]
         except (grpc.RpcError, AssertionError) as failure:
@@ -315,8 +316,8 @@ class World:
             assert time.monotonic() < deadline, "generations do not end"
             time.sleep(0.3)
 
-    def load(self, clients: int = 3, *, distinct: bool = False) -> Load:
-        return Load(self.cluster.router_addresses[:1], clients, distinct)
+    def load(self, clients: int = 3, *, distinct: bool = False, ends: bool = False) -> Load:
+        return Load(self.cluster.router_addresses[:1], clients, distinct, ends)
 
 
 class Walk:

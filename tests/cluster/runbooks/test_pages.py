@@ -18,9 +18,11 @@ import grpc
 import psutil
 import pytest
 
+from ryzanstein.cli.processes.host import LOCAL
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.status.scrape import total
 from ryzanstein.lab.chaos.machines.clocks import Clocks
+from ryzanstein.lab.chaos.machines.llama_server import LlamaServer, llama_file
 from ryzanstein.lab.chaos.machines.small_disk import SmallDisk
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
@@ -278,6 +280,33 @@ def test_page_tier(make_world: Any, walk: Any, tmp_path: Path) -> None:
             variables = world.variables("node-0", KV_DISK_DIR=str(tmp_path / "pages"))
             walk(world, "page-tier", variables).run(load=load, strike=disk.fill)
             assert load.failures == []
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["killed", "hung"])
+def test_engine_lost(make_world: Any, walk: Any, tmp_path: Path, hangs: bool) -> None:
+    path = llama_file(tmp_path)
+    servers = [LlamaServer(LOCAL, path, tmp_path / f"{number}.log", port) for number, port in enumerate(free_ports(2))]
+
+    def strike() -> None:
+        if hangs:
+            os.kill(servers[0].pid or 0, signal.SIGSTOP)
+        else:
+            servers[0].kill()
+
+    def heal() -> None:
+        servers[0].kill()
+        servers[0].start()
+
+    try:
+        for server in servers:
+            server.start()
+        with make_world(num_nodes=2, engines=tuple(server.url for server in servers)) as world, world.load(ends=True) as load:
+            load.wait_on("node-0")
+            walk(world, "engine-lost", world.variables("node-0")).run(load=load, strike=strike, heal=heal)
+            assert load.failures == []
+    finally:
+        for server in servers:
+            server.kill()
 
 
 def test_load_imbalance(make_world: Any, walk: Any) -> None:
