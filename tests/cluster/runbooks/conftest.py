@@ -171,8 +171,8 @@ def _host(url: str) -> str:
 class Load:
     """Clients that stream long answers all the time, each a thread, from `start` to `close`, or inside `with`.
 
-    `distinct`: no two ask for the same. `ends`: the answers end by themselves. `failures`: what they could not finish; `answering`: the node that gave each client its
-    last token.
+    `distinct`: no two ask for the same. `ends`: the answers end by themselves. `failures`: what they could not finish;
+    `answering`: the node that gave each client its last token.
     """
 
     addresses: list[str]
