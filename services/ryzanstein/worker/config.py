@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
 from ryzanstein.generation.request import MAX_CHOICES
 from ryzanstein.process import allotment
 from ryzanstein.process.gpus import Device
+from ryzanstein.worker.engines.child.command import check_arguments
 from ryzanstein.worker.engines.remote.address import EngineAddress
 from ryzanstein.worker.engines.remote.bounds import DialectName, SamplerUse
 from ryzanstein.worker.ranks.messages import RankSpec
@@ -29,7 +31,7 @@ from ryzanstein.worker.tuning import MOVED, WorkerTuning
 MAX_FURTHER_MODELS = 31
 MAX_PATH_CHARS = 1024
 _BORROW_BYTES = 2**30
-OWN = "own"
+OWN, VLLM = "own", "vllm"
 _OF_RANKS = frozenset(
     {
         "tp",
@@ -87,13 +89,19 @@ class WorkerSettings(ServiceSettings):
     engine: str = Field(
         "own",
         max_length=MAX_PATH_CHARS,
-        description="what computes tokens: own, or the URL of an inference server beside the node that serves `model`: "
-        "http://HOST:PORT, https://HOST:PORT or unix:///PATH; see docs/operate/engines.md",
+        description="what computes tokens: own; vllm, which the node starts itself; or the URL of an inference server beside "
+        "the node that serves `model`: http://HOST:PORT, https://HOST:PORT or unix:///PATH; see docs/operate/engines.md",
     )
     engine_dialect: DialectName = Field("auto", description="how the server of `engine` speaks; auto: it is asked")
     engine_sampler: SamplerUse = Field(
         "auto",
         description="whether our sampler in vLLM decides tokens, so that answers go on exactly; auto: where vLLM has loaded it",
+    )
+    engine_python: str = Field(
+        "python3", max_length=MAX_PATH_CHARS, description="interpreter that has vLLM, for engine vllm; never the node's own"
+    )
+    engine_args: str = Field(
+        "", max_length=4096, description="further flags of `vllm serve`, for engine vllm, as in a shell: --dtype float32"
     )
     engine_key_file: Path | None = Field(None, description="file with the API key of the server of `engine`")
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
@@ -223,7 +231,7 @@ class WorkerSettings(ServiceSettings):
     @field_validator("engine")
     @classmethod
     def _is_reachable(cls, given: str) -> str:
-        if given != OWN:
+        if given not in (OWN, VLLM):
             EngineAddress.parse(given)
         return given
 
@@ -233,8 +241,9 @@ class WorkerSettings(ServiceSettings):
             if self.engine_key_file is not None:
                 raise ValueError("engine_key_file is the key of a server: set engine to its URL")
             return self
-        if given := sorted(self.model_fields_set & _OF_RANKS):
+        if given := sorted(self.model_fields_set & (_OF_RANKS - {"tp"} if self.engine == VLLM else _OF_RANKS)):
             raise ValueError(f"{given[0]} is a setting of the node's own ranks: set it at the server of engine {self.engine}")
+        check_arguments(self.engine_arguments())
         if self.more_models:
             raise ValueError(f"more_models: the engine at {self.engine} serves one model")
         if self.engine_key_file is not None:
@@ -265,6 +274,18 @@ class WorkerSettings(ServiceSettings):
     def has_ranks(self) -> bool:
         """Whether the node computes with ranks of its own."""
         return self.engine == OWN
+
+    @property
+    def starts_engine(self) -> bool:
+        """Whether the node starts and ends an inference server itself."""
+        return self.engine == VLLM
+
+    def engine_arguments(self) -> list[str]:
+        """Returns `engine_args` as words. Raises ValueError."""
+        try:
+            return shlex.split(self.engine_args)
+        except ValueError as error:
+            raise ValueError(f"engine_args: {error}") from None
 
     def engine_key(self) -> str:
         """Returns the key of the server of `engine`; empty: it wants none. Raises ValueError for a file without one."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +14,9 @@ from ryzanstein.worker.ranks.native import NativeEngines
 from ryzanstein.worker.ranks.starting.forking import ForkServer
 from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.supervision.group import EngineFactory, EngineModel, GroupEvents, NewEngines
+
+if TYPE_CHECKING:
+    from ryzanstein.worker.engines.remote.group import RemoteSpec
 
 
 def engines_of(settings: WorkerSettings, ranks_before: int = 0, new_server: NewRankServer = ForkServer) -> NewEngines:
@@ -23,27 +29,57 @@ def engines_of(settings: WorkerSettings, ranks_before: int = 0, new_server: NewR
         spec = msgspec.structs.replace(settings.rank_spec(model.path, ranks_before), tokens=model.token_table)
         return NativeEngines(spec, settings.tuning.ranks, events, new_server=new_server)
 
-    return own if settings.has_ranks else _remote(settings)
+    if settings.has_ranks:
+        return own
+    return _child(settings) if settings.starts_engine else _remote(settings)
+
+
+def _child(settings: WorkerSettings) -> NewEngines:
+    from ryzanstein.worker.engines.child.command import vllm_command, vllm_environment
+    from ryzanstein.worker.engines.child.group import ChildEngines, ChildSpec
+
+    def socket(folder: Path) -> Path:
+        return folder / "socket"
+
+    def command(model: EngineModel, folder: Path) -> Sequence[str]:
+        return vllm_command(
+            settings.engine_python,
+            model.path,
+            socket(folder),
+            tp=settings.tp,
+            max_sequences=settings.max_sequences,
+            arguments=settings.engine_arguments(),
+        )
+
+    def remote(folder: Path) -> RemoteSpec:
+        return _spec(settings, f"unix://{socket(folder)}")
+
+    return partial(ChildEngines, ChildSpec(command, vllm_environment, remote))
 
 
 def _remote(settings: WorkerSettings) -> NewEngines:
     # Imported here: a node with ranks of its own pays for no HTTP client.
+    from ryzanstein.worker.engines.remote.group import RemoteEngines
+
+    return partial(RemoteEngines, _spec(settings, settings.engine))
+
+
+def _spec(settings: WorkerSettings, address: str) -> RemoteSpec:
     from ryzanstein.worker.engines.remote.address import EngineAddress
     from ryzanstein.worker.engines.remote.client import EngineClient
-    from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteSpec
+    from ryzanstein.worker.engines.remote.group import RemoteSpec
 
     def new_client() -> EngineClient:
         # The key is read again for each group: it may have been replaced.
-        return EngineClient(EngineAddress.parse(settings.engine), settings.engine_key(), most_streams=settings.max_sequences)
+        return EngineClient(EngineAddress.parse(address), settings.engine_key(), most_streams=settings.max_sequences)
 
-    spec = RemoteSpec(
-        settings.engine,
-        new_client,
-        settings.engine_dialect,
-        settings.engine_sampler,
-        settings.max_sequences,
-        settings.max_tokens_per_step,
-        settings.queue_settings,
-        settings.tuning.engine,
+    return RemoteSpec(
+        address=address,
+        new_client=new_client,
+        dialect=settings.engine_dialect,
+        sampler=settings.engine_sampler,
+        max_sequences=settings.max_sequences,
+        prefill_room=settings.max_tokens_per_step,
+        queue=settings.queue_settings,
+        bounds=settings.tuning.engine,
     )
-    return partial(RemoteEngines, spec)

@@ -30,6 +30,7 @@ from ryzanstein.worker.checkpoints.gguf.file import GgufFile
 from ryzanstein.worker.checkpoints.quantized_files.sizes import KEPT, unpacked_entries
 from ryzanstein.worker.checkpoints.tensor_entry import TensorEntry
 from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
+from ryzanstein.worker.checkpoints.weight_files import weight_files
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.model.sparse_layers import sparsified
@@ -71,7 +72,9 @@ def need_of(directory: Path, settings: WorkerSettings) -> int:
     """
     if not settings.has_ranks:
         if settings.model and Path(settings.model) != directory:
-            raise errors.failed_precondition("MODEL_REFUSED", f"the engine at {settings.engine} serves {settings.model} alone")
+            raise errors.failed_precondition("MODEL_REFUSED", f"the engine {settings.engine} serves {settings.model} alone")
+        if settings.starts_engine:
+            return STREAM_BYTES + math.ceil(sum(path.stat().st_size for path in weight_files(directory)) * (1 + _SLACK))
         return STREAM_BYTES
     try:
         return MemoryNeed.of(directory, settings).total_bytes

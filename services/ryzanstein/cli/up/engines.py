@@ -16,9 +16,9 @@ Engines = Annotated[
     list[str],
     typer.Option(
         _ENGINE,
-        metavar="URL|own",
-        help="Inference server that runs and serves the model, as http://HOST:PORT or unix:///PATH, or own for ranks of the "
-        "node. Repeat it: each is a node. Ranks beside servers answer only when no server can.",
+        metavar="URL|vllm|own",
+        help="What computes for a node: an inference server that runs and serves the model (http://HOST:PORT, unix:///PATH), vllm "
+        "for one that the node starts, own for ranks. Repeat it: each is a node. Ranks beside servers are in reserve.",
     ),
 ]
 
@@ -32,6 +32,6 @@ def num_nodes(asked: int | None, engines: Sequence[str], num_models: int) -> int
     servers = [engine for engine in engines if engine != OWN_RANKS]
     if servers and num_models > 1:
         raise typer.BadParameter("a server serves one model: give one --model", param_hint=_ENGINE)
-    if twice := next((engine for engine in servers if servers.count(engine) > 1), None):
+    if twice := next((engine for engine in servers if "://" in engine and servers.count(engine) > 1), None):
         raise typer.BadParameter(f"{twice} is given twice: it would count as two nodes that fail together", param_hint=_ENGINE)
     return len(engines)

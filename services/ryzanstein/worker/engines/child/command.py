@@ -1,0 +1,71 @@
+"""How vLLM is started for a node: the command, and what its environment needs to find our sampler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import ryzanstein
+
+SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
+SERVED_NAME = "model"
+OURS = (
+    "--uds",
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--model",
+    "--tensor-parallel-size",
+    "-tp",
+    "--max-num-seqs",
+    "--logits-processors",
+    "--api-key",
+    "--ssl-keyfile",
+    "--api-server-count",
+    "--root-path",
+)
+"""Flags that the node sets, and that `engine_args` may not."""
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raises ValueError if a flag is one that the node sets."""
+    for word in arguments:
+        if (flag := word.partition("=")[0].replace("_", "-")) in OURS:
+            raise ValueError(f"engine_args: {flag} is set by the node")
+
+
+def vllm_command(
+    python: str, model: str, socket: Path, *, tp: int, max_sequences: int, arguments: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the command that serves a model on a socket."""
+    return (
+        python,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        model,
+        f"--uds={socket}",
+        f"--served-model-name={SERVED_NAME}",
+        f"--tensor-parallel-size={tp}",
+        f"--max-num-seqs={max_sequences}",
+        f"--logits-processors={SAMPLER}",
+        *arguments,
+    )
+
+
+def vllm_environment(folder: Path) -> dict[str, str]:
+    """Returns the environment of vLLM's processes. Our packages are linked into the folder, and nothing beside them.
+
+    The folder that we are installed in has other packages too, of other versions than vLLM's.
+    """
+    roots = []
+    for number, path in enumerate(ryzanstein.__path__):
+        root = folder / f"packages-{number}"
+        root.mkdir(exist_ok=True)
+        link = root / "ryzanstein"
+        if not link.is_symlink():
+            link.symlink_to(Path(path).resolve())
+        roots.append(str(root))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RYZANSTEIN_"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(roots), "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}

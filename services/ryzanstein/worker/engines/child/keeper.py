@@ -1,0 +1,84 @@
+"""Runs a server so that nothing of it outlives the agent, however either of them ends.
+
+Started by path in an isolated interpreter: `python -I -S keeper.py COMMAND...`. Its standard input is a
+pipe of the agent, which the kernel closes when the agent dies. Processes of the server whose parent has
+died become children of this one (prctl(2), PR_SET_CHILD_SUBREAPER), so that all of them are found. It
+ends with the exit code of the server, when no process of it is left.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+GRACE_S = 3.0
+_POLL_S = 0.02
+
+
+def descendants() -> list[int]:
+    """Returns the processes below this one, as far as they live; no zombies."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    state, parent = file.read().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(name))
+    found, left = [], [os.getpid()]
+    while left:
+        below = children.get(left.pop(), [])
+        found += below
+        left += below
+    return found
+
+
+def send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def end(server: "subprocess.Popen[bytes]") -> None:
+    """Asks the server to end, then kills what is left of it."""
+    send([server.pid], signal.SIGTERM)
+    send(descendants(), signal.SIGCONT)
+    ends = time.monotonic() + GRACE_S
+    while server.poll() is None and time.monotonic() < ends:
+        time.sleep(_POLL_S)
+    while pids := descendants():
+        send(pids, signal.SIGKILL)
+        reap()
+        time.sleep(_POLL_S)
+
+
+def reap() -> None:
+    """Takes note of adopted processes that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def main() -> int:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    watched = os.pidfd_open(server.pid)
+    ready, _, _ = select.select([0, watched], [], [])
+    code = server.poll() if watched in ready else None
+    end(server)
+    return 0 if code is None else (code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
