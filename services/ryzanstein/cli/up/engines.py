@@ -17,8 +17,8 @@ Engines = Annotated[
     typer.Option(
         _ENGINE,
         metavar="URL|vllm|own",
-        help="What computes for a node: an inference server that runs and serves the model (http://HOST:PORT, unix:///PATH), vllm "
-        "for one that the node starts, own for ranks. Repeat it: each is a node. Ranks beside servers are in reserve.",
+        help="What computes for a node: a server that runs and serves the model (http://HOST:PORT, unix:///PATH), vllm for one "
+        "that the node starts, own for ranks. Repeat it: each is a node. Ranks beside servers are in reserve.",
     ),
 ]
 
