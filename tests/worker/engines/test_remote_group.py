@@ -147,7 +147,7 @@ async def test_a_server_that_never_comes_is_a_failed_start_that_says_why() -> No
     async with stub_server() as gone:
         pass
     group = engines_of(gone, Heard(), RemoteBounds(start_s=0.3, retry_s=0.05)).make()
-    with pytest.raises(RanksLost, match="has not answered for 0.3 s") as lost:
+    with pytest.raises(RanksLost, match=r"has not answered for 0\.3 s") as lost:
         await group.start()
     assert lost.value.loss.cause is LossCause.START
     await group.end(graceful=False)
