@@ -78,9 +78,9 @@ class Rollout:
             )
             flags |= {"tls_dir": str(self.certificates.folder(name, peer)), "tls_port": ports["tls"]}
         flags |= getattr(self, f"_{kind}")(name, mode)
-        dialer = self.certificates.dialer() if mode == "require" else PLAIN
-        if mode == "require" and kind != "router":
-            flags["grpc_port"] = ports["tls"]  # where the process is asked for its health
+        dialer = PLAIN
+        if mode == "require" and kind != "router":  # a router's public port has certificates of its own, or none
+            dialer, flags["grpc_port"] = self.certificates.dialer(), ports["tls"]  # where the process is asked for its health
         return ServiceProcess(name, kind, flags, (), self.state / f"{name}.log", dialer=dialer)
 
     def _orchestrator(self, name: str, mode: str) -> dict[str, Any]:
