@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -33,22 +34,26 @@ class Servers:
 
     def __init__(self, file: Path, folder: Path, count: int) -> None:
         self._file, self._folder = file, folder
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._open: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in range(count)]
         self.urls = [self._start(number, 0) for number in range(count)]
 
     def _start(self, number: int, port: int) -> str:
         started = llama_process(self._file, self._folder / f"server-{number}.log", context=1024, slots=4, port=port)
         url, process = self._open[number].enter_context(started)
-        self._processes = getattr(self, "_processes", {}) | {number: process}
+        self._processes[number] = process
         return url
 
     def signal(self, number: int, what: signal.Signals) -> None:
         self._processes[number].send_signal(what)
 
-    def again(self, number: int) -> None:
-        """Starts a server again that was killed."""
-        self._open[number].close()
-        assert self._start(number, int(self.urls[number].rpartition(":")[2])) == self.urls[number]
+    def heal(self) -> None:
+        """Lets servers go on that were stopped, and starts those again that were killed."""
+        for number, process in self._processes.items():
+            process.send_signal(signal.SIGCONT)
+            if process.poll() is not None:
+                self._open[number].close()
+                assert self._start(number, int(self.urls[number].rpartition(":")[2])) == self.urls[number]
 
     def close(self) -> None:
         for each in self._open:
@@ -79,6 +84,24 @@ def alone(file: Path, new_harness: Callable[..., Any], tmp_path_factory: pytest.
     servers = Servers(file, tmp_path_factory.mktemp("server"), 1)
     yield from new_harness(ClusterSpec(MODEL_DIR, num_nodes=1, engines=tuple(servers.urls)))
     servers.close()
+
+
+@pytest.fixture
+def healed(mixed: Any, servers: Servers) -> Callable[[], None]:
+    """Returns when all nodes are ready, and the router sends requests to those beside servers again; also before the test."""
+
+    def heal() -> None:
+        servers.heal()
+        mixed.cluster.wait_nodes(3)
+        deadline, seen = time.monotonic() + 60, set()
+        for number in itertools.count():
+            assert time.monotonic() < deadline, f"only {seen} answer"
+            seen |= set(mixed.client.chat("Hello", user=f"heal {number}", max_tokens=2).nodes)
+            if {"node-0", "node-1"} <= seen:
+                return
+
+    heal()
+    return heal
 
 
 def strike(servers: Servers, index: int, what: signal.Signals) -> tuple[Callable[[Any], None], list[str]]:
@@ -113,24 +136,25 @@ def test_servers_answer_like_ranks_and_the_reserve_has_nothing_to_do(mixed: Any,
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("index", [0, 5, 40])
-def test_a_killed_server_costs_no_token(mixed: Any, servers: Servers, index: int) -> None:
-    mixed.cluster.wait_nodes(3)
+@pytest.mark.parametrize("index", [0, 5, 20])
+def test_a_killed_server_costs_no_token(mixed: Any, servers: Servers, healed: Callable[[], None], index: int) -> None:
     undisturbed = mixed.client.chat(QUESTION, **LONG)
-    before = unlike_failovers(mixed)
-    on_delta, struck = strike(servers, index, signal.SIGKILL)
-    answer = mixed.client.chat(QUESTION, user=f"user {index}", on_delta=on_delta, **LONG)
-    assert answer.token_ids == undisturbed.token_ids
-    assert len(answer.nodes) == 2
+    for number in range(8):  # an answer may be complete before the server is dead
+        healed()
+        before = unlike_failovers(mixed)
+        on_delta, _ = strike(servers, index, signal.SIGKILL)
+        answer = mixed.client.chat(QUESTION, user=f"user {index} {number}", on_delta=on_delta, **LONG)
+        assert answer.token_ids == undisturbed.token_ids
+        if len(answer.nodes) == 2:
+            break
     assert answer.nodes[1] != "node-2", "another server can"
     assert unlike_failovers(mixed) > before, "a server that continues inexactly is counted"
-    servers.again(int(struck[0].rpartition("-")[2]))
-    mixed.cluster.wait_nodes(3)
 
 
 @pytest.mark.timeout(240)
-def test_when_all_servers_are_gone_the_reserve_goes_on_and_the_next_turn_returns(mixed: Any, servers: Servers) -> None:
-    mixed.cluster.wait_nodes(3)
+def test_when_all_servers_are_gone_the_reserve_goes_on_and_the_next_turn_returns(
+    mixed: Any, servers: Servers, healed: Callable[[], None]
+) -> None:
     undisturbed = mixed.client.chat(QUESTION, **LONG)
     killed: list[str] = []
 
@@ -143,16 +167,15 @@ def test_when_all_servers_are_gone_the_reserve_goes_on_and_the_next_turn_returns
     answer = mixed.client.chat(QUESTION, session_id="reserve", on_delta=on_delta, **LONG)
     assert answer.token_ids == undisturbed.token_ids
     assert answer.nodes[-1] == "node-2"
-    for number in range(2):
-        servers.again(number)
+    servers.heal()
     mixed.cluster.wait_nodes(3)
     following = mixed.client.chat("Count from 1 to 9.", session_id="reserve", max_tokens=20)
     assert following.nodes == [killed[0]]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_hung_server_is_found_in_seconds_and_taken_back(mixed: Any, servers: Servers) -> None:
-    mixed.cluster.wait_nodes(3)
+def test_a_hung_server_is_found_in_seconds_and_taken_back(mixed: Any, servers: Servers, healed: Callable[[], None]) -> None:
     undisturbed = mixed.client.chat(QUESTION, **LONG)
     on_delta, struck = strike(servers, 12, signal.SIGSTOP)
     began = time.monotonic()
@@ -160,16 +183,15 @@ def test_a_hung_server_is_found_in_seconds_and_taken_back(mixed: Any, servers: S
     took = time.monotonic() - began
     assert answer.token_ids == undisturbed.token_ids
     assert took < 20
-    number = int(struck[0].rpartition("-")[2])
     losses = [line for line in mixed.log_of(struck[0]) if line["event"] == "ranks lost"]
     assert losses[-1]["cause"] == "RANK_STALLED"
     assert "has sent nothing for" in losses[-1]["reason"]
-    servers.signal(number, signal.SIGCONT)
+    servers.heal()
     mixed.cluster.wait_nodes(3)
 
 
 @pytest.mark.timeout(120)
-def test_what_a_server_lacks_goes_to_a_node_that_can(mixed: Any) -> None:
+def test_what_a_server_lacks_goes_to_a_node_that_can(mixed: Any, healed: Callable[[], None]) -> None:
     answer = mixed.client.chat("Count from 1 to 9.", max_tokens=12, presence_penalty=0.5)
     assert answer.nodes == ["node-2"]
 
@@ -187,7 +209,7 @@ def test_what_no_node_can_is_refused_by_name(alone: Any) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(request, timeout=20)
     assert error.value.code == 400
-    assert json.loads(error.value.read())["error"]["code"] == "ENGINE_LACKS"
+    assert json.loads(error.value.read())["error"]["code"] == "engine_lacks"
 
 
 @pytest.mark.timeout(120)

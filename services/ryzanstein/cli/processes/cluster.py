@@ -309,9 +309,8 @@ class LocalCluster:
             self._add(node_id, "worker", {**flags, "engine": engine}, self.spec.worker_flags)
             return
         flags |= {"device": devices.device, "tp": self.spec.tp, "threads_per_rank": self.spec.threads_per_rank}
-        if set(self.spec.engines) - {OWN_RANKS}:
-            flags["reserve"] = "true"
-        self._add(node_id, "worker", flags, (*self.spec.worker_flags, *self.spec.rank_flags), devices.prefix(index))
+        reserve = ("--reserve",) if set(self.spec.engines) - {OWN_RANKS} else ()
+        self._add(node_id, "worker", flags, (*self.spec.worker_flags, *self.spec.rank_flags, *reserve), devices.prefix(index))
 
     def _describe_router(self, index: int, name: str, orchestrator_port: int, ports: Iterator[int]) -> None:
         """Describes a router; each further one listens on the next ports if ports are given."""

@@ -21,7 +21,7 @@ def main() -> None:
     params.cache_ram_mib = 0
     params.fit_params = False
     params.warmup = False
-    params.hostname = address
+    params.hostnames = [address]
     params.port = int(port)
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
