@@ -22,7 +22,7 @@ from tests.worker.engines.llama_server import llama_process
 
 from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.chaos.machines.llama_server import llama_file
+from ryzanstein.lab.chaos.machines.llama.server import llama_file
 from ryzanstein.v1 import inference_pb2 as inference
 
 QUESTION = "Count from 1 to 60."

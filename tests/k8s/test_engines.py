@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ Overlay = Callable[..., list[Document]]
 
 def workload(manifests: list[Document], name: str) -> Document:
     (found,) = [each for each in manifests if each["kind"] == "StatefulSet" and each["metadata"]["name"] == name]
-    return dict(found["spec"]["template"]["spec"])
+    return dict(deepcopy(found["spec"]["template"]["spec"]))
 
 
 def settings_of(pod: Document, monkeypatch: pytest.MonkeyPatch, node_id: str) -> WorkerSettings:
@@ -78,6 +79,7 @@ def test_nodes_in_reserve_are_those_of_the_base_but_for_the_setting(overlay: Ove
     manifests = overlay("base", "vllm", "reserve")
     reserve, base = workload(manifests, "reserve"), workload(overlay("base"), "worker")
     (ours,), (theirs,) = reserve.pop("containers"), base.pop("containers")
+    assert (ours.pop("name"), theirs.pop("name")) == ("reserve", "worker")
     for pod in (reserve, base):
         for spread in pod["topologySpreadConstraints"]:
             spread.pop("labelSelector")

@@ -38,7 +38,7 @@ DIRECT = {
     "services/ryzanstein/cli/access/keyed_router.py": {"insecure_channel"},  # with the options of `client_options`
     "services/ryzanstein/cli/access/router_trust.py": {"secure_channel"},  # the same
     "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
-    "services/ryzanstein/worker/engines/remote/client.py": {"ClientSession"},  # trust_env=False
+    "services/ryzanstein/worker/engines/remote/http/client.py": {"ClientSession"},  # trust_env=False
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}

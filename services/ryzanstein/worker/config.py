@@ -20,8 +20,8 @@ from ryzanstein.generation.request import MAX_CHOICES
 from ryzanstein.process import allotment
 from ryzanstein.process.gpus import Device
 from ryzanstein.worker.engines.child.command import check_arguments
-from ryzanstein.worker.engines.remote.address import EngineAddress
 from ryzanstein.worker.engines.remote.bounds import DialectName, SamplerUse
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
 from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings

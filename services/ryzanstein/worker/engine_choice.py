@@ -65,9 +65,9 @@ def _remote(settings: WorkerSettings) -> NewEngines:
 
 
 def _spec(settings: WorkerSettings, address: str) -> RemoteSpec:
-    from ryzanstein.worker.engines.remote.address import EngineAddress
-    from ryzanstein.worker.engines.remote.client import EngineClient
     from ryzanstein.worker.engines.remote.group import RemoteSpec
+    from ryzanstein.worker.engines.remote.http.address import EngineAddress
+    from ryzanstein.worker.engines.remote.http.client import EngineClient
 
     def new_client() -> EngineClient:
         # The key is read again for each group: it may have been replaced.

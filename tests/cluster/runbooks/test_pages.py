@@ -22,7 +22,7 @@ from ryzanstein.cli.processes.host import LOCAL
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.status.scrape import total
 from ryzanstein.lab.chaos.machines.clocks import Clocks
-from ryzanstein.lab.chaos.machines.llama_server import LlamaServer, llama_file
+from ryzanstein.lab.chaos.machines.llama.server import LlamaServer, llama_file
 from ryzanstein.lab.chaos.machines.small_disk import SmallDisk
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc

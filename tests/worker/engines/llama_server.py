@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from ryzanstein.lab.chaos.machines import llama_program
+from ryzanstein.lab.chaos.machines.llama import program
 
-PROGRAM = Path(llama_program.__file__)
+PROGRAM = Path(program.__file__)
 JUDGES = Path(__file__).parents[3] / "build/judges/bin/python"
 START_S = 60
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ryzanstein.worker.engines.remote.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engines.child import keeper
@@ -146,9 +147,9 @@ def test_the_command_is_what_vllm_takes(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
+    with pytest.raises(ValidationError, match=message) as refused:
         WorkerSettings(_env_file=None, **values)  # type: ignore[call-arg, arg-type]
-    assert "secret" not in str(refused.value).replace("input_value", "")
+    assert not any("secret" in error["msg"] for error in refused.value.errors())
 
 
 def test_vllm_may_be_split_over_gpus() -> None:

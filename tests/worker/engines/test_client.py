@@ -16,9 +16,9 @@ import pytest
 from tests.public_certificates import PublicAuthority
 from tests.worker.engines.stub_server import EVENTS, Exchange, Stub, stub_server
 
-from ryzanstein.worker.engines.remote.address import EngineAddress
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
 
 Connect = Callable[..., EngineClient]
 

@@ -24,12 +24,12 @@ from tests.worker.engines.recorded import (
 )
 from tests.worker.engines.stub_server import Exchange, Stub, stub_server
 
-from ryzanstein.worker.engines.remote.address import EngineAddress
+from ryzanstein.worker.engines.remote.answers.computing import computed
 from ryzanstein.worker.engines.remote.asked import ComputedPart
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.computing import computed
 from ryzanstein.worker.engines.remote.dialects.sglang import SglangDialect
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, EngineRefused, EngineUnreachable
 
 PATHS = {"vllm": "/v1/completions", "sglang": "/generate", "llama.cpp": "/completion", "tensorrt-llm": "/v1/completions"}
 

@@ -24,7 +24,7 @@ from tests.worker.engines.recorded import (
 from ryzanstein.constraints import Constraint
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engines.remote.asked import ComputedPart
-from ryzanstein.worker.engines.remote.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
 
 # What the agent or the front does itself, or hands over as a field of AskedChoice.
 OURS = {"seed", "max_tokens", "stop", "stop_token_ids", "n", "skip_special_tokens", "include_stop_str_in_output"}

@@ -15,12 +15,12 @@ from tests.worker.engines.llama_server import llama_server
 
 from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.generation.request import SamplingParams
-from ryzanstein.lab.chaos.machines.llama_server import llama_file
-from ryzanstein.worker.engines.remote.address import EngineAddress
+from ryzanstein.lab.chaos.machines.llama.server import llama_file
+from ryzanstein.worker.engines.remote.answers.computing import computed
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.computing import computed
-from ryzanstein.worker.engines.remote.faults import EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineRefused, EngineUnreachable
 from ryzanstein.worker.engines.remote.probing import ServedEngine, probe
 from ryzanstein.worker.text.tokenizer import TextModel
 

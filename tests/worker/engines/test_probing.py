@@ -9,9 +9,9 @@ import pytest
 from tests.worker.engines.recorded import DONE, llama_end, llama_event, sglang_event, trtllm_event, vllm_event, vllm_usage
 from tests.worker.engines.stub_server import Exchange, Stub, stub_server
 
-from ryzanstein.worker.engines.remote.address import EngineAddress
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.faults import EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineRefused, EngineUnreachable
 from ryzanstein.worker.engines.remote.probing import DIALECTS, probe
 
 

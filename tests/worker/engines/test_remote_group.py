@@ -14,10 +14,10 @@ from tests.worker.engines.stub_server import EVENTS, Exchange, Stub, stub_server
 
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
-from ryzanstein.worker.engines.remote.address import EngineAddress
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds
-from ryzanstein.worker.engines.remote.client import EngineClient
 from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteGroup, RemoteSpec
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.client import EngineClient
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RanksLost
 from ryzanstein.worker.supervision.messages import ProfileTrace, RankReady, StartProfile

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError
-from ryzanstein.worker.engines.remote.sse import EventReader
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError
+from ryzanstein.worker.engines.remote.http.sse import EventReader
 
 STREAM = b"".join(
     (

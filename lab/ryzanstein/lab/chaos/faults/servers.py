@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
-from ryzanstein.lab.chaos.machines.llama_server import LlamaServer
+from ryzanstein.lab.chaos.machines.llama.server import LlamaServer
 from ryzanstein.lab.chaos.stage.layouts import SERVERS
 from ryzanstein.lab.chaos.stage.signals import stopped
 from ryzanstein.lab.chaos.stage.stage import Stage

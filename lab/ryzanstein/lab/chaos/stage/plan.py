@@ -19,7 +19,7 @@ from ryzanstein.files.private_files import private_folder
 from ryzanstein.lab.chaos.machines.clocks import Clocks
 from ryzanstein.lab.chaos.machines.delayed import DelayedNode
 from ryzanstein.lab.chaos.machines.fast_clock import FastClock
-from ryzanstein.lab.chaos.machines.llama_server import LlamaServer, llama_file
+from ryzanstein.lab.chaos.machines.llama.server import LlamaServer, llama_file
 from ryzanstein.lab.chaos.machines.network import HostNetwork
 from ryzanstein.lab.chaos.machines.preloaded import INJECTION_DIR
 from ryzanstein.lab.chaos.machines.redis_server import RedisServer

@@ -64,6 +64,7 @@ class ChildGroup:
         )
         log.info("engine started", pid=self._process.pid, command=" ".join(command))
         self._watching = asyncio.create_task(self._watch(self._process))
+        self._watching.add_done_callback(self._on_unwatched)
         starting = asyncio.ensure_future(self._remote.start())
         await asyncio.wait([starting, self.lost], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -143,6 +144,11 @@ class ChildGroup:
                 self._lose(f"the engine's process {gone[0]} has ended")
                 return
             seen = living
+
+    def _on_unwatched(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            log.error("watching an engine failed", exc_info=error)
+            self._lose(f"the watch of the engine failed: {error!r}")
 
     def _computing(self) -> list[tuple[int, str]]:
         found = []

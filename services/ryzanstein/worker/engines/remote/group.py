@@ -19,14 +19,14 @@ import structlog
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
 from ryzanstein.worker.engines.asking import PROTOCOL
 from ryzanstein.worker.engines.front.front import Front, front_settings
+from ryzanstein.worker.engines.remote.answers.exact import has_sampler
+from ryzanstein.worker.engines.remote.answers.streams import EngineStreams
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds, SamplerUse
-from ryzanstein.worker.engines.remote.client import EngineClient
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
-from ryzanstein.worker.engines.remote.exact import has_sampler
-from ryzanstein.worker.engines.remote.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
 from ryzanstein.worker.engines.remote.probing import probe
 from ryzanstein.worker.engines.remote.silence import Silence
-from ryzanstein.worker.engines.remote.streams import EngineStreams
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import (
     FORWARD,

@@ -9,15 +9,15 @@ from typing import TypeVar
 import msgspec
 
 from ryzanstein.generation.request import MAX_LOGPROBS, SamplingParams
+from ryzanstein.worker.engines.remote.answers.computing import computed
 from ryzanstein.worker.engines.remote.asked import AskedChoice
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.computing import computed
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
 from ryzanstein.worker.engines.remote.dialects.llama_cpp import LlamaCppDialect
 from ryzanstein.worker.engines.remote.dialects.sglang import SglangDialect
 from ryzanstein.worker.engines.remote.dialects.trtllm import TrtllmDialect
 from ryzanstein.worker.engines.remote.dialects.vllm import VllmDialect
-from ryzanstein.worker.engines.remote.faults import (
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import (
     EngineBusy,
     EngineProtocolError,
     EngineRefused,

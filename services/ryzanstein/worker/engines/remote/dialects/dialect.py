@@ -10,7 +10,7 @@ import msgspec
 
 from ryzanstein.generation.request import CACHE_SCOPES
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError, clean
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, clean
 
 NEVER = frozenset({"constraint", "prompt_logprobs", "bad_words", "embeddings"})
 """What is asked of no server: constraints are not continued from a prompt, and bad words and the scores of prompts are defined

@@ -16,7 +16,7 @@ import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
 from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, NO_CACHE_SCOPES, ServedEngine, biases, decoded
-from ryzanstein.worker.engines.remote.faults import reported_in_stream
+from ryzanstein.worker.engines.remote.http.faults import reported_in_stream
 
 _LACKS = {"presence_penalty", "frequency_penalty", "allowed_token_ids", "min_tokens", "ignore_eos", NO_CACHE_SCOPES}
 _NUM_SEEDS = 2**32 - 1

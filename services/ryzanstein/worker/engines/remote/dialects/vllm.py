@@ -16,7 +16,7 @@ import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
 from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, ServedEngine, biases, decoded, same_length
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError, reported_in_stream
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, reported_in_stream
 
 LARGEST_SEED = 2**63 - 1
 _NEUTRAL: Mapping[str, object] = MappingProxyType(
@@ -42,7 +42,7 @@ class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class CountedTokens(msgspec.Struct):
     """How many tokens the server counts, of prompt and answer."""
 
     prompt_tokens: int | None = None
@@ -69,7 +69,7 @@ class _Choice(msgspec.Struct):
 
 class _VllmEvent(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: CountedTokens | None = None
     error: object = None
 
 
@@ -127,7 +127,7 @@ class VllmDialect:
         found = decoded(event, _VllmEvent)
         if found.error is not None:
             raise reported_in_stream(found.error)
-        usage = found.usage or Usage()
+        usage = found.usage or CountedTokens()
         if not found.choices:
             return ComputedPart(cached_tokens=usage.cached_tokens)
         choice = found.choices[0]

@@ -17,9 +17,9 @@ from dataclasses import replace
 import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
-from ryzanstein.worker.engines.remote.client import EngineClient
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, EngineRefused, EngineUnreachable
 
 _TOKENIZE_S = 10.0
 _PER_TOKEN_S = 10.0

@@ -15,11 +15,11 @@ from ryzanstein.worker.engine.plan import SampledToken
 from ryzanstein.worker.engine.sequence import Sequence
 from ryzanstein.worker.engines.asking import asked_row, packed
 from ryzanstein.worker.engines.front.front import Front
+from ryzanstein.worker.engines.remote.answers.computing import computed
 from ryzanstein.worker.engines.remote.asked import AskedChoice
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.computing import computed
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
-from ryzanstein.worker.engines.remote.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
 
 log = structlog.get_logger(__name__)
 

@@ -6,12 +6,12 @@ from contextlib import aclosing
 
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engines.asking import AskedRow, packed
+from ryzanstein.worker.engines.remote.answers.computing import computed
 from ryzanstein.worker.engines.remote.asked import AskedChoice
-from ryzanstein.worker.engines.remote.client import EngineClient
-from ryzanstein.worker.engines.remote.computing import computed
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
 from ryzanstein.worker.engines.remote.dialects.vllm import VllmDialect
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError, EngineRefused
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, EngineRefused
 
 _PROMPT = (1, 2, 3)
 _FORCED = (6, 4, 7)

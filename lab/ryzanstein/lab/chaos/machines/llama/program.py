@@ -1,4 +1,4 @@
-"""llama.cpp's HTTP server: `python llama_program.py FILE.gguf CONTEXT SLOTS ADDRESS PORT`, in an environment with xllamacpp.
+"""llama.cpp's HTTP server: `python program.py FILE.gguf CONTEXT SLOTS ADDRESS PORT`, in an environment with xllamacpp.
 
 Port 0 is a free one. It prints its address when it serves. Keys and values are 32-bit, so that its numbers are near ours. It
 imports nothing of the project.

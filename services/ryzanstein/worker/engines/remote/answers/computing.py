@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from ryzanstein.worker.engines.remote.answers.gaps import recomputed, respelled
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
-from ryzanstein.worker.engines.remote.client import EngineClient
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
-from ryzanstein.worker.engines.remote.faults import EngineFault, EngineProtocolError, EngineUnreachable
-from ryzanstein.worker.engines.remote.gaps import recomputed, respelled
+from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineFault, EngineProtocolError, EngineUnreachable
 
 _TAIL_S = 2.0
 """How long a stream may go on after the answer has ended. What comes then are counts."""

@@ -6,7 +6,7 @@ which the standard allows too, is none of JSON's characters and ends nothing her
 
 from __future__ import annotations
 
-from ryzanstein.worker.engines.remote.faults import EngineProtocolError
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError
 
 MAX_EVENT_BYTES = 1024 * 1024
 

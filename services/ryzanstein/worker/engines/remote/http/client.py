@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import aiohttp
 import msgspec
 
-from ryzanstein.worker.engines.remote.address import EngineAddress
-from ryzanstein.worker.engines.remote.faults import (
+from ryzanstein.worker.engines.remote.http.address import EngineAddress
+from ryzanstein.worker.engines.remote.http.faults import (
     EngineFault,
     EngineProtocolError,
     EngineUnreachable,
@@ -25,7 +25,7 @@ from ryzanstein.worker.engines.remote.faults import (
     fault_of,
     reported_text,
 )
-from ryzanstein.worker.engines.remote.sse import MAX_EVENT_BYTES, EventReader
+from ryzanstein.worker.engines.remote.http.sse import MAX_EVENT_BYTES, EventReader
 
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024

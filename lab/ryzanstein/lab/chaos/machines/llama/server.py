@@ -12,8 +12,8 @@ from ryzanstein.addresses import join_address
 from ryzanstein.cli.processes.host import Host
 from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.chaos.machines import llama_program
 from ryzanstein.lab.chaos.machines.child import Child, wait_listening
+from ryzanstein.lab.chaos.machines.llama import program
 
 _CONTEXT, _SLOTS = 1024, 4
 _CONVERT_S = 60.0
@@ -42,7 +42,7 @@ class LlamaServer:
     def __init__(self, host: Host, path: Path, log: Path, port: int, python: str = sys.executable) -> None:
         self._address, self._port = host.address, port
         numbers = (str(_CONTEXT), str(_SLOTS), host.address, str(port))
-        self._child = Child((python, llama_program.__file__, str(path), *numbers), host, log)
+        self._child = Child((python, program.__file__, str(path), *numbers), host, log)
 
     @property
     def url(self) -> str:

@@ -1,0 +1,1 @@
+"""An inference server of others: llama.cpp."""

@@ -1,0 +1,1 @@
+"""What a server computes of a choice, checked token by token."""
