@@ -125,7 +125,7 @@ def test_the_command_is_what_vllm_takes(tmp_path: Path) -> None:
     command = vllm_command(
         "/opt/vllm/python", "/models/a", tmp_path / "s", tp=2, max_sequences=9, arguments=["--dtype", "half"]
     )
-    assert command[:5] == ("/opt/vllm/python", "-m", "vllm.entrypoints.cli.main", "serve", "/models/a")
+    assert command[:4] == ("/opt/vllm/python", "-m", "vllm.entrypoints.openai.api_server", "--model=/models/a")
     assert {f"--uds={tmp_path / 's'}", "--tensor-parallel-size=2", "--max-num-seqs=9"} <= set(command)
     assert command[-2:] == ("--dtype", "half")
 

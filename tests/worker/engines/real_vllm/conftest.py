@@ -17,7 +17,7 @@ import pytest
 from ryzanstein.cli.processes.ports import free_ports
 
 ROOT = Path(__file__).parents[4]
-VLLM = ROOT / "build/vllm/bin/vllm"
+VLLM = ROOT / "build/vllm/bin/python"
 SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
 START_S = 300
 
@@ -31,7 +31,17 @@ class VllmServer:
         self.log, self.model = log, model
         paths = f"{ROOT / 'services'}:{ROOT / 'shared'}"
         environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": paths}
-        command = [str(VLLM), "serve", str(model), "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [
+            str(VLLM),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         command += ["--served-model-name", "theirs", "--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
         command += ["--max-num-seqs", "16", *(["--logits-processors", SAMPLER] if sampler else [])]
         with log.open("wb") as output:

@@ -42,9 +42,8 @@ def vllm_command(
     return (
         python,
         "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        model,
+        "vllm.entrypoints.openai.api_server",
+        f"--model={model}",
         f"--uds={socket}",
         f"--served-model-name={SERVED_NAME}",
         f"--tensor-parallel-size={tp}",

@@ -19,13 +19,15 @@ _FORCED = (6, 4, 7)
 
 
 async def has_sampler(client: EngineClient, served: ServedEngine) -> bool:
-    """Returns whether the server obeys a request that only our sampler understands. Raises EngineUnreachable, EngineBusy."""
+    """Returns whether the server obeys a request that only our sampler understands. Raises EngineUnreachable, EngineBusy.
+
+    It asks for log probabilities too: vLLM compiles for them when they are first asked for, for ten seconds and more.
+    """
     if not isinstance(served.dialect, VllmDialect):
         return False
     arguments = packed(AskedRow(forced=list(_FORCED)))
-    asked = AskedChoice(
-        _PROMPT, len(_PROMPT), SamplingParams(temperature=0.0), 0, len(_FORCED), 0, (), request_id="probe", arguments=arguments
-    )
+    sampling = SamplingParams(temperature=0.0, logprobs=1)
+    asked = AskedChoice(_PROMPT, len(_PROMPT), sampling, 0, len(_FORCED), 0, (), request_id="probe", arguments=arguments)
     got: list[int] = []
     try:
         async with aclosing(computed(client, served, asked)) as parts:
