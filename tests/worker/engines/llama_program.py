@@ -20,6 +20,7 @@ def main() -> None:
     params.cache_ram_mib = 0
     params.fit_params = False
     params.warmup = False
+    params.flash_attn_type = 0  # its kernel multiplies in 16 bits
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     sys.stdin.read()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,10 +25,21 @@ def python_with_llama_cpp() -> str:
     return str(JUDGES)
 
 
-def convert(model: Path, path: Path) -> Path:
-    """Writes a model's directory to a GGUF file of 32-bit floats."""
-    command = [sys.executable, "-m", "ryzanstein.tools.convert.command", str(model), str(path), "--type", "f32"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def convert(model: Path, folder: Path) -> Path:
+    """Writes a model's directory to a GGUF file of 32-bit floats.
+
+    Text is divided as GPT-2 does: GGUF has no name for the demo model's way. The tokens are the same.
+    """
+    copied = shutil.copytree(model, folder / "model")
+    tokenizer = json.loads((copied / "tokenizer.json").read_text())
+    (copied / "tokenizer.json").write_text(json.dumps({**tokenizer, "pre_tokenizer": GPT2}))
+    path = folder / "model.gguf"
+    command = [sys.executable, "-m", "ryzanstein.tools.convert.command", str(copied), str(path), "--type", "f32"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     return path
 
 
