@@ -11,7 +11,7 @@ import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
 from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, NO_CACHE_SCOPES, ServedEngine, biases, decoded
-from ryzanstein.worker.engines.remote.dialects.vllm import LARGEST_SEED, Usage
+from ryzanstein.worker.engines.remote.dialects.vllm import LARGEST_SEED, CountedTokens
 from ryzanstein.worker.engines.remote.faults import EngineProtocolError, reported_in_stream
 
 _PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -25,7 +25,7 @@ class _TrtllmChoice(msgspec.Struct):
 
 class _TrtllmEvent(msgspec.Struct):
     choices: list[_TrtllmChoice] = []
-    usage: Usage | None = None
+    usage: CountedTokens | None = None
     error: object = None
 
 
@@ -76,7 +76,7 @@ class TrtllmDialect:
         found = decoded(event, _TrtllmEvent)
         if found.error is not None:
             raise reported_in_stream(found.error)
-        usage = found.usage or Usage()
+        usage = found.usage or CountedTokens()
         if not found.choices:
             return ComputedPart(cached_tokens=usage.cached_tokens)
         choice = found.choices[0]

@@ -25,7 +25,7 @@ class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class CountedTokens(msgspec.Struct):
     """How many tokens the server counts, of prompt and answer."""
 
     prompt_tokens: int | None = None
@@ -52,7 +52,7 @@ class _Choice(msgspec.Struct):
 
 class _VllmEvent(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: CountedTokens | None = None
     error: object = None
 
 
@@ -109,7 +109,7 @@ class VllmDialect:
         found = decoded(event, _VllmEvent)
         if found.error is not None:
             raise reported_in_stream(found.error)
-        usage = found.usage or Usage()
+        usage = found.usage or CountedTokens()
         if not found.choices:
             return ComputedPart(cached_tokens=usage.cached_tokens)
         choice = found.choices[0]
