@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -183,6 +184,35 @@ async def test_sixteen_answers_at_once_are_each_as_alone(
     together = await asyncio.gather(*(parts_of(client, served, asked(prompt)) for prompt in prompts))
     assert [ids_of(parts) for parts in together] == alone
     assert len({tuple(answer) for answer in alone}) > 4
+
+
+@pytest.mark.long
+async def test_answers_that_are_cut_again_and_again_lose_and_repeat_no_token(
+    client: EngineClient, served: ServedEngine, text_model: TextModel
+) -> None:
+    """Twelve at once on four slots: many are cut while they wait for one."""
+    prompts = [text_model.encode_chat([Message(Role.USER, f"Count from {first} to 60.")]) for first in range(1, 13)]
+    alone = [ids_of(await parts_of(client, served, asked(prompt))) for prompt in prompts]
+    cuts = Random(1)
+    num_cuts = 0
+
+    async def cut_again_and_again(prompt: list[int]) -> list[int]:
+        nonlocal num_cuts
+        known: list[int] = []
+        while len(known) < NUM_TOKENS:
+            most = len(known) + cuts.randrange(1, 8)
+            async with aclosing(computed(client, served, asked(prompt, known))) as parts:
+                async for part in parts:
+                    known += ids_of([part])
+                    if len(known) >= most:
+                        num_cuts += 1
+                        break
+        return known
+
+    for _ in range(4):
+        assert await asyncio.gather(*(cut_again_and_again(prompt) for prompt in prompts)) == alone
+    assert num_cuts > 200
+    await idle(client)
 
 
 async def test_random_answers_are_those_of_their_seed_and_within_top_k(
