@@ -1,7 +1,7 @@
 """Streams of each kind of server for one answer: the tokens 17, 18, 2 after a prompt of three, the last one a stop token.
 
-vLLM's are as `completion_stream_generator` of vLLM 0.33 writes them, SGLang's as `_handle_batch_output` of SGLang 0.5.23, those
-of TensorRT-LLM as `completion_stream_post_processor` of its 1.2. llama.cpp's were recorded from the build of October 2026.
+vLLM's have the form of those that vLLM 0.32 sent, llama.cpp's that of the build of October 2026. SGLang's are as
+`_handle_batch_output` of SGLang 0.5.23 writes them, those of TensorRT-LLM as `completion_stream_post_processor` of its 1.2.
 """
 
 from __future__ import annotations

@@ -81,10 +81,13 @@ async def test_a_stop_token_that_the_server_does_not_know_ends_the_answer_and_it
     stub: Stub, client: EngineClient, name: str
 ) -> None:
     closed = asyncio.Event()
+    computed_there = 0
 
     async def behave(exchange: Exchange) -> None:
+        nonlocal computed_there
         await exchange.events(end=False)
         for count in range(1, 1000):
+            computed_there = count
             event: Any = llama_event([count], count)
             if name == "sglang":
                 event = {"output_ids": list(range(1, count + 1)), "meta_info": {"completion_tokens": count}}
@@ -98,6 +101,7 @@ async def test_a_stop_token_that_the_server_does_not_know_ends_the_answer_and_it
     parts = await parts_of(client, name, stops=(4, 5), max_tokens=50)
     assert (ids(parts), end(parts)[:2]) == ([1, 2, 3, 4], ("stop", 4))
     await asyncio.wait_for(closed.wait(), 2)
+    assert computed_there < 50
 
 
 async def test_a_stop_token_before_the_least_number_of_tokens_does_not_end_the_answer(stub: Stub, client: EngineClient) -> None:
@@ -157,7 +161,7 @@ async def test_an_event_that_comes_twice_counts_once(stub: Stub, client: EngineC
 
 
 @pytest.mark.parametrize("name", PATHS)
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("kept", [0, 1])
 async def test_a_stream_without_an_end_is_unreachable(stub: Stub, client: EngineClient, name: str, kept: int) -> None:
     stub.streams(PATHS[name], *STREAMS[name][:kept])
     with pytest.raises(EngineUnreachable, match="before the end of the answer"):

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.worker.engines.child.litter import present, remove_new
 
 ROOT = Path(__file__).parents[4]
 VLLM = ROOT / "build/vllm/bin/python"
@@ -29,6 +30,7 @@ class VllmServer:
         assert VLLM.exists(), "vLLM is missing: `make test-engines` installs it"
         (self.port,) = free_ports(1)
         self.log, self.model = log, model
+        self._shm = present()
         paths = f"{ROOT / 'services'}:{ROOT / 'shared'}"
         environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": paths}
         command = [
@@ -81,6 +83,7 @@ class VllmServer:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        remove_new(self._shm)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ async def test_whatever_is_killed_or_stopped_it_is_found_and_started_again(
     took = {}
     async with connect(node.address) as link:
         expected = (await link.run(attempt(**SAMPLED), 120)).tokens()
-        strikes = [("VLLM::EngineCore", signal.SIGKILL), ("VLLM::EngineCore", signal.SIGSTOP), ("python", signal.SIGKILL)]
+        strikes = [("VLLM::Engine", signal.SIGKILL), ("VLLM::Engine", signal.SIGSTOP), ("python", signal.SIGKILL)]
         for turn, (name, number) in enumerate(strikes, 1):
             handle = await link.submit(attempt(prompt=PROMPT, max_tokens=450, ignore_eos=True))
             await link.wait(handle, lambda stream: len(stream.tokens()) > 3, 60)

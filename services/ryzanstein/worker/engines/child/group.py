@@ -61,6 +61,7 @@ class ChildGroup:
             stdout=2,  # what it prints is no line of our log, and stands beside it
             env=self._spec.environment(self._folder),
             cwd=self._folder,
+            start_new_session=True,  # it ends the server after whatever ends us, and us alone
         )
         log.info("engine started", pid=self._process.pid, command=" ".join(command))
         self._watching = asyncio.create_task(self._watch(self._process))

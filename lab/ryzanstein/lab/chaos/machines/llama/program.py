@@ -23,6 +23,7 @@ def main() -> None:
     params.warmup = False
     params.hostnames = [address]
     params.port = int(port)
+    params.flash_attn_type = 0  # its kernel multiplies in 16 bits
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     signal.pause()

@@ -2,7 +2,7 @@
 
 Its server sends an event only where the text so far ends with a whole character. A token in the middle of one has no event:
 the next event has the text of both, the id of its own token alone, and a count that tells how many are missing. Nothing else
-it offers names them, as read in its `process_token` in October 2026.
+it offers names them: read in its `process_token`, and seen in the build of October 2026.
 
 The ids are those of the text of that event, by the server's own tokenizer, if that gives as many tokens, the same last one and
 the same bytes. Two tokens are certain then. Of more, the model may have split the bytes in another way than the tokenizer

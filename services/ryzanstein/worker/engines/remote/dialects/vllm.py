@@ -1,4 +1,4 @@
-"""vLLM's `/v1/completions` (`vllm serve`), as read in vLLM 0.32 and 0.33.
+"""vLLM's `/v1/completions` (`vllm serve`), as read in vLLM 0.33 and run with 0.32 on a CPU.
 
 `return_token_ids` (since 0.10.2) gives the ids of each event, the stop token's among them. `ignore_eos` is always set: the
 stop tokens are listed, so that the server says which one ended the answer. It bans them until `min_tokens` itself.
