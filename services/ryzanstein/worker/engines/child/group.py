@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import structlog
@@ -44,13 +44,10 @@ class ChildGroup:
         self._spec, self._model = spec, model
         self._folder = Path(tempfile.mkdtemp(prefix="ryzanstein-engine-"))
         self._remote = RemoteGroup(spec.remote(self._folder), model, events, lambda: None)
+        self.lost: asyncio.Future[RankLoss] = self._remote.lost
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._shm = present()
-
-    @property
-    def lost(self) -> asyncio.Future[RankLoss]:
-        return self._remote.lost
 
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`."""
@@ -67,7 +64,8 @@ class ChildGroup:
         self._watching = asyncio.create_task(self._watch(self._process))
         self._watching.add_done_callback(self._on_unwatched)
         starting = asyncio.ensure_future(self._remote.start())
-        await asyncio.wait([starting, self.lost], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [starting, self.lost]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             await asyncio.wait([starting])
@@ -168,11 +166,13 @@ class ChildGroup:
 class ChildEngines:
     """An `EngineFactory` whose groups each start a server."""
 
-    condemned = False
-    """What hangs here is ended by ourselves."""
-
     def __init__(self, spec: ChildSpec, model: EngineModel, events: GroupEvents) -> None:
         self._spec, self._model, self._events = spec, model, events
+
+    @property
+    def condemned(self) -> bool:
+        """See `EngineFactory.condemned`: what hangs here is ended by ourselves."""
+        return False
 
     @property
     def model(self) -> str:
