@@ -22,16 +22,19 @@ from ryzanstein.worker.engines.child.litter import present, remove_new
 
 SERVER = """
 import os, subprocess, sys, time
+with open(f"/dev/shm/ryzanstein-test-{os.getpid()}", "wb") as file:
+    file.truncate(4096)
 helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 if os.fork() == 0:
     os.setsid()
     orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    print(helper.pid, orphan.pid, flush=True)
+    print(helper.pid, orphan.pid, file.name, flush=True)
     os._exit(0)
 os.wait()
 time.sleep(float(sys.argv[1]))
 sys.exit(7)
 """
+Kept = Callable[[float], tuple[subprocess.Popen[str], list[int], str]]
 KEEPER = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", SERVER]
 
 
@@ -47,55 +50,62 @@ def gone(pids: list[int]) -> bool:
 
 
 @pytest.fixture
-def kept() -> Callable[..., tuple[subprocess.Popen[str], list[int]]]:
-    def start(seconds: float) -> tuple[subprocess.Popen[str], list[int]]:
+def kept() -> Kept:
+    def start(seconds: float) -> tuple[subprocess.Popen[str], list[int], str]:
         command = [*KEEPER, str(seconds)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        pids = [int(word) for word in process.stdout.readline().split()]
+        *words, segment = process.stdout.readline().split()
+        pids = [int(word) for word in words]
+        assert os.path.exists(segment)
         assert not gone(pids)
-        return process, pids
+        return process, pids, segment
 
     return start
 
 
 def test_a_server_ends_with_its_pipe_and_takes_its_orphans_with_it(
-    kept: Callable[..., tuple[subprocess.Popen[str], list[int]]],
+    kept: Kept,
 ) -> None:
-    process, pids = kept(600)
+    process, pids, segment = kept(600)
     with process:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(15) == 0
     assert gone(pids)
+    assert not os.path.exists(segment)
 
 
 def test_a_server_that_ends_by_itself_leaves_no_process_and_tells_its_code(
-    kept: Callable[..., tuple[subprocess.Popen[str], list[int]]],
+    kept: Kept,
 ) -> None:
-    process, pids = kept(0.2)
+    process, pids, segment = kept(0.2)
     with process:
         assert process.wait(15) == 7
     assert gone(pids)
+    assert not os.path.exists(segment)
 
 
-def test_a_killed_server_leaves_no_process(kept: Callable[..., tuple[subprocess.Popen[str], list[int]]]) -> None:
-    process, pids = kept(600)
+def test_a_killed_server_leaves_no_process(kept: Kept) -> None:
+    process, pids, segment = kept(600)
     with process:
         (server,) = psutil.Process(process.pid).children()[:1]
         server.kill()
         assert process.wait(15) == 128 + signal.SIGKILL
     assert gone(pids)
+    assert not os.path.exists(segment)
 
 
 def test_nothing_outlives_an_agent_that_is_killed() -> None:
     program = f"import subprocess, sys, time; subprocess.Popen({[*KEEPER, '600']!r}, stdin=subprocess.PIPE); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
-        pids = [int(word) for word in agent.stdout.readline().split()]
+        *words, segment = agent.stdout.readline().split()
+        pids = [int(word) for word in words]
         below = [child.pid for child in psutil.Process(agent.pid).children(recursive=True)]
         agent.kill()
         until(lambda: gone([*pids, *below]))
+        until(lambda: not os.path.exists(segment))
 
 
 def test_only_what_nobody_uses_and_came_later_is_removed(tmp_path: Path) -> None:

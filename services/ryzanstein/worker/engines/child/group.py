@@ -16,7 +16,6 @@ import psutil
 import structlog
 
 from ryzanstein.worker.engines.child import keeper
-from ryzanstein.worker.engines.child.litter import present, remove_new
 from ryzanstein.worker.engines.remote.group import RemoteGroup, RemoteSpec
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost
 from ryzanstein.worker.supervision.messages import EngineMessage, RankReady
@@ -47,7 +46,6 @@ class ChildGroup:
         self.lost: asyncio.Future[RankLoss] = self._remote.lost
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._shm = present()
 
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`."""
@@ -98,8 +96,6 @@ class ChildGroup:
             await self._remote.end(graceful=graceful)
         finally:
             await self._end_processes(graceful=graceful)
-            if removed := await asyncio.to_thread(remove_new, self._shm):
-                log.info("shared memory of a killed engine removed", names=removed)
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _end_processes(self, *, graceful: bool) -> None:

@@ -3,7 +3,7 @@
 Started by path in an isolated interpreter: `python -I -S keeper.py COMMAND...`. Its standard input is a
 pipe of the agent, which the kernel closes when the agent dies. Processes of the server whose parent has
 died become children of this one (prctl(2), PR_SET_CHILD_SUBREAPER), so that all of them are found. It
-ends with the exit code of the server, when no process of it is left.
+ends with the exit code of the server, when no process of it is left, and nothing in shared memory.
 """
 
 import ctypes
@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 3.0
@@ -69,7 +71,19 @@ def reap() -> None:
         return
 
 
+def beside(name: str) -> ModuleType:
+    """Loads the module of this name in this folder, which is on no path here."""
+    spec = spec_from_file_location(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main() -> int:
+    litter = beside("litter")
+    before = litter.present()
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
@@ -77,6 +91,8 @@ def main() -> int:
     ready, _, _ = select.select([0, watched], [], [])
     code = server.poll() if watched in ready else None
     end(server)
+    for name in litter.remove_new(before):
+        print(f"shared memory of a killed engine removed: {name}", file=sys.stderr)
     return 0 if code is None else (code if code >= 0 else 128 - code)
 
 
