@@ -134,6 +134,7 @@ class NodeAgent:
         self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
         self.background = telemetry.background
         self._telemetry, self._templates = telemetry, templates
+        self._beside_a_server = not settings.has_ranks
         self._beats = count(1)
         self._nudge = asyncio.Event()
         new_version = partial(
@@ -234,7 +235,7 @@ class NodeAgent:
             self.idleness.look()
             ready = beat.state is NodeState.READY
             await health.set_ready(ready)
-            if not self.settings.has_ranks:
+            if self._beside_a_server:
                 await health.set_engine(not self.host.condemned)
             if ready and not started:
                 await health.set_started()
