@@ -24,7 +24,9 @@ REGULAR, RESERVE = "node-0", "node-1"
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[Harness]:
     """A regular node and a reserve."""
-    spec = ClusterSpec(MODEL_DIR, num_nodes=2, tp=1, hosts={RESERVE: replace(LOCAL, prefix=("/usr/bin/env", "RYZANSTEIN_RESERVE=true"))})
+    spec = ClusterSpec(
+        MODEL_DIR, num_nodes=2, tp=1, hosts={RESERVE: replace(LOCAL, prefix=("/usr/bin/env", "RYZANSTEIN_RESERVE=true"))}
+    )
     with LocalCluster(spec) as cluster:
         harness = Harness(cluster)
         yield harness
