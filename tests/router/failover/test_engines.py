@@ -97,6 +97,15 @@ async def test_the_models_own_value_of_what_an_engine_does_not_support_is_not_us
     assert (await read(client, request(tokens=2, repetition_penalty=1.5)))[1] == ["b"]
 
 
+async def test_the_context_of_an_engine_that_cannot_do_it_is_not_waited_for(start_node: Any, start_router: Any) -> None:
+    large = await start_node("large", unsupported=("min_p",), context_length=8192)
+    small = await start_node("small", refuse=RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG"))
+    client = await start_router(large, small)
+    async with asyncio.timeout(5):
+        assert (await refusal(client, request(min_p=0.1))).reason == "CONTEXT_TOO_LONG"
+    assert (await read(client, request()))[1] == ["large"]
+
+
 async def test_while_an_able_node_is_away_a_request_waits_for_it(start_node: Any, start_router: Any, until: Any) -> None:
     foreign, own = await start_node("foreign", unsupported=("min_p",)), await start_node("own")
     client = await start_router(foreign, own)
@@ -184,9 +193,14 @@ async def test_an_answer_of_an_inexact_engine_is_never_hedged(start_node: Any, s
 async def test_a_pause_of_one_attempt_is_no_continuation(start_node: Any, start_router: Any, until: Any) -> None:
     """The same attempt that works again after an alarm is not counted, though its engine continues inexactly."""
     node = await start_node("a", **LLAMA)
-    client = await start_router(node)
-    for asked in range(3):
-        assert (await read(client, request(f"s{asked}")))[0] == list(range(TOKENS))
+    node.freeze_at = 5
+    client = await start_router(node, tuning={"patience": {"accept_s": 0.5, "silence_s": 1.0}})
+    reading = asyncio.create_task(read(client, request()))
+    await until(lambda: node.num_running == 1)
+    await asyncio.sleep(1.75)  # alarmed after 1 to 1.5 s, given up after 2 s
+    node.freeze_at = None
+    assert await reading == (list(range(TOKENS)), ["a"])
+    assert len(node.submits) == 1
     assert client.value("incompatible_failovers_total", model="demo") == 0
 
 

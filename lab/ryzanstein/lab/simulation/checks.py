@@ -31,6 +31,8 @@ LOOK_S = 0.25
 FIT_FOR_S = 4.0
 # How long a fault may be blamed on a service that it struck.
 BLAME_S = 60.0
+# Every router knows of a node that it can be used after so long without a fault.
+WELL_S = 20.0
 FAILOVER_WAIT_S = 15.0
 _ATTEMPTS_OF_A_ROUTER = 2**16  # the first attempt of each router has a multiple of it as its number
 # A simulation with this many violations ends.
@@ -275,11 +277,12 @@ class Checks:
             return
         self.reach("reserve used")
         first = int(line.fields["attempt"]) % _ATTEMPTS_OF_A_ROUTER == 0
-        if not first or self._cluster.plan.more_models or any(self.is_struck(each.name) for each in self._cluster.routers):
+        struck = any(self.is_struck(each.name, WELL_S) for each in self._cluster.routers)
+        if not first or self._cluster.plan.more_models or struck:
             return
         for place, since in self._fit_since.items():
             regular = self._number(place.node) not in self._cluster.plan.reserve and not self._is_foreign(place.node)
-            if regular and self._now - since > BLAME_S and not self.is_struck(place.node):
+            if regular and self._now - since > WELL_S and not self.is_struck_model(place.node, place.model, WELL_S):
                 self.violated(BrokenPromise.ENGINE, f"{node} is a reserve and began an answer while {place.name} was well")
 
     def is_struck_model(self, node: str, model: str, for_s: float = BLAME_S) -> bool:
