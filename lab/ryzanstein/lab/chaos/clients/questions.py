@@ -76,11 +76,12 @@ QUESTIONS: tuple[LoadQuestion, ...] = (
 
 # Servers of others go on exactly with greedy answers alone, and lack more than that.
 _ENDS = {"temperature": 0.0, "max_tokens": 400}
+_SHOWN = {**_ENDS, "logprobs": 1}  # the two faces ask for them
 SERVER_QUESTIONS: tuple[LoadQuestion, ...] = (
     LoadQuestion("greedy", (_COUNT,), _ENDS),
     *(question for question in QUESTIONS if question.kind in ("stop", "session")),
-    LoadQuestion("sse", (_COUNT,), _ENDS, face="sse"),
-    LoadQuestion("websocket", (_COUNT,), {**_ENDS, "n": 2}, face="websocket"),
+    LoadQuestion("sse", (_COUNT,), _SHOWN, face="sse"),
+    LoadQuestion("websocket", (_COUNT,), {**_SHOWN, "n": 2}, face="websocket"),
 )
 
 # A model with random weights need not end an answer, so these have a length. It also writes parts of
