@@ -18,6 +18,7 @@ from ryzanstein.worker.engines.remote.bounds import RemoteBounds
 from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteGroup, RemoteSpec
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
 from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RanksLost
 from ryzanstein.worker.supervision.messages import ProfileTrace, RankReady, StartProfile
@@ -290,6 +291,27 @@ async def test_a_cut_stream_of_a_server_that_is_gone_loses_the_group(stub: Stub)
         group.send(asked())
         loss = await asyncio.wait_for(asyncio.shield(group.lost), 3)
         assert loss.cause is LossCause.DIED
+
+
+async def test_a_lost_group_says_nothing_more(stub: Stub) -> None:
+    """What it counted is forgotten with it: the counts of the next group begin anew."""
+    go_on = asyncio.Event()
+
+    async def pause(exchange: Exchange) -> None:
+        await exchange.events(vllm_event([11], 1, None), end=False)
+        await go_on.wait()
+        await exchange.chunk(b"data: " + json.dumps(vllm_event([12], 2, None)).encode() + b"\n\n")
+        await exchange.gone.wait()
+
+    stub.behaviours["/v1/completions"] = answer_probes(pause)
+    heard = Heard()
+    async with started(engines_of(stub, heard, RemoteBounds(watch_interval_s=0.02))) as (group, _):
+        group.send(asked())
+        await heard.until(lambda: heard.tokens)
+        group.on_nonsense(EngineProtocolError("as a test wants it"))
+        go_on.set()
+        await asyncio.sleep(0.2)
+        assert heard.tokens == {1: [11]}
 
 
 async def test_an_idle_server_that_dies_is_noticed(stub: Stub) -> None:

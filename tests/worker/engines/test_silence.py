@@ -47,6 +47,14 @@ def test_prompts_get_time_by_their_length_and_the_measured_pace() -> None:
     assert 80.0 <= stalls_after(silence, [1_000, 3]) < 80.3
 
 
+def test_a_short_prompt_hangs_like_an_answer_once_the_pace_is_known() -> None:
+    silence = watched()
+    for _ in range(3):
+        silence.prompt(0.05, 100)
+    assert 2.0 <= stalls_after(silence, [100]) < 2.3
+    assert 60.0 <= stalls_after(silence, [30_000]) < 60.3, "they may have been cached"
+
+
 def test_idleness_and_progress_are_no_silence() -> None:
     silence = watched()
     for step in range(1_000):

@@ -31,5 +31,5 @@ class RemoteBounds:
     watch_interval_s: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Interval of the watchdog's checks."""
     prefill_s: PositiveSeconds = 20.0
-    """While a server computes prompts, nothing may come from it for so long at least."""
+    """While a server computes its first prompts, nothing may come from it for so long at least."""
     stall: StallBounds = field(default_factory=StallBounds)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.asking import PROTOCOL
 from ryzanstein.worker.engines.front.front import Front, front_settings
 from ryzanstein.worker.engines.remote.answers.exact import has_sampler
@@ -93,7 +93,7 @@ class RemoteGroup:
         num_places = min(served.max_sequences or self._spec.max_sequences, self._spec.max_sequences)
         self._streams = EngineStreams(self._client, served, self)
         settings = front_settings(context_length, num_places, self._spec.prefill_room, self._spec.queue)
-        self._front = self._streams.front = Front(settings, self._streams, self._events.on_step, measured=self._measure)
+        self._front = self._streams.front = Front(settings, self._streams, self._on_step, measured=self._measure)
         self._spawn(self._watch())
         return [
             RankReady(
@@ -199,6 +199,11 @@ class RemoteGroup:
 
     def _not_started(self, why: str) -> RanksLost:
         return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))
+
+    def _on_step(self, events: StepEvents) -> None:
+        """Passes events on, but for those of a lost group: its generations have already failed, and its counts are forgotten."""
+        if not self.lost.done():
+            self._events.on_step(events)
 
     def _measure(self, passed_s: float, num_prompt: int) -> None:
         if num_prompt:

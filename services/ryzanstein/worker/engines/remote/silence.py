@@ -16,6 +16,10 @@ _GAPS = 512
 _PROMPTS = 64
 _SLOWER = 4.0
 """Prompts may take so many times as long as the slowest of the last ones, token by token."""
+_TOKEN_S = 0.002
+"""A token of a prompt may take so long at least: the last prompts may all have been cached."""
+_KNOWN = 3
+"""From so many prompts on their pace is known."""
 
 
 class Silence:
@@ -43,7 +47,8 @@ class Silence:
         longest = max(prompts, default=0)
         if not longest:
             return decode_s
-        return max(decode_s, self._prefill_s, _SLOWER * max(self._prompts, default=0.0) * longest)
+        least_s = self._prefill_s if len(self._prompts) < _KNOWN else _TOKEN_S * longest
+        return max(decode_s, least_s, _SLOWER * max(self._prompts, default=0.0) * longest)
 
     def observe(self, now: float, num_parts: int, prompts: Iterable[int], *, pending: bool) -> bool:
         """Returns whether the silence is too long. `num_parts` were received so far; `pending`: more are due.
