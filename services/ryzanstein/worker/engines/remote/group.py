@@ -201,7 +201,7 @@ class RemoteGroup:
         return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))
 
     def _on_step(self, events: StepEvents) -> None:
-        """Passes events on, but for those of a lost group: its generations have already failed, and its counts are forgotten."""
+        """Passes events on, but for those of a lost group: its generations have failed, and its counts are forgotten."""
         if not self.lost.done():
             self._events.on_step(events)
 
