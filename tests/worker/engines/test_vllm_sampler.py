@@ -84,6 +84,10 @@ def submitted(sampling: SamplingParams, prompt: list[int], seed: int, max_tokens
     return SubmitGroup(1, prompt, sampling, max_tokens, [4, 6], [[] for _ in range(sampling.n)], [False] * sampling.n)
 
 
+def replace_seed(seed: int | None) -> SubmitGroup:
+    return SubmitGroup(1, [1], SamplingParams(seed=seed), 4, [], [[]], [False])
+
+
 def our_answer(message: SubmitGroup, choice: int = 0) -> list[int]:
     sequence = Sequence(SequenceGroup(message, 0, 0.0, Account("")), choice)
     while True:
@@ -215,6 +219,34 @@ def test_arguments_that_no_agent_sends_are_refused_before_they_reach_a_batch(sam
         sampler_class.validate_params(SimpleNamespace(extra_args={ARGUMENT: value}))
     sampler_class.validate_params(SimpleNamespace(extra_args=None))
     sampler_class.validate_params(argued(AskedRow(forced=[1])))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        asked_row(submitted(SamplingParams(temperature=-1.0), [1], seed=1), 0),
+        asked_row(submitted(SamplingParams(), [1], seed=1), 3),
+        AskedRow(replace_seed(None), 0, 1),
+        AskedRow(replace_seed(1), 0, 0),
+    ],
+)
+def test_rows_that_cannot_be_decided_are_refused_before_they_reach_a_batch(sampler_class, row: AskedRow) -> None:
+    with pytest.raises(ValueError, match=ARGUMENT):
+        sampler_class.validate_params(argued(row))
+
+
+def test_a_request_that_is_shorter_than_its_prompt_is_left_alone(sampler_class) -> None:
+    sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
+    sampler.update_state(BatchUpdate(1, added=((0, argued(AskedRow(replace_seed(1), 0, 50)), [1, 2], []),)))
+    logits = torch.randn(1, VOCABULARY)
+    assert torch.equal(sampler.apply(logits.clone()), logits)
+
+
+def test_a_failure_of_the_sampler_does_not_end_the_engine(sampler_class, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
+    monkeypatch.setattr(sampler, "_apply_batch", lambda logits: 1 / 0)
+    logits = torch.randn(1, VOCABULARY)
+    assert torch.equal(sampler.apply(logits.clone()), logits)
 
 
 def test_speculative_decoding_is_refused(sampler_class) -> None:

@@ -308,6 +308,8 @@ class LocalCluster:
         if (engine := self.spec.engines[index] if self.spec.engines else OWN_RANKS) != OWN_RANKS:
             self._add(node_id, "worker", {**flags, "engine": engine}, self.spec.worker_flags)
             return
+        if self.spec.engines:
+            flags["engine"] = OWN_RANKS  # whatever the environment says
         flags |= {"device": devices.device, "tp": self.spec.tp, "threads_per_rank": self.spec.threads_per_rank}
         reserve = ("--reserve",) if set(self.spec.engines) - {OWN_RANKS} else ()
         self._add(node_id, "worker", flags, (*self.spec.worker_flags, *self.spec.rank_flags, *reserve), devices.prefix(index))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.engine.messages import SubmitGroup
 
 PROTOCOL = 1
@@ -45,9 +46,23 @@ def unpacked(arguments: Mapping[str, object] | None) -> AskedRow | None:
     if not isinstance(text, str):
         raise ValueError(f"{ARGUMENT} must be a string")
     try:
-        return msgspec.msgpack.decode(base64.b64decode(text, validate=True), type=AskedRow)
-    except (binascii.Error, msgspec.MsgspecError) as error:
+        row = msgspec.msgpack.decode(base64.b64decode(text, validate=True), type=AskedRow)
+        _check(row)
+    except (binascii.Error, msgspec.MsgspecError, RyzansteinError, ValueError) as error:
         raise ValueError(f"{ARGUMENT}: {error}") from None
+    return row
+
+
+def _check(row: AskedRow) -> None:
+    """Raises ValueError or RyzansteinError for a row that cannot be decided. Whoever reaches vLLM may send one."""
+    group = row.group
+    if group is None:
+        return
+    group.sampling.validate()
+    if group.sampling.seed is None or group.sampling.constraint is not None or group.pooling is not None:
+        raise ValueError("the request has no seed, or asks for what this sampler does not do")
+    if not 0 <= row.choice < len(group.generated) or row.num_prompt < 1:
+        raise ValueError(f"choice {row.choice} of {len(group.generated)} after {row.num_prompt} tokens")
 
 
 def asked_row(group: SubmitGroup, choice: int) -> AskedRow:

@@ -56,11 +56,10 @@ class BatchRow:
         return self._forced[self._num_taken] if self._num_taken < len(self._forced) else None
 
 
-def _sequence(asked: AskedRow, group: SubmitGroup, token_ids: Sequence[int]) -> EngineSequence:
-    if not 0 <= asked.choice < len(group.generated):
-        raise ValueError(f"choice {asked.choice} is not one of the group's")
-    if not 0 < asked.num_prompt <= len(token_ids):
-        raise ValueError(f"the prompt of {asked.num_prompt} tokens is not among the request's {len(token_ids)}")
+def _sequence(asked: AskedRow, group: SubmitGroup, token_ids: Sequence[int]) -> EngineSequence | None:
+    """Returns the choice; None if its prompt is longer than what the request came with: it is left to vLLM."""
+    if asked.num_prompt > len(token_ids):
+        return None
     generated = [list(token_ids[asked.num_prompt :]) if i == asked.choice else [] for i in range(len(group.generated))]
     # Log probabilities are vLLM's, of the model's own logits.
     sampling = replace(group.sampling, logprobs=None)

@@ -7,6 +7,7 @@ vLLM has two interfaces for such processors, one for each of its model runners, 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,9 @@ try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2Processor
 except ImportError:  # a release before 0.32, or a build without Triton
     RunnerV2Processor = LogitsProcessor
+
+
+logger = logging.getLogger("vllm.ryzanstein")
 
 
 class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ignore[misc]
@@ -75,8 +79,12 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         return True
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
-        """Leaves one finite logit in each row that is decided here."""
-        return self._apply_batch(logits) if ctx is None else self._apply_slots(logits, ctx)
+        """Leaves one finite logit in each row that is decided here. Never raises: vLLM's engine would end with it."""
+        try:
+            return self._apply_batch(logits) if ctx is None else self._apply_slots(logits, ctx)
+        except Exception:
+            logger.exception("the ryzanstein sampler failed; vLLM decides the tokens of this step")
+            return logits
 
     def _apply_batch(self, logits: Tensor) -> Tensor:
         """V1: a row of logits for each place of the batch."""
