@@ -24,7 +24,13 @@ from ryzanstein.worker.engines.remote.answers.streams import EngineStreams
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds, SamplerUse
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
 from ryzanstein.worker.engines.remote.http.client import EngineClient
-from ryzanstein.worker.engines.remote.http.faults import EngineFault, EngineProtocolError, EngineRefused, EngineUnreachable
+from ryzanstein.worker.engines.remote.http.faults import (
+    EngineBusy,
+    EngineFault,
+    EngineProtocolError,
+    EngineRefused,
+    EngineUnreachable,
+)
 from ryzanstein.worker.engines.remote.probing import probe
 from ryzanstein.worker.engines.remote.silence import Silence
 from ryzanstein.worker.settings.rank_settings import QueueSettings
@@ -87,7 +93,10 @@ class RemoteGroup:
 
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`. Waits for the server, however long it loads, up to `start_s`."""
-        served, began_s = await self._found(), time.monotonic()
+        began_s, served = time.monotonic(), await self._found()
+        if served.vocabulary not in (0, self._model.vocab_size):
+            sizes = {"engine_vocabulary": served.vocabulary, "model_vocabulary": self._model.vocab_size}
+            log.warning("engine may have another model", engine=self._spec.address, model=self._model.path, **sizes)
         served = replace(served, vocabulary=min(served.vocabulary or self._model.vocab_size, self._model.vocab_size))
         context_length = min(served.context_length or self._model.context_length, self._model.context_length)
         num_places = min(served.max_sequences or self._spec.max_sequences, self._spec.max_sequences)
@@ -171,7 +180,7 @@ class RemoteGroup:
         while time.monotonic() < ends_s:
             try:
                 served = await self._probed()
-            except EngineUnreachable as error:
+            except (EngineUnreachable, EngineBusy) as error:
                 why = str(error)
                 if getattr(error.__cause__, "errno", None) in _GONE:
                     self._on_new()
