@@ -1,0 +1,55 @@
+"""A vLLM dies or hangs in the middle of an answer, and a node of ours in reserve goes on: the answer is the undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker.engines.answering import answer_of
+from tests.worker.engines.real_vllm.conftest import VllmServer
+
+from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 3, "top_p": 0.95},
+    "penalties": {"temperature": 1.0, "seed": 4, "presence_penalty": 0.6, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    "three choices": {"temperature": 1.0, "seed": 5, "n": 3},
+    "bad words and a bias": {"temperature": 1.0, "seed": 6, "bad_words": ["the"], "logit_bias": {5: 4.0}},
+}
+
+
+def until_it_answers(cluster: LocalCluster) -> None:
+    """Returns when the router sends requests to the node beside vLLM again: its breaker may be open for some seconds."""
+    cluster.wait_nodes(2, 120)
+    deadline = time.monotonic() + 60
+    while answer_of(cluster, max_tokens=1)[1] != ["node-0"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(900)
+def test_a_node_in_reserve_continues_what_vllm_began(vllm: VllmServer, model: Path) -> None:
+    """The server is stopped and goes on, so that it need not load again; the last time it is killed."""
+    spec = ClusterSpec(model, num_nodes=2, tp=1, engines=(vllm.url, OWN_RANKS))
+    with LocalCluster(spec) as cluster:
+        whole = {}
+        for name, sampling in ANSWERS.items():
+            whole[name], nodes = answer_of(cluster, max_tokens=160, **sampling)
+            assert nodes == ["node-0"], "the node in reserve has nothing to do"
+        for name, sampling in ANSWERS.items():
+            core = vllm.core()
+            tokens, nodes = answer_of(cluster, lambda _, core=core: os.kill(core, signal.SIGSTOP), max_tokens=160, **sampling)
+            os.kill(core, signal.SIGCONT)
+            assert nodes == ["node-0", "node-1"], name
+            assert tokens == whole[name], name
+            until_it_answers(cluster)
+        tokens, nodes = answer_of(
+            cluster, lambda _: os.kill(vllm.core(), signal.SIGKILL), max_tokens=160, **ANSWERS["penalties"]
+        )
+        assert nodes == ["node-0", "node-1"]
+        assert tokens == whole["penalties"]
