@@ -14,12 +14,20 @@ from tests.worker.engines.real_vllm.conftest import VllmServer
 
 from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
 
+LONG: dict[str, Any] = {"max_tokens": 160}
 ANSWERS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 1.0, "seed": 3, "top_p": 0.95},
-    "penalties": {"temperature": 1.0, "seed": 4, "presence_penalty": 0.6, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
-    "three choices": {"temperature": 1.0, "seed": 5, "n": 3},
-    "bad words and a bias": {"temperature": 1.0, "seed": 6, "bad_words": ["the"], "logit_bias": {5: 4.0}},
+    "greedy": LONG,
+    "sampled": {**LONG, "temperature": 1.0, "seed": 3, "top_p": 0.95},
+    "penalties": {
+        **LONG,
+        "temperature": 1.0,
+        "seed": 4,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+    },
+    "three choices": {**LONG, "temperature": 1.0, "seed": 5, "n": 3},
+    "bad words and a bias": {**LONG, "temperature": 1.0, "seed": 6, "bad_words": ["the"], "logit_bias": {5: 4.0}},
 }
 
 
@@ -39,17 +47,15 @@ def test_a_node_in_reserve_continues_what_vllm_began(vllm: VllmServer, model: Pa
     with LocalCluster(spec) as cluster:
         whole = {}
         for name, sampling in ANSWERS.items():
-            whole[name], nodes = answer_of(cluster, max_tokens=160, **sampling)
+            whole[name], nodes = answer_of(cluster, **sampling)
             assert nodes == ["node-0"], "the node in reserve has nothing to do"
         for name, sampling in ANSWERS.items():
             core = vllm.core()
-            tokens, nodes = answer_of(cluster, lambda _, core=core: os.kill(core, signal.SIGSTOP), max_tokens=160, **sampling)
+            tokens, nodes = answer_of(cluster, lambda _, core=core: os.kill(core, signal.SIGSTOP), **sampling)
             os.kill(core, signal.SIGCONT)
             assert nodes == ["node-0", "node-1"], name
             assert tokens == whole[name], name
             until_it_answers(cluster)
-        tokens, nodes = answer_of(
-            cluster, lambda _: os.kill(vllm.core(), signal.SIGKILL), max_tokens=160, **ANSWERS["penalties"]
-        )
+        tokens, nodes = answer_of(cluster, lambda _: os.kill(vllm.core(), signal.SIGKILL), **ANSWERS["penalties"])
         assert nodes == ["node-0", "node-1"]
         assert tokens == whole["penalties"]
