@@ -293,6 +293,16 @@ async def test_a_cut_stream_of_a_server_that_is_gone_loses_the_group(stub: Stub)
         assert loss.cause is LossCause.DIED
 
 
+async def test_an_idle_server_that_hangs_is_noticed_and_condemned(stub: Stub) -> None:
+    engines = engines_of(stub, Heard())
+    async with started(engines) as (group, _):
+        stub.behaviours["/health"] = lambda exchange: exchange.gone.wait()  # type: ignore[assignment, return-value]
+        loss = await asyncio.wait_for(asyncio.shield(group.lost), 3)
+        assert loss.cause is LossCause.STALLED
+        await engines.lost(loss, served=True)
+    assert engines.condemned
+
+
 async def test_a_lost_group_says_nothing_more(stub: Stub) -> None:
     """What it counted is forgotten with it: the counts of the next group begin anew."""
     go_on = asyncio.Event()

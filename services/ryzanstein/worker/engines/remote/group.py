@@ -256,7 +256,10 @@ class RemoteGroup:
         except EngineRefused as error:
             self._lose(LossCause.DIED, f"the engine at {self._spec.address} says that it is not healthy: {error}")
         except EngineFault as error:
-            self._lose(LossCause.DIED, f"the engine at {self._spec.address} is gone: {error}")
+            # A process that is stopped still takes connections: the machine does that for it.
+            hangs = isinstance(error.__cause__, TimeoutError)
+            text = "does not answer its health check" if hangs else "is gone"
+            self._lose(LossCause.STALLED if hangs else LossCause.DIED, f"the engine at {self._spec.address} {text}: {error}")
         finally:
             self._checking, self._checked_s = False, time.monotonic()
 
