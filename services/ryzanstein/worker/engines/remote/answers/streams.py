@@ -27,7 +27,7 @@ _SEEDS = 2**64
 
 
 class StreamListener(Protocol):
-    """Who is told how the server behaves. Called in the loop; must not block."""
+    """Receives what a server does. Its methods are called in the event loop and must not block."""
 
     def on_part(self) -> None:
         """Something that counts as progress has arrived."""
@@ -115,7 +115,7 @@ class EngineStreams:
 def asked_choice(sequence: Sequence, *, exact: bool = False) -> AskedChoice:
     """Returns what a server is asked for a sequence: to go on after its tokens so far, which it takes for a prompt.
 
-    `exact`: our sampler in the server decides the tokens, and is told everything of the request.
+    `exact`: our sampler runs in the server, so the whole request is sent to it.
     """
     group = sequence.group
     message, sampling = group.message, group.message.sampling

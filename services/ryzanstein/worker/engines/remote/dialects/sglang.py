@@ -11,8 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
+from ryzanstein.worker.engines.remote.dialects.completions import LARGEST_SEED
 from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, ServedEngine, biases, decoded
-from ryzanstein.worker.engines.remote.dialects.vllm import LARGEST_SEED
 from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, reported_in_stream
 
 _ALL = -1

@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
-from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, NO_CACHE_SCOPES, ServedEngine, biases, decoded
-from ryzanstein.worker.engines.remote.dialects.vllm import LARGEST_SEED, CountedTokens
+from ryzanstein.worker.engines.remote.dialects.completions import CountedTokens, completion
+from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, NO_CACHE_SCOPES, ServedEngine, decoded
 from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, reported_in_stream
 
 _PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -37,37 +37,12 @@ class TrtllmDialect:
     loses_ids = False
 
     def body(self, asked: AskedChoice, served: ServedEngine) -> tuple[str, dict[str, object]]:
-        sampling = asked.sampling
         return "/v1/completions", {
-            "model": served.model,
-            "prompt": list(asked.token_ids),
-            "add_special_tokens": False,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            **completion(asked, served),
             "detokenize": False,
-            "n": 1,
-            "echo": False,
-            "max_tokens": asked.max_tokens,
-            "min_tokens": asked.min_tokens,
-            "stop": [],
-            "stop_token_ids": list(asked.stop_token_ids),
-            "ignore_eos": sampling.ignore_eos,
-            # Without it the stop token is cut off.
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
+            "ignore_eos": asked.sampling.ignore_eos,
             "prompt_ignore_length": asked.num_prompt,
-            "seed": asked.seed & LARGEST_SEED,
-            "logit_bias": {str(token): bias for token, bias in biases(asked, served).items()} or None,
             "logprobs": None,
-            "truncate_prompt_tokens": None,
         }
 
     def part(self, event: bytes, seen: int = 0) -> ComputedPart | None:

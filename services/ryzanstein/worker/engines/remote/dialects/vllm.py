@@ -15,10 +15,10 @@ from uuid import uuid4
 import msgspec
 
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart, ComputedToken
-from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, ServedEngine, biases, decoded, same_length
+from ryzanstein.worker.engines.remote.dialects.completions import CountedTokens, completion
+from ryzanstein.worker.engines.remote.dialects.dialect import NEVER, ServedEngine, decoded, same_length
 from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, reported_in_stream
 
-LARGEST_SEED = 2**63 - 1
 _NEUTRAL: Mapping[str, object] = MappingProxyType(
     {
         "temperature": 0.0,
@@ -36,22 +36,6 @@ _NEUTRAL: Mapping[str, object] = MappingProxyType(
 )
 """With our sampler vLLM takes the one token that it leaves."""
 _ID = "token_id:"
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class CountedTokens(msgspec.Struct):
-    """How many tokens the server counts, of prompt and answer."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class _Logprobs(msgspec.Struct):
@@ -85,37 +69,14 @@ class VllmDialect:
         named = {"request_id": f"{asked.request_id}-{uuid4().hex[:8]}"} if asked.request_id else {}
         return "/v1/completions", {
             **named,
-            "model": served.model,
-            "prompt": list(asked.token_ids),
-            "add_special_tokens": False,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            **completion(asked, served),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "n": 1,
-            "echo": False,
-            "max_tokens": asked.max_tokens,
-            "min_tokens": asked.min_tokens,
-            "stop": [],
-            "stop_token_ids": list(asked.stop_token_ids),
             "ignore_eos": True,
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "seed": asked.seed & LARGEST_SEED,
-            "logit_bias": {str(token): bias for token, bias in biases(asked, served).items()} or None,
             "allowed_token_ids": list(sampling.allowed_token_ids) or None,
             "logprobs": sampling.logprobs,
             "prompt_logprobs": None,
             "bad_words": [],
-            "truncate_prompt_tokens": None,
             "cache_salt": asked.salt or None,
             "priority": 0,
             **({} if asked.arguments is None else {**_NEUTRAL, "vllm_xargs": dict(asked.arguments)}),
