@@ -113,7 +113,7 @@ async def test_closing_the_iterator_closes_the_connection(stub: Stub, connect: C
     stub.behaviours["/stream"] = behave
     async with aclosing(connect().stream("/stream", {})) as events:
         await anext(events)
-    await asyncio.wait_for(closed.wait(), 2)
+    assert await asyncio.wait_for(closed.wait(), 2)
 
 
 async def test_a_cancelled_reader_closes_the_connection(stub: Stub, connect: Connect) -> None:
@@ -130,7 +130,7 @@ async def test_a_cancelled_reader_closes_the_connection(stub: Stub, connect: Con
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(closed.wait(), 2)
+    assert await asyncio.wait_for(closed.wait(), 2)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ async def test_a_head_that_never_ends_is_within_a_time(stub: Stub, connect: Conn
     stub.behaviours["/stream"] = behave
     with pytest.raises((EngineProtocolError, EngineUnreachable)):
         await asyncio.wait_for(read(connect(silence_s=1.0)), 5)
-    await asyncio.wait_for(closed.wait(), 5)
+    assert await asyncio.wait_for(closed.wait(), 5)
 
 
 async def test_an_endless_line_is_refused_and_the_connection_closed(stub: Stub, connect: Connect) -> None:
@@ -264,7 +264,7 @@ async def test_an_endless_line_is_refused_and_the_connection_closed(stub: Stub, 
     stub.behaviours["/stream"] = behave
     with pytest.raises(EngineProtocolError, match="more than 1048576 bytes"):
         await read(connect())
-    await asyncio.wait_for(closed.wait(), 5)
+    assert await asyncio.wait_for(closed.wait(), 5)
     assert sent < 32 * 1024 * 1024
 
 

@@ -100,7 +100,7 @@ async def test_a_stop_token_that_the_server_does_not_know_ends_the_answer_and_it
     stub.behaviours[PATHS[name]] = behave
     parts = await parts_of(client, name, stops=(4, 5), max_tokens=50)
     assert (ids(parts), end(parts)[:2]) == ([1, 2, 3, 4], ("stop", 4))
-    await asyncio.wait_for(closed.wait(), 2)
+    assert await asyncio.wait_for(closed.wait(), 2)
     assert computed_there < 50
 
 
@@ -205,7 +205,7 @@ async def test_closing_an_answer_closes_its_connection(stub: Stub, client: Engin
     stub.behaviours[PATHS["vllm"]] = behave
     async with aclosing(computed(client, served("vllm"), asked())) as parts:
         await anext(parts)
-    await asyncio.wait_for(closed.wait(), 2)
+    assert await asyncio.wait_for(closed.wait(), 2)
 
 
 # llama.cpp leaves out the ids of tokens within a character: `é` is 30, 31 here, and `x` is 17.

@@ -192,7 +192,7 @@ class ModelHost:
 
     @property
     def condemned(self) -> bool:
-        """Whether the engine does not recover by itself, and whoever runs it should restart it; see `EngineFactory`."""
+        """Whether the engine cannot recover by itself and must be restarted from outside; see `EngineFactory`."""
         return self._engines is not None and self._engines.condemned
 
     @property

@@ -100,7 +100,7 @@ class Health(Protocol):
     async def set_started(self) -> None: ...
 
     async def set_engine(self, sound: bool) -> None:
-        """Says whether the server that computes for the node may go on as it is. False: whoever runs it should restart it."""
+        """Reports whether the node's inference server is sound. False asks its supervisor to restart it."""
         ...
 
 
