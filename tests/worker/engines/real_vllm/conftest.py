@@ -78,11 +78,13 @@ class VllmServer:
         return core
 
     def close(self) -> None:
-        for process in [*psutil.Process(self.process.pid).children(recursive=True)] if self.process.poll() is None else []:
-            process.send_signal(signal.SIGKILL)
+        descendants = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        for process in descendants:
+            process.kill()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        psutil.wait_procs(descendants, timeout=20)  # what they have mapped is in use until they are gone
         remove_new(self._shm)
 
 
