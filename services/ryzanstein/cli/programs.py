@@ -45,6 +45,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "synthesize": ("ryzanstein.tools.synthesize.command", "Write a random checkpoint in the Hugging Face layout."),
         "convert": ("ryzanstein.tools.convert.command", "Convert between a GGUF file and the Hugging Face layout."),
         "quantize": ("ryzanstein.tools.quantize.command", "Write a quantized checkpoint, layer by layer."),
+        "vllm-plugin": ("ryzanstein.tools.vllm_plugin", "Write what vLLM loads of ours into a folder, for its PYTHONPATH."),
         "inspect": ("ryzanstein.tools.inspect", "Show what a model is, and how much memory a node needs for it."),
         "simulate": (
             "ryzanstein.lab.simulation",

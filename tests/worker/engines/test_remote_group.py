@@ -13,7 +13,9 @@ from tests.worker.engines.recorded import DONE, vllm_event, vllm_usage
 from tests.worker.engines.stub_server import EVENTS, Exchange, Stub, stub_server
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.constraints.guidance import guidance_version
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
+from ryzanstein.worker.engines.asking import PROTOCOL, SIGN, unpacked
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds
 from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteGroup, RemoteSpec
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
@@ -67,7 +69,9 @@ class Heard:
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.failed: dict[int, str] = {}
+        self.messages: dict[int, str] = {}
         self.ended: list[int] = []
+        self.reasons: dict[int, int] = {}
         self.prefilled: list[int] = []
         self.traces: list[ProfileTrace] = []
 
@@ -75,7 +79,9 @@ class Heard:
         for group, token in zip(events.groups, events.token_ids, strict=True):
             self.tokens.setdefault(group, []).append(token)
         self.failed |= {each.group: each.reason for each in events.failed}
+        self.messages |= {each.group: each.message for each in events.failed}
         self.ended += [each.group for each in events.ended]
+        self.reasons |= {each.group: each.reason for each in events.ended}
         self.prefilled += [group for group, _ in events.prefilled]
 
     async def until(self, condition: Callable[[], object], within_s: float = 5.0) -> None:
@@ -91,7 +97,9 @@ async def stub() -> AsyncIterator[Stub]:
         yield stub
 
 
-def engines_of(stub: Stub, heard: Heard, bounds: RemoteBounds = QUICK, **more: Any) -> RemoteEngines:
+def engines_of(
+    stub: Stub, heard: Heard, bounds: RemoteBounds = QUICK, *, vocabulary: int = VOCABULARY, **more: Any
+) -> RemoteEngines:
     spec = RemoteSpec(
         **{
             "address": stub.address,
@@ -106,7 +114,7 @@ def engines_of(stub: Stub, heard: Heard, bounds: RemoteBounds = QUICK, **more: A
         }
     )
     events = GroupEvents(heard.on_step, heard.traces.append, lambda: False)
-    return RemoteEngines(spec, EngineModel("/models/m", 2048, VOCABULARY), events)
+    return RemoteEngines(spec, EngineModel("/models/m", 2048, vocabulary), events)
 
 
 @asynccontextmanager
@@ -162,17 +170,16 @@ async def test_a_vllm_without_our_sampler_is_refused_where_it_is_required(stub: 
 
 
 async def test_our_sampler_is_found_and_told_the_whole_request(stub: Stub) -> None:
-    """A stand-in that obeys forced tokens."""
-    from ryzanstein.worker.engines.asking import unpacked
-
+    """A stand-in that answers probes."""
     rows = []
+    told = [*SIGN, PROTOCOL, *guidance_version()]
 
     async def obey(exchange: Exchange) -> None:
         body = json.loads(exchange.body)
         row = unpacked(body.get("vllm_xargs"))
-        if row is not None and row.forced:
-            events = [vllm_event([t], i + 1, "length" if i + 1 == len(row.forced) else None) for i, t in enumerate(row.forced)]
-            await exchange.events(*events, vllm_usage(len(row.forced)), DONE)
+        if row is not None and row.probes:
+            events = [vllm_event([t], i + 1, "length" if i + 1 == len(told) else None) for i, t in enumerate(told)]
+            await exchange.events(*events, vllm_usage(len(told)), DONE)
             return
         rows.append((body, row))
         await whole(exchange)
@@ -181,7 +188,7 @@ async def test_our_sampler_is_found_and_told_the_whole_request(stub: Stub) -> No
     heard = Heard()
     async with started(engines_of(stub, heard)) as (group, ready):
         assert ready.continues_exactly
-        assert "bad_words" not in ready.unsupported
+        assert not {"bad_words", "constraint"} & set(ready.unsupported)
         rows.clear()
         group.send(asked(temperature=1.0, presence_penalty=0.5, top_p=0.9))
         await heard.until(lambda: heard.ended)

@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import Enum, auto
-from types import ModuleType, SimpleNamespace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.worker.engines.vllm_batches import VOCABULARY, Batch, BatchUpdate, argued, logits_after, sampler_class
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.constraints.guidance import guidance_version
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.sequence import Account, Sequence, SequenceGroup
-from ryzanstein.worker.engines.asking import ARGUMENT, AskedRow, asked_row, packed
+from ryzanstein.worker.engines.asking import ARGUMENT, NUM_PROBED, PROBE, PROTOCOL, SIGN, AskedRow, asked_row, packed
 from ryzanstein.worker.sampling.sampler import sample
 
-VOCABULARY = 211
-
-
-class MoveDirectionality(Enum):
-    UNIDIRECTIONAL = auto()
-    SWAP = auto()
-
-
-@dataclass(frozen=True)
-class BatchUpdate:
-    batch_size: int
-    removed: tuple = ()
-    added: tuple = ()
-    moved: tuple = ()
-
-
-class LogitsProcessor:
-    """As vLLM 0.32 has it for its first model runner."""
-
-
-@pytest.fixture
-def sampler_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """The class, on modules that have the names that it imports from vLLM."""
-    vllm, interface = ModuleType("vllm"), ModuleType("vllm.v1.sample.logits_processor")
-    vllm.SamplingParams = SimpleNamespace
-    interface.BatchUpdate, interface.LogitsProcessor, interface.MoveDirectionality = (
-        BatchUpdate,
-        LogitsProcessor,
-        MoveDirectionality,
-    )
-    for name in ("vllm.v1", "vllm.v1.sample"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.v1.sample.logits_processor", interface)
-    name = "ryzanstein.worker.engines.vllm.inside.sampler"
-    yield importlib.import_module(name).Sampler
-    del sys.modules[name]
-
+__all__ = ["sampler_class"]
 
 CASES = {
     "temperature": SamplingParams(temperature=1.0),
@@ -71,12 +32,6 @@ CASES = {
     "allowed": SamplingParams(temperature=1.0, allowed_token_ids=(2, 3, 5, 7, 11)),
     "log probabilities": SamplingParams(temperature=1.0, logprobs=5),
 }
-
-
-def logits_after(tokens: list[int]) -> torch.Tensor:
-    """What the model says after these tokens: on every node, in any batch the same."""
-    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
-    return torch.randn(VOCABULARY, generator=generator) * 3
 
 
 def submitted(sampling: SamplingParams, prompt: list[int], seed: int, max_tokens: int = 24) -> SubmitGroup:
@@ -95,59 +50,6 @@ def our_answer(message: SubmitGroup, choice: int = 0) -> list[int]:
         (token,) = sample(logits.unsqueeze(0), [sequence.row])
         if sequence.append(token.token_id) is not None:
             return sequence.generated
-
-
-def argued(row: AskedRow) -> SimpleNamespace:
-    return SimpleNamespace(extra_args=packed(row))
-
-
-class Batch:
-    """vLLM's batch of the first model runner: requests leave, others take their places, then the last ones fill the gaps."""
-
-    def __init__(self, sampler) -> None:
-        self.sampler = sampler
-        self.places: list[tuple[list[int], list[int]] | None] = []
-        self.removed, self.added, self.moved = [], [], []
-
-    def add(self, params, token_ids: list[int]) -> list[int]:
-        output: list[int] = []
-        if None not in self.places:
-            self.places.append(None)
-        place = self.places.index(None)
-        self.places[place] = (token_ids, output)
-        self.added.append((place, params, token_ids, output))
-        return output
-
-    def remove(self, output: list[int]) -> None:
-        place = next(i for i, each in enumerate(self.places) if each is not None and each[1] is output)
-        self.removed.append(place)
-        self.places[place] = None
-
-    def swap(self, one: int, other: int) -> None:
-        self.places[one], self.places[other] = self.places[other], self.places[one]
-        self.moved.append((one, other, MoveDirectionality.SWAP))
-
-    def condense(self) -> None:
-        while None in self.places:
-            last = self.places.pop()
-            if last is not None:
-                place = self.places.index(None)
-                self.places[place] = last
-                self.moved.append((len(self.places), place, MoveDirectionality.UNIDIRECTIONAL))
-
-    def step(self, swaps: random.Random | None = None) -> None:
-        self.condense()
-        if swaps is not None and len(self.places) > 1 and swaps.random() < 0.3:
-            self.swap(*swaps.sample(range(len(self.places)), 2))
-        changed = self.removed or self.added or self.moved
-        update = BatchUpdate(len(self.places), tuple(self.removed), tuple(self.added), tuple(self.moved)) if changed else None
-        self.removed, self.added, self.moved = [], [], []
-        self.sampler.update_state(update)
-        if not self.places:
-            return
-        logits = self.sampler.apply(torch.stack([logits_after([*ids, *output]) for ids, output in self.places]))
-        for (_, output), token in zip(self.places, logits.argmax(dim=1).tolist(), strict=True):
-            output.append(token)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 17])
@@ -205,12 +107,12 @@ def test_a_row_without_finite_logits_does_not_stop_the_others(sampler_class) -> 
     assert sampler.apply(logits)[1].argmax() == our_answer(message)[0]
 
 
-def test_a_probe_is_given_the_tokens_that_it_forces(sampler_class) -> None:
+def test_a_probe_is_told_what_answers_it(sampler_class) -> None:
     batch = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
-    output = batch.add(argued(AskedRow(forced=[17, 3, 101])), [1])
-    for _ in range(3):
+    output = batch.add(SimpleNamespace(extra_args={PROBE: "protocol"}), [1])
+    for _ in range(NUM_PROBED):
         batch.step()
-    assert output == [17, 3, 101]
+    assert output == [*SIGN, PROTOCOL, *guidance_version()]
 
 
 @pytest.mark.parametrize("value", [7, "no base64!", "AAAA", packed(AskedRow())[ARGUMENT][:-4]])
@@ -218,7 +120,7 @@ def test_arguments_that_no_agent_sends_are_refused_before_they_reach_a_batch(sam
     with pytest.raises(ValueError, match=ARGUMENT):
         sampler_class.validate_params(SimpleNamespace(extra_args={ARGUMENT: value}))
     sampler_class.validate_params(SimpleNamespace(extra_args=None))
-    sampler_class.validate_params(argued(AskedRow(forced=[1])))
+    sampler_class.validate_params(argued(AskedRow(prepares=True)))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Constraints on answers: schemas to grammars, grammars to token masks.
 
-The agent's grammar process checks here what rank 0 compiles again. llguidance is imported only by
+The agent's grammar process checks here what rank 0 compiles again. llguidance (`guidance`) is imported only by
 the functions that need it.
 """

@@ -13,7 +13,7 @@ from ryzanstein.worker.constraints.matching import Bits
 from ryzanstein.worker.constraints.table import TokenTable
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from ryzanstein.worker.constraints.guidance import LLMatcher, LLTokenizer
 
 _Used = TypeVar("_Used")
 
@@ -40,6 +40,10 @@ class Grammars:
         self._table = TokenTable.decode(table)
         self._tokenizer, self._bits = self._table.tokenizer(), Bits(self._table)
 
+    def know_soon(self, table: bytes) -> Future[None]:
+        """Takes the table in the thread, before whatever is used from then on."""
+        return self._pool.submit(self.know, table)
+
     def use(
         self, constraint: Constraint, num_bytes: int, use: Callable[[LLMatcher], _Used], root: bytes = b""
     ) -> Future[_Used]:
@@ -56,6 +60,24 @@ class Grammars:
         if self._bits is None:
             raise ValueError("the tokens are not known")
         return self._bits
+
+    def close(self) -> None:
+        """Ends the thread after what it does now."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def eos(self) -> list[int]:
+        """The tokens that end a text."""
+        if self._table is None:
+            raise ValueError("the tokens are not known")
+        return self._table.eos or [len(self._table.tokens) - 1]
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model has."""
+        if self._table is None:
+            raise ValueError("the tokens are not known")
+        return len(self._table.tokens)
 
     def _compiled(self, root: bytes, constraint: Constraint, num_bytes: int) -> LLMatcher:
         if (kept := self._kept.get((root, constraint))) is not None:

@@ -15,7 +15,7 @@ from ryzanstein.worker.constraints.schemas.schema import checked_schema
 from ryzanstein.worker.constraints.table import TokenTable
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from ryzanstein.worker.constraints.guidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _MAX_REASON_CHARS = 300
 _MAX_PARTS = 128
@@ -26,7 +26,7 @@ def compiled(constraint: Constraint, table: TokenTable, tokenizer: LLTokenizer) 
 
     The first mask is computed: a grammar that admits nothing shows there.
     """
-    from llguidance import LLMatcher
+    from ryzanstein.worker.constraints.guidance import LLMatcher
 
     limits = _limits(constraint.kind)
     matcher = LLMatcher(tokenizer, grammar(constraint, table.special_id), log_level=0, limits=limits)
@@ -69,7 +69,7 @@ def _where(constraint: Constraint, reason: str) -> str:
 
 def _error_of(kind: ConstraintKind, schema: Any) -> str:
     """Returns why a schema is refused by itself, or nothing."""
-    from llguidance import LLMatcher
+    from ryzanstein.worker.constraints.guidance import LLMatcher
 
     error = LLMatcher.validate_grammar(f"start: %json {json.dumps(schema)}", limits=_limits(kind))
     return _refused(error).reason if error else ""
@@ -81,7 +81,7 @@ def _limits(kind: ConstraintKind) -> LLParserLimits:
     The time for a row of items grows with the cube of their number in an ambiguous grammar. In a
     schema it does not, and each optional property of an object takes four of them.
     """
-    from llguidance import LLParserLimits
+    from ryzanstein.worker.constraints.guidance import LLParserLimits
 
     return LLParserLimits(
         max_lexer_states=50_000,

@@ -71,7 +71,7 @@ def _regex(pattern: str) -> str:
 
     \\d, \\w and \\s are ASCII only. Line breaks would end the rule.
     """
-    from llguidance import regex_to_lark
+    from ryzanstein.worker.constraints.guidance import regex_to_lark
 
     return str(regex_to_lark(pattern, "dws")).replace("\n", "\\n").replace("\r", "\\r")
 

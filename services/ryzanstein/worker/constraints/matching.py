@@ -16,12 +16,16 @@ from ryzanstein.worker.constraints.table import TokenTable, Words
 from ryzanstein.worker.constraints.turns import MaskTurn, MaskTurns
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from ryzanstein.worker.constraints.guidance import LLMatcher
 
 MOST_BLANKS = 32
 """So many tokens of white space may follow each other while the grammar allows anything else."""
 MOST_TOKEN_S = 0.05
 """So much processor time one token of one choice may take; a usual one takes less than a millisecond."""
+TOO_SLOW = "the constraint takes too long for each token"
+UNSATISFIED = "does not satisfy the constraint"
+TOO_COMPLEX = "the constraint became too complex"
+NONE_ALLOWED = "no token is allowed by both the constraint and allowed_token_ids"
 _REPLAYED = 16
 """Tokens that are replayed at once: the matcher holds the interpreter meanwhile, and the rank's steps wait."""
 _MAX_MASKS = 64
@@ -43,7 +47,7 @@ class TokenPatience:
         """Takes note of the processor time of one token."""
         self.used_s += seconds
         if seconds > MOST_TOKEN_S:
-            self.failure = "the constraint takes too long for each token"
+            self.failure = TOO_SLOW
             self._moved()
 
 
@@ -112,7 +116,7 @@ class GrammarState:
         self._num_blanks = self._num_blanks + 1 if token_id in self._bits.blank_ids else 0
         began = time.thread_time()
         if not self.matcher.consume_token(token_id):
-            self.failure = f"token {token_id} does not satisfy the constraint"
+            self.failure = f"token {token_id} {UNSATISFIED}"
         self._spent(began)
         self._stopped = self.matcher.is_stopped()
         if self._turns is not None and self._turns.is_slow(self.cost_s) and not (self.failure or self._stopped):
@@ -132,7 +136,7 @@ class GrammarState:
         began = time.thread_time()
         num_taken = self.matcher.try_consume_tokens(list(some))
         if num_taken < len(some) and (self.matcher.is_error() or not self.matcher.is_stopped()):
-            self.failure = f"token {some[num_taken]} does not satisfy the constraint"
+            self.failure = f"token {some[num_taken]} {UNSATISFIED}"
         self.group.spent((time.thread_time() - began) / len(some))
         self.failure = self.failure or self.group.failure
 
@@ -166,11 +170,11 @@ class GrammarState:
         `banned` are the stop tokens before min_tokens, and what would complete a bad word.
         """
         if not self.failure and self.matcher.is_error():
-            self.failure = "the constraint became too complex"
+            self.failure = TOO_COMPLEX
         if allowed and not self.failure:
             words &= self._bits.of(allowed)
             if not words.any():
-                self.failure = "no token is allowed by both the constraint and allowed_token_ids"
+                self.failure = NONE_ALLOWED
         if self.failure:
             words.fill(0xFFFFFFFF)  # whatever is drawn: the choice fails
             return

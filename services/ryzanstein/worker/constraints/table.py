@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from ryzanstein.worker.constraints.guidance import LLTokenizer
 
 _SPECIAL = b"\xff"  # no text in UTF-8 contains it
 _BLANK = b" \t\r\n"
@@ -60,7 +60,7 @@ class TokenTable(msgspec.Struct, frozen=True):
 
     def tokenizer(self) -> LLTokenizer:
         """Returns llguidance's view of it. Takes a second for 256 k tokens."""
-        from llguidance import LLTokenizer
+        from ryzanstein.worker.constraints.guidance import LLTokenizer
 
         # None of them: the answer ends with its last token.
         eos = self.eos or [len(self.tokens) - 1]

@@ -19,8 +19,7 @@ from ryzanstein.worker.engine.messages import ConstraintStats, SubmitGroup
 from ryzanstein.worker.engine.plan import TokenConstraint
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
+    from ryzanstein.worker.constraints.guidance import LLMatcher
     from ryzanstein.worker.constraints.masks import StepMasks
 
 Prepared = tuple[SubmitGroup, list[TokenConstraint] | RyzansteinError]

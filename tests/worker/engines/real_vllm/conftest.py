@@ -16,6 +16,7 @@ import pytest
 
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.worker.engines.child.litter import present, remove_new
+from ryzanstein.worker.engines.vllm.packages import write_plugin
 
 ROOT = Path(__file__).parents[4]
 VLLM = ROOT / "build/vllm/bin/python"
@@ -31,8 +32,9 @@ class VllmServer:
         (self.port,) = free_ports(1)
         self.log, self.model = log, model
         self._shm = present()
-        paths = f"{ROOT / 'services'}:{ROOT / 'shared'}"
-        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": paths}
+        paths = log.with_name("plugin")
+        write_plugin(paths)
+        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(paths)}
         command = [
             str(VLLM),
             "-m",

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from ryzanstein.constraints import Constraint
 from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.generation.request import ChoiceProgress
 
 PROMPT = TokenPrompt((300, 7, 451, 12, 9))
 BASE: dict[str, Any] = {"prompt": PROMPT, "seed": 2026, "max_tokens": 32, "ignore_eos": True, "logprobs": 3}
+SCHEMA = Constraint.json_schema(
+    '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},'
+    ' "required": ["name", "age"], "additionalProperties": false}'
+)
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 1.0},
@@ -30,6 +35,25 @@ CASES: dict[str, dict[str, Any]] = {
     "three choices": {"temperature": 1.0, "n": 3},
     "allowed tokens": {"temperature": 1.0, "allowed_token_ids": tuple(range(100, 140))},
     "bad words": {"temperature": 1.0, "bad_words": ("the", "a", "er")},
+    "JSON schema": {"temperature": 1.0, "constraint": SCHEMA, "ignore_eos": False, "max_tokens": 48},
+    "JSON schema that is cut off": {"temperature": 1.0, "constraint": SCHEMA, "max_tokens": 20},
+    "greedy JSON object": {"temperature": 0.0, "constraint": Constraint.json_object(), "presence_penalty": 0.5},
+    "choice of texts, complete with its last token": {
+        "temperature": 1.0,
+        "constraint": Constraint.choice(["yes", "no, never"]),
+    },
+    "regular expression that may go on": {
+        "temperature": 1.0,
+        "constraint": Constraint.regex("[a-c]{2,30}"),
+        "ignore_eos": False,
+    },
+    "three constrained choices": {"temperature": 1.0, "constraint": Constraint.regex("([0-9]{2}-){1,12}"), "n": 3, "seed": 7},
+    "constraint and a bias": {
+        "temperature": 1.0,
+        "constraint": Constraint.regex(".{9,}"),
+        "logit_bias": ((5, 6.0),),
+        "top_k": 9,
+    },
 }
 CUTS = (1, 17, 31)
 
@@ -75,7 +99,7 @@ async def test_every_cut_continues_and_equals_our_own_engine(nodes: Any, connect
         whole = await link.run(attempt(**params), 120)
         assert whole.failed is None
         expected = await ours.run(attempt(**params), 120)
-        assert whole.rows == expected.rows
+        assert whole.rows == expected.rows, f"{whole.rows} {expected.rows}"
         assert {c: end.reason for c, end in whole.finished.items()} == {c: end.reason for c, end in expected.finished.items()}
         for place, logprobs in whole.logprobs.items():
             assert logprobs.logprob == pytest.approx(expected.logprobs[place].logprob, abs=1e-3)
@@ -96,13 +120,14 @@ async def test_the_node_says_what_computes_and_what_that_lacks(nodes: Any, conne
         assert beat.engine.startswith("vllm 0.")
         assert "sampler" in beat.engine
         assert not beat.continues_inexactly
-        assert {"constraint", "prompt_logprobs", "embeddings"} == set(beat.unsupported)
+        assert {"prompt_logprobs", "embeddings"} == set(beat.unsupported)
 
 
-async def test_forty_requests_at_once_keep_their_own_tokens(nodes: Any, connect: Any, attempt: Any) -> None:
+@pytest.mark.parametrize("constrained", [False, True])
+async def test_forty_requests_at_once_keep_their_own_tokens(nodes: Any, connect: Any, attempt: Any, constrained: bool) -> None:
     """More than vLLM runs at once; each with other parameters, prompt and seed."""
     beside, own = nodes
-    cases = [BASE | CASES[name] for name in CASES if name != "three choices"]
+    cases = [BASE | case for case in CASES.values() if "n" not in case and ("constraint" in case) is constrained]
     others = ({"seed": i, "prompt": TokenPrompt((300, 7, i + 1)), "max_tokens": 8 + i % 9, "min_tokens": 0} for i in range(40))
     asked = [attempt(**cases[i % len(cases)] | each) for i, each in enumerate(others)]
     async with connect(beside.address) as link, connect(own.address) as ours:

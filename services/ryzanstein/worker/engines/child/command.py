@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import ryzanstein
+from ryzanstein.worker.engines.vllm.packages import plugin_packages
 
 SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
 SERVED_NAME = "model"
@@ -54,17 +54,17 @@ def vllm_command(
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """Returns the environment of vLLM's processes. Our packages are linked into the folder, and nothing beside them.
+    """Returns the environment of vLLM's processes. What our sampler needs is linked into the folder, and nothing beside it.
 
     The folder that we are installed in has other packages too, of other versions than vLLM's.
     """
-    roots = []
-    for number, path in enumerate(ryzanstein.__path__):
+    paths = []
+    for number, (name, source) in enumerate(plugin_packages()):
         root = folder / f"packages-{number}"
         root.mkdir(exist_ok=True)
-        link = root / "ryzanstein"
+        link = root / name
         if not link.is_symlink():
-            link.symlink_to(Path(path).resolve())
-        roots.append(str(root))
+            link.symlink_to(source)
+        paths.append(str(root))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RYZANSTEIN_"))}
-    return {**kept, "PYTHONPATH": os.pathsep.join(roots), "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}

@@ -116,10 +116,11 @@ class Front:
         self._emit = lambda _: None
         self._moved.clear()
 
-    def token(self, sequence: Sequence, token: SampledToken, *, num_cached: int = 0) -> None:
+    def token(self, sequence: Sequence, token: SampledToken, *, num_cached: int = 0, complete: bool = False) -> None:
         """Takes the next token of a sequence; drops what comes after its last one.
 
-        `num_cached` of its tokens were in the engine's prefix cache, where that is known with the first token.
+        `num_cached` of its tokens were in the engine's prefix cache, where that is known with the first token. `complete`:
+        the engine knows that nothing may follow this one.
         """
         if sequence in self._told:
             self._report()
@@ -131,6 +132,8 @@ class Front:
         group.account.counter += DECODE_WEIGHT
         self._num_decoded[group.priority] += 1
         reason = sequence.append(token.token_id)
+        if complete:
+            reason = FinishReason.STOP
         sequence.num_computed = sequence.num_tokens - 1
         self._outcome.add_token(sequence, token)
         if group.followers:

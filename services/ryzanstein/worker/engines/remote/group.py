@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import structlog
 
-from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.asking import PROTOCOL
 from ryzanstein.worker.engines.front.front import Front, front_settings
-from ryzanstein.worker.engines.remote.answers.exact import has_sampler
+from ryzanstein.worker.engines.remote.answers.exact import found_sampler, same_guidance
 from ryzanstein.worker.engines.remote.answers.streams import EngineStreams
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds, SamplerUse
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
@@ -52,6 +52,7 @@ log = structlog.get_logger(__name__)
 _SAY_AGAIN_S = 30.0
 _GONE = (errno.ECONNREFUSED, errno.ENOENT)
 _TELL_PREFILL_S = 1.0
+_ITS_PACKAGES = "put on vLLM's PYTHONPATH what this node's `ryzanstein vllm-plugin` writes"
 
 
 class RemoteSpec(NamedTuple):
@@ -97,10 +98,14 @@ class RemoteGroup:
         if served.vocabulary not in (0, self._model.vocab_size):
             sizes = {"engine_vocabulary": served.vocabulary, "model_vocabulary": self._model.vocab_size}
             log.warning("engine may have another model", engine=self._spec.address, model=self._model.path, **sizes)
-        served = replace(served, vocabulary=min(served.vocabulary or self._model.vocab_size, self._model.vocab_size))
         context_length = min(served.context_length or self._model.context_length, self._model.context_length)
+        vocabulary = min(served.vocabulary or self._model.vocab_size, self._model.vocab_size)
+        served = replace(served, vocabulary=vocabulary, context_length=context_length)
         num_places = min(served.max_sequences or self._spec.max_sequences, self._spec.max_sequences)
         self._streams = EngineStreams(self._client, served, self)
+        if self._model.token_table:
+            self._streams.know(self._model.token_table)
+            await self._streams.learned()
         settings = front_settings(context_length, num_places, self._spec.prefill_room, self._spec.queue)
         self._front = self._streams.front = Front(settings, self._streams, self._on_step, measured=self._measure)
         self._spawn(self._watch())
@@ -122,8 +127,10 @@ class RemoteGroup:
         ]
 
     def send(self, message: EngineMessage) -> None:
-        """See `EngineGroup.send`. What concerns blocks, pages and constraints is never sent to such a group."""
+        """See `EngineGroup.send`. What concerns blocks and pages is never sent to such a group."""
         match message:
+            case SetTokens(table) if self._streams is not None:
+                self._streams.know(table)
             case SubmitGroup() | CancelGroup() | FinishChoice() if self._front is not None:
                 self._front.send(message)
             case StartProfile(rank, steps, number) if steps:
@@ -201,10 +208,23 @@ class RemoteGroup:
         served = await probe(self._client, self._spec.dialect)
         if self._spec.sampler == "off":
             return served
-        exact = await has_sampler(self._client, served)
-        if not exact and self._spec.sampler == "require":
-            raise EngineRefused(f"the {served.dialect.name} has not loaded our sampler, see docs/operate/engines.md")
-        return replace(served, exact=exact)
+        found = await found_sampler(self._client, served)
+        if found is not None and found.protocol == PROTOCOL:
+            same = same_guidance(found)
+            if not same:
+                theirs = ".".join(map(str, found.guidance))
+                log.warning("engine takes no constraints", engine=self._spec.address, llguidance=theirs, help=_ITS_PACKAGES)
+            return replace(served, exact=True, constrains=same)
+        if found is None:
+            why = f"the {served.dialect.name} has not loaded our sampler, see docs/operate/engines.md"
+        else:
+            protocols = f"speaks protocol {found.protocol}, this node {PROTOCOL}"
+            why = f"the sampler in {served.dialect.name} {protocols}: {_ITS_PACKAGES}"
+        if self._spec.sampler == "require":
+            raise EngineRefused(why)
+        if found is not None:
+            log.warning("engine is used without our sampler", engine=self._spec.address, reason=why)
+        return served
 
     def _not_started(self, why: str) -> RanksLost:
         return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))

@@ -44,7 +44,7 @@ from ryzanstein.worker.text.programs.inside import PAGE_BYTES, begin, bound_memo
 from ryzanstein.worker.text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from ryzanstein.worker.constraints.guidance import LLTokenizer
 
 _PATIENCE = 10
 """Seconds of waiting per second of computing, because cores are shared."""

@@ -18,6 +18,8 @@ by our tokens. Embeddings come from our own engine.
 """
 EXACT = frozenset({"bad_words"})
 """What our own sampler adds to a server that has it."""
+CONSTRAINT = frozenset({"constraint"})
+"""What it adds if it has the same llguidance as the node."""
 NO_CACHE_SCOPES = CACHE_SCOPES
 """The feature that servers lack whose prefix cache is one for all requests."""
 
@@ -56,7 +58,8 @@ class ServedEngine:
 
     `model` is the name under which it has the model, empty where it needs none. `max_sequences` is what it runs at once,
     `context_length` what prompt and answer may have together. `max_logprobs` are the likeliest tokens that it tells.
-    `exact`: our own sampler in it decides the tokens, so that an answer goes on as it would have elsewhere.
+    `exact`: our own sampler in it decides the tokens, so that an answer goes on as it would have elsewhere. `constrains`: that
+    is so with a constraint, too.
     """
 
     dialect: EngineDialect
@@ -67,11 +70,13 @@ class ServedEngine:
     max_logprobs: int
     vocabulary: int = 0
     exact: bool = False
+    constrains: bool = False
 
     @property
     def unsupported(self) -> frozenset[str]:
         """What it cannot do; see `EngineDialect`."""
-        return self.dialect.unsupported - (EXACT if self.exact else frozenset())
+        added = (EXACT if self.exact else frozenset()) | (CONSTRAINT if self.constrains else frozenset())
+        return self.dialect.unsupported - added
 
 
 def decoded(event: bytes, kind: type[Event]) -> Event:

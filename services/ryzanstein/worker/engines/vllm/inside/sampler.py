@@ -15,7 +15,8 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from ryzanstein.worker.engines.asking import unpacked
-from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide
+from ryzanstein.worker.engines.vllm.inside.grammars import RowGrammars
+from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide, new_row
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2Processor
@@ -34,6 +35,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         if getattr(vllm_config, "speculative_config", None) is not None:
             raise ValueError("the ryzanstein sampler does not work with speculative decoding yet")
         self._state = state
+        self._grammars = RowGrammars()
         self._places: dict[int, tuple[BatchRow, list[int]]] = {}
         """V1: the rows of the batch, each with the output of its request, which vLLM appends to."""
         self._rows: dict[int, BatchRow] = {}
@@ -57,7 +59,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         for index, params, prompt_ids, output_ids in batch_update.added:
             places.pop(index, None)
             if (asked := unpacked(params.extra_args)) is not None:
-                places[index] = BatchRow(asked, prompt_ids or []), output_ids
+                places[index] = new_row(asked, prompt_ids or [], self._grammars), output_ids
         for first, second, direction in batch_update.moved:
             one, other = places.pop(first, None), places.pop(second, None)
             if one is not None:
@@ -72,7 +74,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         if (asked := unpacked(sampling_params.extra_args)) is None:
             return False
         num_prompt = int(self._state.prompt_len.np[req_idx])
-        row = BatchRow(asked, self._state.all_token_ids.gpu[req_idx, :num_prompt].tolist())
+        row = new_row(asked, self._state.all_token_ids.gpu[req_idx, :num_prompt].tolist(), self._grammars)
         if row.plain:
             return False
         self._rows[req_idx], self._picked[req_idx] = row, []
@@ -91,7 +93,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         places = {index: place for index, place in self._places.items() if index < len(logits)}
         for row, output_ids in places.values():
             row.take(output_ids)
-        decide(logits, {index: row for index, (row, _) in places.items()})
+        decide(logits, {index: row for index, (row, _) in places.items()}, self._grammars)
         return logits
 
     def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
@@ -105,7 +107,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             if num_output >= 0:
                 row.take(self._output(slot, num_output))
                 rows[s] = row
-        for s, token_id in decide(logits, rows).items():
+        for s, token_id in decide(logits, rows, self._grammars).items():
             self._picked[slots[s]][rows[s].num_taken :] = [token_id]
         return logits
 

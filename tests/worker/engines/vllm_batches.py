@@ -1,0 +1,113 @@
+"""vLLM's batches without vLLM: what its first model runner does with a logits processor."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from ryzanstein.worker.engines.asking import AskedRow, packed
+
+VOCABULARY = 211
+
+
+class MoveDirectionality(Enum):
+    UNIDIRECTIONAL = auto()
+    SWAP = auto()
+
+
+@dataclass(frozen=True)
+class BatchUpdate:
+    batch_size: int
+    removed: tuple = ()
+    added: tuple = ()
+    moved: tuple = ()
+
+
+class LogitsProcessor:
+    """As vLLM 0.32 has it for its first model runner."""
+
+
+@pytest.fixture
+def sampler_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    """The class, on modules that have the names that it imports from vLLM."""
+    vllm, interface = ModuleType("vllm"), ModuleType("vllm.v1.sample.logits_processor")
+    vllm.SamplingParams = SimpleNamespace
+    interface.BatchUpdate, interface.LogitsProcessor, interface.MoveDirectionality = (
+        BatchUpdate,
+        LogitsProcessor,
+        MoveDirectionality,
+    )
+    for name in ("vllm.v1", "vllm.v1.sample"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.v1.sample.logits_processor", interface)
+    name = "ryzanstein.worker.engines.vllm.inside.sampler"
+    yield importlib.import_module(name).Sampler
+    del sys.modules[name]
+
+
+def logits_after(tokens: list[int]) -> torch.Tensor:
+    """What the model says after these tokens: on every node, in any batch the same."""
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
+    return torch.randn(VOCABULARY, generator=generator) * 3
+
+
+def argued(row: AskedRow) -> SimpleNamespace:
+    return SimpleNamespace(extra_args=packed(row))
+
+
+class Batch:
+    """vLLM's batch of the first model runner: requests leave, others take their places, then the last ones fill the gaps."""
+
+    def __init__(self, sampler) -> None:
+        self.sampler = sampler
+        self.places: list[tuple[list[int], list[int]] | None] = []
+        self.removed, self.added, self.moved = [], [], []
+
+    def add(self, params, token_ids: list[int]) -> list[int]:
+        output: list[int] = []
+        if None not in self.places:
+            self.places.append(None)
+        place = self.places.index(None)
+        self.places[place] = (token_ids, output)
+        self.added.append((place, params, token_ids, output))
+        return output
+
+    def remove(self, output: list[int]) -> None:
+        place = next(i for i, each in enumerate(self.places) if each is not None and each[1] is output)
+        self.removed.append(place)
+        self.places[place] = None
+
+    def swap(self, one: int, other: int) -> None:
+        self.places[one], self.places[other] = self.places[other], self.places[one]
+        self.moved.append((one, other, MoveDirectionality.SWAP))
+
+    def condense(self) -> None:
+        while None in self.places:
+            last = self.places.pop()
+            if last is not None:
+                place = self.places.index(None)
+                self.places[place] = last
+                self.moved.append((len(self.places), place, MoveDirectionality.UNIDIRECTIONAL))
+
+    def step(self, swaps: random.Random | None = None) -> None:
+        self.condense()
+        if swaps is not None and len(self.places) > 1 and swaps.random() < 0.3:
+            self.swap(*swaps.sample(range(len(self.places)), 2))
+        changed = self.removed or self.added or self.moved
+        update = BatchUpdate(len(self.places), tuple(self.removed), tuple(self.added), tuple(self.moved)) if changed else None
+        self.removed, self.added, self.moved = [], [], []
+        self.sampler.update_state(update)
+        if not self.places:
+            return
+        logits = self.sampler.apply(torch.stack([logits_after([*ids, *output]) for ids, output in self.places]))
+        for (_, output), token in zip(self.places, logits.argmax(dim=1).tolist(), strict=True):
+            output.append(token)
