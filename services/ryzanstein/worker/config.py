@@ -103,6 +103,9 @@ class WorkerSettings(ServiceSettings):
     engine_args: str = Field(
         "", max_length=4096, description="further flags of `vllm serve`, for engine vllm, as in a shell: --dtype float32"
     )
+    engine_board: Path | None = Field(
+        None, description="file in which the ranks of vLLM with our sampler count their steps: their RYZANSTEIN_BOARD"
+    )
     engine_key_file: Path | None = Field(None, description="file with the API key of the server of `engine`")
     tp: int = Field(1, ge=1, le=64, description="number of ranks, the degree of tensor parallelism")
     device: Device = Field(
@@ -238,9 +241,12 @@ class WorkerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _engine_has_its_own_settings(self) -> WorkerSettings:
         if self.engine == OWN:
-            if self.engine_key_file is not None:
-                raise ValueError("engine_key_file is the key of a server: set engine to its URL")
+            if self.engine_key_file is not None or self.engine_board is not None:
+                name = "engine_board" if self.engine_key_file is None else "engine_key_file"
+                raise ValueError(f"{name} is of a server: set engine to its URL")
             return self
+        if self.engine_board is not None and self.engine == VLLM:
+            raise ValueError("engine_board is set by the node for a vLLM that it starts")
         if given := sorted(self.model_fields_set & (_OF_RANKS - {"tp"} if self.engine == VLLM else _OF_RANKS)):
             raise ValueError(f"{given[0]} is a setting of the node's own ranks: set it at the server of engine {self.engine}")
         check_arguments(self.engine_arguments())

@@ -35,7 +35,7 @@ def engines_of(settings: WorkerSettings, ranks_before: int = 0, new_server: NewR
 
 
 def _child(settings: WorkerSettings) -> NewEngines:
-    from ryzanstein.worker.engines.child.command import vllm_command, vllm_environment
+    from ryzanstein.worker.engines.child.command import board, vllm_command, vllm_environment
     from ryzanstein.worker.engines.child.group import ChildEngines, ChildSpec
 
     def socket(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def _child(settings: WorkerSettings) -> NewEngines:
         )
 
     def remote(folder: Path) -> RemoteSpec:
-        return _spec(settings, f"unix://{socket(folder)}")
+        return _spec(settings, f"unix://{socket(folder)}", board(folder))
 
     return partial(ChildEngines, ChildSpec(command, vllm_environment, remote))
 
@@ -61,10 +61,10 @@ def _remote(settings: WorkerSettings) -> NewEngines:
     # Imported here: a node with ranks of its own pays for no HTTP client.
     from ryzanstein.worker.engines.remote.group import RemoteEngines
 
-    return partial(RemoteEngines, _spec(settings, settings.engine))
+    return partial(RemoteEngines, _spec(settings, settings.engine, settings.engine_board))
 
 
-def _spec(settings: WorkerSettings, address: str) -> RemoteSpec:
+def _spec(settings: WorkerSettings, address: str, board: Path | None) -> RemoteSpec:
     from ryzanstein.worker.engines.remote.group import RemoteSpec
     from ryzanstein.worker.engines.remote.http.address import EngineAddress
     from ryzanstein.worker.engines.remote.http.client import EngineClient
@@ -82,4 +82,5 @@ def _spec(settings: WorkerSettings, address: str) -> RemoteSpec:
         prefill_room=settings.max_tokens_per_step,
         queue=settings.queue_settings,
         bounds=settings.tuning.engine,
+        board=board,
     )

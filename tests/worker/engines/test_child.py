@@ -150,7 +150,7 @@ def test_the_command_is_what_vllm_takes(tmp_path: Path) -> None:
         ({"engine": "http://h:1", "tp": 2}, "tp is a setting of the node's own ranks"),
         ({"engine": "ftp://h:1"}, "engine: must be http"),
         ({"engine": "http://u:secret@h:1"}, "engine: must have no user or password"),
-        ({"engine_key_file": "/dev/null"}, "engine_key_file is the key of a server"),
+        ({"engine_key_file": "/dev/null"}, "engine_key_file is of a server"),
         ({"engine": "http://h:1", "engine_key_file": "/dev/null"}, "must have one key"),
         ({"engine": "http://h:1", "engine_key_file": "/missing"}, "No such file"),
         ({"engine": "http://h:1", "model": "/a", "more_models": "b=/b"}, "serves one model"),

@@ -13,11 +13,16 @@ import psutil
 import pytest
 from tests.worker.engines.real_vllm.conftest import VLLM
 
+from ryzanstein.constraints import Constraint
 from ryzanstein.generation.prompts import TokenPrompt
+from ryzanstein.generation.request import ChoiceProgress
 
 PROMPT = TokenPrompt((300, 7, 451, 12, 9))
 ARGUMENTS = "--dtype float32 --max-model-len 512 --enforce-eager"
 SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "presence_penalty": 0.5, "max_tokens": 24}
+
+
+DIGITS = Constraint.regex("[0-9]{40}")
 
 
 def processes(node: Any, name: str) -> list[psutil.Process]:
@@ -77,7 +82,7 @@ async def test_whatever_is_killed_or_stopped_it_is_found_and_started_again(
 
 
 @pytest.mark.timeout(900)
-async def test_two_ranks_compute_as_one(
+async def test_two_ranks_compute_as_one_and_the_one_that_hangs_is_named(
     model: Path, start_node: Any, connect: Any, attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -88,14 +93,25 @@ async def test_two_ranks_compute_as_one(
     node.wait_event("ranks ready", 300)
     own.wait_event("ranks ready")
     async with connect(node.address) as link, connect(own.address) as ours:
-        for params in (SAMPLED, {**SAMPLED, "temperature": 0.0}, {**SAMPLED, "n": 3}):
+        for params in (SAMPLED, {**SAMPLED, "temperature": 0.0}, {**SAMPLED, "n": 3}, {**SAMPLED, "constraint": DIGITS}):
             got, expected = await link.run(attempt(**params), 120), await ours.run(attempt(**params), 60)
             assert got.rows == expected.rows
+            for at in (1, 11, 23):
+                known = [ChoiceProgress(tuple(got.tokens(choice)[:at]), False) for choice in range(params.get("n", 1))]
+                for other in (link, ours):
+                    rest = await other.run(attempt(known=known, number=1, **params), 120)
+                    assert rest.rows == {choice: rows[at:] for choice, rows in expected.rows.items()}
         assert len(processes(node, "VLLM::Worker")) == 2
-        handle = await link.submit(attempt(prompt=PROMPT, max_tokens=450, ignore_eos=True))
-        await link.wait(handle, lambda stream: len(stream.tokens()) > 3, 60)
-        os.kill(processes(node, "VLLM::Worker")[1].pid, signal.SIGKILL)
-        struck = time.monotonic()
-        stream = await link.wait(handle, lambda stream: stream.failed is not None, 30)
-        assert stream.failed.reason == "RANK_LOST"
-        assert time.monotonic() - struck < 1
+        for turn, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
+            handle = await link.submit(attempt(prompt=PROMPT, max_tokens=450, ignore_eos=True))
+            await link.wait(handle, lambda stream: len(stream.tokens()) > 3, 60)
+            os.kill(processes(node, "VLLM::Worker")[1].pid, number)
+            struck = time.monotonic()
+            stream = await link.wait(handle, lambda stream: stream.failed is not None, 30)
+            took = time.monotonic() - struck
+            assert stream.failed.reason == ("RANK_LOST" if number == signal.SIGKILL else "RANK_STALLED")
+            assert took < (1 if number == signal.SIGKILL else 6), "2 s, or ten steps of this machine"
+            await until(lambda turn=turn: num_ready(node) == turn + 1, 300)
+    (lost,) = [event for event in node.events if event["event"] == "ranks lost" and event["cause"] == "RANK_STALLED"]
+    assert lost["rank"] == 1
+    assert "rank 1 is stopped in step" in lost["reason"]

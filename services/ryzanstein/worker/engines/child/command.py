@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ryzanstein.worker.engines.vllm.board import VARIABLE
 from ryzanstein.worker.engines.vllm.packages import plugin_packages
 
 SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
@@ -67,4 +68,10 @@ def vllm_environment(folder: Path) -> dict[str, str]:
             link.symlink_to(source)
         paths.append(str(root))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RYZANSTEIN_"))}
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
+    statistics = os.environ.get("VLLM_NO_USAGE_STATS", "1")
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(board(folder)), "VLLM_NO_USAGE_STATS": statistics}
+
+
+def board(folder: Path) -> Path:
+    """Returns where the ranks write how far they are."""
+    return folder / "board"

@@ -12,6 +12,7 @@ import mmap
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -33,6 +34,7 @@ from ryzanstein.worker.engines.remote.http.faults import (
 )
 from ryzanstein.worker.engines.remote.probing import probe
 from ryzanstein.worker.engines.remote.silence import Silence
+from ryzanstein.worker.engines.vllm.board import read_board, standstill
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import (
     FORWARD,
@@ -60,7 +62,8 @@ class RemoteSpec(NamedTuple):
 
     `new_client` connects to it. `dialect`: how it speaks, or auto. `sampler`: whether ours is to be
     used in it. `max_sequences` are sent to it at once at most; what it says
-    of itself counts if that is less. `prefill_room`: prompt tokens that it takes in a step, about.
+    of itself counts if that is less. `prefill_room`: prompt tokens that it takes in a step, about. `board`: where its ranks
+    write how far they are; None: nowhere.
     """
 
     address: str
@@ -71,6 +74,7 @@ class RemoteSpec(NamedTuple):
     prefill_room: int
     queue: QueueSettings
     bounds: RemoteBounds
+    board: Path | None = None
 
 
 class RemoteGroup:
@@ -257,7 +261,9 @@ class RemoteGroup:
             prompts = [sequence.num_tokens for sequence in front.prefilling]
             if self._silence.observe(now, self._num_parts, prompts, pending=len(front) > 0):
                 silent = f"has sent nothing for {self._silence.silent_s:.1f} s while it computes {len(front)} answers"
-                self._lose(LossCause.STALLED, f"the engine at {self._spec.address} {silent}")
+                rank, where = standstill([] if self._spec.board is None else read_board(self._spec.board), now)
+                text = f"the engine at {self._spec.address} {silent}{f'; {where}' if where else ''}"
+                self._lose(LossCause.STALLED, text, rank)
             elif not len(front) and now - self._checked_s >= self._bounds.check_s:
                 self._check_soon()
             elif front.prefilling and now - self._told_s >= _TELL_PREFILL_S:
@@ -283,9 +289,9 @@ class RemoteGroup:
         finally:
             self._checking, self._checked_s = False, time.monotonic()
 
-    def _lose(self, cause: LossCause, text: str) -> None:
+    def _lose(self, cause: LossCause, text: str, rank: int = 0) -> None:
         if not self.lost.done():
-            self.lost.set_result(RankLoss(0, cause, text))
+            self.lost.set_result(RankLoss(rank, cause, text))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -8,6 +8,7 @@ vLLM has two interfaces for such processors, one for each of its model runners, 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from ryzanstein.worker.engines.asking import unpacked
+from ryzanstein.worker.engines.vllm.board import VARIABLE, BoardSlot
 from ryzanstein.worker.engines.vllm.inside.grammars import RowGrammars
 from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide, new_row
 
@@ -36,6 +38,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             raise ValueError("the ryzanstein sampler does not work with speculative decoding yet")
         self._state = state
         self._grammars = RowGrammars()
+        self._board = _slot(vllm_config)
         self._places: dict[int, tuple[BatchRow, list[int]]] = {}
         """V1: the rows of the batch, each with the output of its request, which vLLM appends to."""
         self._rows: dict[int, BatchRow] = {}
@@ -50,7 +53,9 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """V1: takes what entered, left or moved within the batch."""
+        """V1: takes what entered, left or moved within the batch. It is called before each step."""
+        if self._board is not None:
+            self._board.begin()
         if batch_update is None:
             return
         places = self._places
@@ -80,6 +85,11 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         self._rows[req_idx], self._picked[req_idx] = row, []
         return True
 
+    def apply_staged_writes(self) -> None:
+        """V2: is called before each step."""
+        if self._board is not None:
+            self._board.begin()
+
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
         """Leaves one finite logit in each row that is decided here. Never raises: vLLM's engine would end with it."""
         try:
@@ -87,6 +97,9 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         except Exception:
             logger.exception("the ryzanstein sampler failed; vLLM decides the tokens of this step")
             return logits
+        finally:
+            if self._board is not None:
+                self._board.end()
 
     def _apply_batch(self, logits: Tensor) -> Tensor:
         """V1: a row of logits for each place of the batch."""
@@ -118,3 +131,15 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             num_prompt = int(self._state.prompt_len.np[slot])
             picked[:] = self._state.all_token_ids.gpu[slot, num_prompt : num_prompt + num_output].tolist()
         return picked[:num_output]
+
+
+def _slot(vllm_config: Any) -> BoardSlot | None:
+    """Returns the slot of this rank; None: nobody wants to know, or the file cannot be written."""
+    if not (path := os.environ.get(VARIABLE)):
+        return None
+    parallel = getattr(vllm_config, "parallel_config", None)
+    try:
+        return BoardSlot(path, getattr(parallel, "rank", 0), getattr(parallel, "world_size", 1))
+    except OSError as error:
+        logger.warning("%s: %s; a stall will name no rank", VARIABLE, error)
+        return None
