@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.worker.engines.vllm_batches import VOCABULARY, Batch, BatchUpdate, argued, logits_after, sampler_class
+from tests.worker.engines.vllm_batches import VOCABULARY, Batch, BatchUpdate, Slots, argued, logits_after, sampler_class
 
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.constraints.guidance import guidance_version
@@ -154,34 +154,6 @@ def test_a_failure_of_the_sampler_does_not_end_the_engine(sampler_class, monkeyp
 def test_speculative_decoding_is_refused(sampler_class) -> None:
     with pytest.raises(ValueError, match="speculative"):
         sampler_class(SimpleNamespace(speculative_config=object()), torch.device("cpu"), False)
-
-
-class Slots:
-    """vLLM's second model runner: slots, rows in any order, prompts in pieces whose samples are thrown away."""
-
-    def __init__(self, sampler_class, num_slots: int = 4) -> None:
-        self.prompt_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int64).numpy())
-        self.tokens = SimpleNamespace(gpu=torch.zeros(num_slots, 128, dtype=torch.int64))
-        state = SimpleNamespace(prompt_len=self.prompt_len, all_token_ids=self.tokens)
-        self.sampler = sampler_class(SimpleNamespace(), state)
-        self.length: dict[int, int] = {}
-
-    def add(self, slot: int, params, token_ids: list[int]) -> bool:
-        self.prompt_len.np[slot] = self.length[slot] = len(token_ids)
-        self.tokens.gpu[slot, : len(token_ids)] = torch.tensor(token_ids)
-        return self.sampler.add_request(slot, params)
-
-    def step(self, slots: list[int], partly: dict[int, int]) -> None:
-        """Feeds these slots; of those that are `partly` fed, only the first so many tokens."""
-        ends = [partly.get(slot, self.length[slot]) for slot in slots]
-        texts = [self.tokens.gpu[slot, :end].tolist() for slot, end in zip(slots, ends, strict=True)]
-        positions = torch.tensor([end - 1 for end in ends])
-        ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor(slots), pos=positions)
-        logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]), ctx)
-        for slot, token in zip(slots, logits.argmax(dim=1).tolist(), strict=True):
-            if slot not in partly:
-                self.tokens.gpu[slot, self.length[slot]] = token
-                self.length[slot] += 1
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "greedy"])

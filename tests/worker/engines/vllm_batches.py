@@ -1,4 +1,4 @@
-"""vLLM's batches without vLLM: what its first model runner does with a logits processor."""
+"""vLLM's batches without vLLM: what its model runners do with a logits processor."""
 
 from __future__ import annotations
 
@@ -111,3 +111,31 @@ class Batch:
         logits = self.sampler.apply(torch.stack([logits_after([*ids, *output]) for ids, output in self.places]))
         for (_, output), token in zip(self.places, logits.argmax(dim=1).tolist(), strict=True):
             output.append(token)
+
+
+class Slots:
+    """vLLM's second model runner: slots, rows in any order, prompts in pieces whose samples are thrown away."""
+
+    def __init__(self, sampler_class, num_slots: int = 4) -> None:
+        self.prompt_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int64).numpy())
+        self.tokens = SimpleNamespace(gpu=torch.zeros(num_slots, 128, dtype=torch.int64))
+        state = SimpleNamespace(prompt_len=self.prompt_len, all_token_ids=self.tokens)
+        self.sampler = sampler_class(SimpleNamespace(), state)
+        self.length: dict[int, int] = {}
+
+    def add(self, slot: int, params, token_ids: list[int]) -> bool:
+        self.prompt_len.np[slot] = self.length[slot] = len(token_ids)
+        self.tokens.gpu[slot, : len(token_ids)] = torch.tensor(token_ids)
+        return self.sampler.add_request(slot, params)
+
+    def step(self, slots: list[int], partly: dict[int, int]) -> None:
+        """Feeds these slots; of those that are `partly` fed, only the first so many tokens."""
+        ends = [partly.get(slot, self.length[slot]) for slot in slots]
+        texts = [self.tokens.gpu[slot, :end].tolist() for slot, end in zip(slots, ends, strict=True)]
+        positions = torch.tensor([end - 1 for end in ends])
+        ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor(slots), pos=positions)
+        logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]), ctx)
+        for slot, token in zip(slots, logits.argmax(dim=1).tolist(), strict=True):
+            if slot not in partly:
+                self.tokens.gpu[slot, self.length[slot]] = token
+                self.length[slot] += 1

@@ -57,8 +57,8 @@ class AskedRow(msgspec.Struct, frozen=True):
     The request's tokens begin with `num_prompt` of the prompt; the others were generated before. Prompt
     and generated tokens are left out of `group`. `table` names the tokens that a constraint is about (`table_name`), and
     `escape` is the one that says that the answer ends. A request that `prepares` wants no answer but whether its constraint
-    is compiled, or the table known that it brings in `tokens`: its second token is then the escape token. One that `probes`
-    is answered with what the plug-in is.
+    is compiled; without a `group`, whether the table is known, which it may bring in `tokens`: its second token is then the
+    escape token. One that `probes` is answered with what the plug-in is.
     """
 
     group: SubmitGroup | None = None

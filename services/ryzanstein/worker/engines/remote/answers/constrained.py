@@ -14,7 +14,7 @@ from ryzanstein import errors
 from ryzanstein.worker.constraints.matching import NONE_ALLOWED, TOO_COMPLEX, TOO_SLOW, UNSATISFIED
 from ryzanstein.worker.engines.asking import ConstraintEnd
 from ryzanstein.worker.engines.remote.asked import ComputedPart, ComputedToken
-from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError
+from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, EngineUnreachable
 
 EXTRA_TOKENS = 2
 """What the server is asked for beyond the answer: the escape token and the ending."""
@@ -24,7 +24,6 @@ _FAILURES = {
     ConstraintEnd.UNSATISFIED: f"a token {UNSATISFIED}",
     ConstraintEnd.TOO_COMPLEX: TOO_COMPLEX,
     ConstraintEnd.NONE_ALLOWED: NONE_ALLOWED,
-    ConstraintEnd.NOT_COMPILED: "the sampler in the engine could not compile the constraint",
     ConstraintEnd.NAMES_THE_END: "the constraint names the token that ends texts",
 }
 
@@ -34,7 +33,8 @@ async def constrained(
 ) -> AsyncGenerator[ComputedPart, None]:
     """Yields the parts of a choice of at most `max_tokens`, without what only says how it ends.
 
-    The last part has its last token and `finish`. Raises RyzansteinError where the constraint could not be followed.
+    The last part has its last token and `finish`. Raises RyzansteinError where the constraint could not be followed, and
+    EngineFault where the sampler cannot do it.
     """
     ends = _Ends(escape, max_tokens)
     async with aclosing(parts):
@@ -98,6 +98,8 @@ class _Ends:
 def _failure(code: int) -> Exception:
     if code == ConstraintEnd.NOT_FINITE:
         return errors.logits_not_finite("the model's logits are not finite")
+    if code == ConstraintEnd.NOT_COMPILED:  # the node's own judge has compiled it, so it is the table that is missing
+        return EngineUnreachable("its sampler does not know the model's tokens: it was restarted")
     if (text := _FAILURES.get(code)) is None:  # type: ignore[call-overload]
         return EngineProtocolError(f"the sampler in the engine ended a choice with {code}")
     return errors.constraint_failed(text)

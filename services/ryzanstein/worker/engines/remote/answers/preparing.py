@@ -40,6 +40,12 @@ class Preparations:
         """Takes the packed table of the model's tokens. It is sent when a constraint first needs it."""
         self._table = table
 
+    def forget(self) -> None:
+        """Prepares everything again: the server may be another process than before."""
+        self._prepared.clear()
+        if self._learning is not None and self._learning.done():
+            self._learning = None
+
     async def row(self, message: SubmitGroup, choice: int) -> AskedRow:
         """Returns what to ask for a choice, as soon as the server can begin it without delay. Raises EngineFault."""
         constraint = message.sampling.constraint
@@ -68,7 +74,8 @@ class Preparations:
             await asyncio.wait([self._learning])
 
     async def _learn(self) -> int:
-        answer = await self._until_ready(AskedRow(tokens=self._table, prepares=True))
+        await self._asked(AskedRow(tokens=self._table, prepares=True))
+        answer = await self._until_ready(AskedRow(table=table_name(self._table), prepares=True))
         if answer[0] != READY:
             raise EngineProtocolError("the sampler in the engine cannot read the table of tokens")
         return answer[1]

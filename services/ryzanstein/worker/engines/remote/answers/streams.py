@@ -108,6 +108,7 @@ class EngineStreams:
         except EngineRefused as error:
             front.failed(sequence, errors.failed_precondition("ENGINE_REFUSED", str(error)))
         except EngineUnreachable as error:
+            self._preparations.forget()
             front.failed(sequence, errors.unavailable("ENGINE_UNREACHABLE", str(error)))
             self._listener.on_cut(error)
         except EngineProtocolError as error:

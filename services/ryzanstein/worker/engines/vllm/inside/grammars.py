@@ -61,10 +61,13 @@ class RowGrammars:
     def prepare(self, asked: AskedRow) -> Preparation:
         """Begins what a request wants prepared."""
         if asked.tokens:
-            return Preparation(self._learn(asked.tokens), partial(self.escape, table_name(asked.tokens)))
-        tables, group = self._tables.get(asked.table), asked.group
-        if tables is None or group is None or (constraint := group.sampling.constraint) is None:
+            self._learn(asked.tokens)
+        name = table_name(asked.tokens) if asked.tokens else asked.table
+        if (tables := self._tables.get(name)) is None:
             return Preparation(None)
+        group = asked.group
+        if group is None or (constraint := group.sampling.constraint) is None:
+            return Preparation(tables.known, partial(self.escape, name))
         return Preparation(tables.grammars.use(constraint, group.grammar_bytes, _compiles, group.cache_root))
 
     def state(self, asked: AskedRow, group: SubmitGroup, generated: Sequence[int]) -> Future[GrammarState] | None:
@@ -93,13 +96,12 @@ class RowGrammars:
         self._masks.begin(rows)
         return self._masks.wait()
 
-    def _learn(self, tokens: bytes) -> Future[None]:
-        name = table_name(tokens)
-        if (tables := self._tables.get(name)) is None:
-            tables = self._tables[name] = _Tables(tokens)
-            if len(self._tables) > _MAX_TABLES:
-                self._tables.popitem(last=False)[1].grammars.close()
-        return tables.known
+    def _learn(self, tokens: bytes) -> None:
+        if (name := table_name(tokens)) in self._tables:
+            return
+        self._tables[name] = _Tables(tokens)
+        if len(self._tables) > _MAX_TABLES:
+            self._tables.popitem(last=False)[1].grammars.close()
 
 
 class Preparation:
