@@ -16,7 +16,7 @@ from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.supervision.group import EngineFactory, EngineModel, GroupEvents, NewEngines
 
 if TYPE_CHECKING:
-    from ryzanstein.worker.engines.remote.group import RemoteSpec
+    from ryzanstein.worker.engines.remote.finding import RemoteSpec
 
 
 def engines_of(settings: WorkerSettings, ranks_before: int = 0, new_server: NewRankServer = ForkServer) -> NewEngines:
@@ -65,7 +65,7 @@ def _remote(settings: WorkerSettings) -> NewEngines:
 
 
 def _spec(settings: WorkerSettings, address: str, board: Path | None) -> RemoteSpec:
-    from ryzanstein.worker.engines.remote.group import RemoteSpec
+    from ryzanstein.worker.engines.remote.finding import RemoteSpec
     from ryzanstein.worker.engines.remote.http.address import EngineAddress
     from ryzanstein.worker.engines.remote.http.client import EngineClient
 

@@ -17,7 +17,8 @@ from ryzanstein.worker.constraints.guidance import guidance_version
 from ryzanstein.worker.engine.messages import CancelGroup, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.asking import PROTOCOL, SIGN, unpacked
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds
-from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteGroup, RemoteSpec
+from ryzanstein.worker.engines.remote.finding import RemoteSpec
+from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteGroup
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
 from ryzanstein.worker.engines.remote.http.client import EngineClient
 from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError
@@ -196,6 +197,38 @@ async def test_our_sampler_is_found_and_told_the_whole_request(stub: Stub) -> No
     assert (body["temperature"], body["presence_penalty"], body["top_p"]) == (0.0, 0.0, 1.0)
     assert row.group.sampling.presence_penalty == 0.5
     assert (row.num_prompt, row.group.prompt_ids) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("told", "lacks"),
+    [
+        ((*SIGN, PROTOCOL, 1, 7, 6), {"constraint"}),
+        ((*SIGN, PROTOCOL, 0, 0, 0), {"constraint"}),
+        ((*SIGN, PROTOCOL + 1, *guidance_version()), {"constraint", "bad_words"}),
+        ((7, 4, 6, PROTOCOL, *guidance_version()), {"constraint", "bad_words"}),
+    ],
+    ids=["another llguidance", "no llguidance", "another protocol", "no sampler"],
+)
+async def test_a_sampler_that_is_not_as_ours_is_used_as_far_as_answers_go_on_exactly(
+    stub: Stub, told: tuple[int, ...], lacks: set[str]
+) -> None:
+    async def obey(exchange: Exchange) -> None:
+        body = json.loads(exchange.body)
+        row = unpacked(body.get("vllm_xargs"))
+        if row is None or not row.probes:
+            await whole(exchange)
+            return
+        events = [vllm_event([t], i + 1, "length" if i + 1 == len(told) else None) for i, t in enumerate(told)]
+        await exchange.events(*events, vllm_usage(len(told)), DONE)
+
+    stub.behaviours["/v1/completions"] = obey
+    async with started(engines_of(stub, Heard())) as (_, ready):
+        assert lacks <= set(ready.unsupported)
+        assert ready.continues_exactly == ("bad_words" not in lacks)
+    if not ready.continues_exactly:
+        with pytest.raises(RanksLost, match=r"protocol|has not loaded our sampler"):
+            async with started(engines_of(stub, Heard(), sampler="require")):
+                pass
 
 
 async def hang(exchange: Exchange) -> None:

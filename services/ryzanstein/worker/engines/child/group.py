@@ -16,7 +16,8 @@ import psutil
 import structlog
 
 from ryzanstein.worker.engines.child import keeper
-from ryzanstein.worker.engines.remote.group import RemoteGroup, RemoteSpec
+from ryzanstein.worker.engines.remote.finding import RemoteSpec
+from ryzanstein.worker.engines.remote.group import RemoteGroup
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost
 from ryzanstein.worker.supervision.messages import EngineMessage, RankReady
 

@@ -7,35 +7,26 @@ gives its generations up, so that they go on elsewhere, and the next group waits
 from __future__ import annotations
 
 import asyncio
-import errno
 import mmap
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
 from ryzanstein.worker.engines.asking import PROTOCOL
 from ryzanstein.worker.engines.front.front import Front, front_settings
-from ryzanstein.worker.engines.remote.answers.exact import found_sampler, same_guidance
 from ryzanstein.worker.engines.remote.answers.streams import EngineStreams
-from ryzanstein.worker.engines.remote.bounds import RemoteBounds, SamplerUse
-from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
-from ryzanstein.worker.engines.remote.http.client import EngineClient
+from ryzanstein.worker.engines.remote.finding import RemoteSpec, found
 from ryzanstein.worker.engines.remote.http.faults import (
-    EngineBusy,
     EngineFault,
     EngineProtocolError,
     EngineRefused,
     EngineUnreachable,
 )
-from ryzanstein.worker.engines.remote.probing import probe
 from ryzanstein.worker.engines.remote.silence import Silence
 from ryzanstein.worker.engines.vllm.board import read_board, standstill
-from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import (
     FORWARD,
     IDLE,
@@ -45,36 +36,12 @@ from ryzanstein.worker.supervision.group import (
     LossCause,
     RankLoss,
     RankProgress,
-    RanksLost,
 )
 from ryzanstein.worker.supervision.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
 
 log = structlog.get_logger(__name__)
 
-_SAY_AGAIN_S = 30.0
-_GONE = (errno.ECONNREFUSED, errno.ENOENT)
 _TELL_PREFILL_S = 1.0
-_ITS_PACKAGES = "put on vLLM's PYTHONPATH what this node's `ryzanstein vllm-plugin` writes"
-
-
-class RemoteSpec(NamedTuple):
-    """A server as settings describe it.
-
-    `new_client` connects to it. `dialect`: how it speaks, or auto. `sampler`: whether ours is to be
-    used in it. `max_sequences` are sent to it at once at most; what it says
-    of itself counts if that is less. `prefill_room`: prompt tokens that it takes in a step, about. `board`: where its ranks
-    write how far they are; None: nowhere.
-    """
-
-    address: str
-    new_client: Callable[[], EngineClient]
-    dialect: str
-    sampler: SamplerUse
-    max_sequences: int
-    prefill_room: int
-    queue: QueueSettings
-    bounds: RemoteBounds
-    board: Path | None = None
 
 
 class RemoteGroup:
@@ -98,7 +65,7 @@ class RemoteGroup:
 
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`. Waits for the server, however long it loads, up to `start_s`."""
-        began_s, served = time.monotonic(), await self._found()
+        began_s, served = time.monotonic(), await found(self._client, self._spec, self._on_new)
         if served.vocabulary not in (0, self._model.vocab_size):
             sizes = {"engine_vocabulary": served.vocabulary, "model_vocabulary": self._model.vocab_size}
             log.warning("engine may have another model", engine=self._spec.address, model=self._model.path, **sizes)
@@ -184,54 +151,6 @@ class RemoteGroup:
     def on_nonsense(self, error: EngineProtocolError) -> None:
         """See `StreamListener.on_nonsense`."""
         self._lose(LossCause.UNSOUND, f"the engine at {self._spec.address} sent nonsense: {error}")
-
-    async def _found(self) -> ServedEngine:
-        """Returns what the server is, as soon as it answers. Raises RanksLost after `start_s`, or when it is of no use."""
-        ends_s, said_s, why = time.monotonic() + self._bounds.start_s, time.monotonic(), ""
-        while time.monotonic() < ends_s:
-            try:
-                served = await self._probed()
-            except (EngineUnreachable, EngineBusy) as error:
-                why = str(error)
-                if getattr(error.__cause__, "errno", None) in _GONE:
-                    self._on_new()
-            except EngineFault as error:
-                raise self._not_started(f"it cannot be used: {error}") from None
-            else:
-                self._on_new()
-                sampler = "ours" if served.exact else "its own"
-                log.info("engine found", engine=self._spec.address, version=served.version, model=served.model, sampler=sampler)
-                return served
-            if time.monotonic() - said_s >= _SAY_AGAIN_S:
-                said_s = time.monotonic()
-                log.warning("engine does not answer yet", engine=self._spec.address, reason=why)
-            await asyncio.sleep(self._bounds.retry_s)
-        raise self._not_started(f"it has not answered for {self._bounds.start_s:g} s: {why}")
-
-    async def _probed(self) -> ServedEngine:
-        served = await probe(self._client, self._spec.dialect)
-        if self._spec.sampler == "off":
-            return served
-        found = await found_sampler(self._client, served)
-        if found is not None and found.protocol == PROTOCOL:
-            same = same_guidance(found)
-            if not same:
-                theirs = ".".join(map(str, found.guidance))
-                log.warning("engine takes no constraints", engine=self._spec.address, llguidance=theirs, help=_ITS_PACKAGES)
-            return replace(served, exact=True, constrains=same)
-        if found is None:
-            why = f"the {served.dialect.name} has not loaded our sampler, see docs/operate/engines.md"
-        else:
-            protocols = f"speaks protocol {found.protocol}, this node {PROTOCOL}"
-            why = f"the sampler in {served.dialect.name} {protocols}: {_ITS_PACKAGES}"
-        if self._spec.sampler == "require":
-            raise EngineRefused(why)
-        if found is not None:
-            log.warning("engine is used without our sampler", engine=self._spec.address, reason=why)
-        return served
-
-    def _not_started(self, why: str) -> RanksLost:
-        return RanksLost(RankLoss(0, LossCause.START, f"the engine at {self._spec.address}: {why}"))
 
     def _on_step(self, events: StepEvents) -> None:
         """Passes events on, but for those of a lost group: its generations have failed, and its counts are forgotten."""
