@@ -62,8 +62,8 @@ def test_a_node_counts_tokens_prefix_hits_and_steps_of_each_rank(calm: Any, hold
     )
     with urllib.request.urlopen(url, timeout=5) as reply:
         page = reply.read().decode()
-    assert 'ryzanstein_worker_step_seconds_count{rank="0"}' in page
-    assert 'ryzanstein_worker_step_seconds_count{rank="1"}' in page
+    assert 'ryzanstein_worker_step_seconds_count{model="demo",rank="0"}' in page
+    assert 'ryzanstein_worker_step_seconds_count{model="demo",rank="1"}' in page
 
 
 def test_the_orchestrator_counts_its_members(calm: Any) -> None:

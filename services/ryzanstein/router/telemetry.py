@@ -85,6 +85,24 @@ class PromptMetrics:
         self._tokens.labels(model).inc(num_tokens)
 
 
+class TimeMetrics:
+    """How long generations take, in all and by stage, and the longest waits among those that run.
+
+    A histogram shows a wait when it is over, the gauges while it lasts.
+    """
+
+    def __init__(self, make: _Maker) -> None:
+        first, token = TIME_TO_FIRST_TOKEN_BUCKETS, TIME_PER_OUTPUT_TOKEN_BUCKETS
+        self.first_token = make.histogram("time_to_first_token", "Time from submit to first token", first, "model")
+        self.per_token = make.histogram("time_per_output_token", "Mean time per output token after the first", token, "model")
+        self.longest_pause = make.histogram("longest_pause", "Longest time between two tokens of a generation", first, "model")
+        self.duration = make.histogram("generation_duration", "Time from submit to end", DURATION_BUCKETS, "model")
+        self.stage = make.histogram("stage", "Time of each stage until the first token; the stages add up", first, "stage")
+        self.oldest = make.gauge("oldest_running_seconds", "Time since the oldest running generation was submitted")
+        self.unanswered = make.gauge("oldest_unanswered_seconds", "Longest wait of a running generation without a token")
+        self.silent = make.gauge("silent_seconds", "Longest time since the last token of a running generation that has tokens")
+
+
 class CompatibilityMetrics:
     """How alike the nodes of a model are, and what moved between nodes that are not."""
 
@@ -184,13 +202,7 @@ class RouterTelemetry:
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")
-        self.first_token = histogram(
-            "time_to_first_token", "Time from submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model"
-        )
-        self.per_token = histogram(
-            "time_per_output_token", "Mean time per output token after the first", TIME_PER_OUTPUT_TOKEN_BUCKETS, "model"
-        )
-        self.duration = histogram("generation_duration", "Time from submit to end", DURATION_BUCKETS, "model")
+        self.times = TimeMetrics(make)
         self.failovers = _known(counter("failovers", "Failovers to another node, by cause", "cause"), FAILOVER_CAUSES)
         self.rerouted = histogram("detected_to_rerouted", "Time from fault detection to the next attempt", REROUTE_BUCKETS)
         self.failed_over_in_vain = counter("failovers_exhausted", "Generations that ran out of nodes or attempts", "cause")
@@ -211,6 +223,7 @@ class RouterTelemetry:
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Session turns, by outcome", "outcome")
         self.store_room = StoreRoomMetrics(make)
+        self.store_info = gauge("store_info", "1: sessions are in this store", "store")
         self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
         self.store_outages = counter("store_outages", "Outages of the session store")
         self.store_backlog = gauge("store_backlog", "Session writes queued for the store")

@@ -30,7 +30,8 @@ _INTRODUCTION = f"""# Metrics
 
 Every service answers `GET /metrics` on `metrics_port`, in Prometheus' text format. Besides these it has the metrics of its
 process that prometheus_client provides (`process_*`, `python_*`). Histograms have `_bucket`, `_sum` and `_count`. The id of a
-request, session or generation is never a label. [Observe](../operate/observe.md) says which metric answers which question.
+request, session or generation is never a label. A node's metrics also have the label `model`, except those that its models
+share. [Observe](../operate/observe.md) says which metric answers which question.
 """
 
 

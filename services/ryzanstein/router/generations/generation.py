@@ -23,6 +23,7 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Finished, FinishReason, PromptScores, PromptToken, Started, Usage
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_aside
+from ryzanstein.router.generations.times import GenerationTimes
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
@@ -95,6 +96,8 @@ class GenerationObserver(Protocol):
 
     def generation_started(self, generation: Generation) -> None: ...
 
+    def first_token(self, generation: Generation) -> None: ...
+
     def readers_changed(self, generation: Generation) -> None: ...
 
     def has_news(self, readers: Collection[asyncio.Event]) -> None:
@@ -105,12 +108,19 @@ class GenerationObserver(Protocol):
 class Generation:
     """A generation of this router. Its runner writes to it; readers `follow` it."""
 
-    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0) -> None:
-        """`epoch` is the number of routers that had the generation before this one."""
+    def __init__(
+        self,
+        generation_id: str,
+        request: GenerationRequest,
+        observer: GenerationObserver,
+        epoch: int = 0,
+        times: GenerationTimes | None = None,
+    ) -> None:
+        """`epoch` is the number of routers that had the generation before this one. `times` is its way until now."""
         self.generation_id = generation_id
         self.request = request
         self.epoch = epoch
-        self.next_attempt = 0
+        self.next_attempt = self.num_attempts = 0
         self.new_messages: tuple[Message, ...] = ()
         """The new messages of its session's turn; empty without a session."""
         self.was_read = False
@@ -133,9 +143,8 @@ class Generation:
         self.state = GenerationState.RUNNING
         self.error: RyzansteinError | None = None
         """Why it is paused or has failed."""
-        self.submitted_at = time.monotonic()
-        self.first_token_at: float | None = None
-        self.last_token_at = self.submitted_at
+        self.times = GenerationTimes() if times is None else times
+        self.times.submitted()
         self._observer = observer
         self._readers: dict[asyncio.Event, None] = {}
         self._finished_tokens = 0
@@ -179,6 +188,7 @@ class Generation:
                 omitted,
             )
             if node_id:
+                self.times.accepted_at = time.monotonic()
                 self.meter.accepted(prompt_tokens)
             self._observer.generation_started(self)
             self.wake()
@@ -225,9 +235,13 @@ class Generation:
 
     def token_added(self) -> None:
         """Records the time of a new token in the log, and notifies the readers. Ends an answer that may not be longer."""
-        self.last_token_at = time.monotonic()
-        if self.first_token_at is None:
-            self.first_token_at = self.last_token_at
+        now, times = time.monotonic(), self.times
+        if not times.first_token_at:
+            times.first_token_at = now
+            self._observer.first_token(self)
+        elif now - times.last_token_at > times.longest_pause_s:
+            times.longest_pause_s = now - times.last_token_at
+        times.last_token_at = now
         if self.log.num_tokens >= self.meter.next_at and self.meter.grown(self.log.num_tokens):
             for choice in self.log.end_all(FinishReason.LENGTH):
                 self.end_choice(choice)
@@ -275,6 +289,7 @@ class Generation:
         """
         self.error = None
         self.state = GenerationState.RUNNING
+        self.times.last_token_at = time.monotonic()  # while it did not run it was not silent
 
     def wake(self) -> None:
         if self._readers:

@@ -266,7 +266,7 @@ class RunningGenerations:
 
     def _first_token(self, generation: RunningGeneration) -> None:
         generation.first_token_s = time.monotonic()
-        self._telemetry.first_token.observe(generation.first_token_s - generation.began_s)
+        self._telemetry.attempts.first_token.observe(generation.first_token_s - generation.began_s)
         generation.phase.end()
         generation.phase = self._tracing.start("node.decode", traceparent(generation.span))
 
@@ -283,11 +283,11 @@ class RunningGenerations:
             self._close(generation, "finished")
 
     def _observe(self, generation: RunningGeneration, choice: RunningChoice, reason: FinishReason, cached_tokens: int) -> None:
-        self._telemetry.choices.labels(reason.name.lower()).inc()
+        self._telemetry.attempts.choices.labels(reason.name.lower()).inc()
         generation.span.set_attribute("cached_prompt_tokens", cached_tokens)
         if choice.num_new > 1:
             decode_s = time.monotonic() - generation.first_token_s
-            self._telemetry.per_token.observe(decode_s / (choice.num_new - 1))
+            self._telemetry.attempts.per_token.observe(decode_s / (choice.num_new - 1))
 
     def _close(self, generation: RunningGeneration, outcome: str) -> None:
         del self._groups[generation.group]
@@ -295,7 +295,7 @@ class RunningGenerations:
         generation.link.prepared(generation.handle)
         if not self._groups:
             self.idle.set()
-        self._telemetry.generations.labels(outcome).inc()
+        self._telemetry.attempts.outcomes.labels(outcome).inc()
         generation.phase.end()
         generation.span.set_attribute("outcome", outcome)
         generation.span.end()
