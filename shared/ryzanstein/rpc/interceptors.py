@@ -28,13 +28,16 @@ log = structlog.get_logger(__name__)
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
+# Calls that are polled, or open as long as a service lives: their lines would hide those of requests.
+_POLLED = ("/GetStatus", "/GetRouterStatus", "/ListNodes", "/ListModels", "/WatchCluster")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """An interceptor that wraps every handler.
 
     It lets the call in or refuses it before its message is read, reads requests, binds the request id,
-    maps exceptions to statuses, and logs each call once at its end, except calls of probes and tools.
+    maps exceptions to statuses, and logs each call once at its end, except calls of probes and tools. Polls that succeed are at level
+    debug.
     """
 
     def __init__(self, reading: RequestReading, guard: Guard | None = None) -> None:
@@ -144,4 +147,5 @@ def _forget_frames(aborted: grpc.aio.AbortError) -> None:
 def _done(method: str, started: float, code: str, **more: object) -> None:
     if method.startswith(_QUIET):
         return
-    log.info("call", method=method, code=code, duration_s=round(time.monotonic() - started, 6), **more)
+    say = log.debug if code == "OK" and method.endswith(_POLLED) else log.info
+    say("call", method=method, code=code, duration_s=round(time.monotonic() - started, 6), **more)

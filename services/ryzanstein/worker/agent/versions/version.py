@@ -74,7 +74,7 @@ class ModelVersion:
         self.seen_bytes = 0
         self._informed: EngineGroup | None = None
         self.profiling = Profiling()
-        self.running = RunningGenerations(self._send, telemetry, tracing)
+        self.running = RunningGenerations(self._send, telemetry, tracing, self._lead)
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: self.num_running > 0, self.pages.on_answer)
@@ -125,8 +125,11 @@ class ModelVersion:
     @property
     def step(self) -> int:
         """Engine steps of the present ranks so far."""
-        ranks = self.progress()
-        return ranks[0].step if ranks else 0
+        lead = self._lead()
+        return 0 if lead is None else lead.step
+
+    def _lead(self) -> RankProgress | None:
+        return next(iter(self.progress()), None)
 
     @property
     def profiled(self) -> bool:
