@@ -29,7 +29,8 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.rpc.reading import RequestReading, malformed_requests
+from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
@@ -173,12 +174,14 @@ async def _serve_rpc(
 ) -> None:
     services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
+    rpc_metrics = RpcMetrics("worker", metrics.registry)
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", metrics.registry)),
+        reading=RequestReading(settings.tuning.max_request_records, rpc_metrics.malformed),
+        metrics=rpc_metrics,
         tls=tls,
         health_port=settings.health_port,
     )

@@ -21,7 +21,7 @@ from ryzanstein.router.journal.metrics import JournalMetrics
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
-from ryzanstein.rpc.reading import malformed_requests
+from ryzanstein.rpc.metrics import RpcMetrics
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 _INTRODUCTION = f"""# Metrics
@@ -40,7 +40,7 @@ def metrics_page() -> str:
     lines = [_INTRODUCTION]
     registries = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
     for service, registry in registries.items():
-        malformed_requests(service, registry)
+        RpcMetrics(service, registry)
         TlsMetrics(service, registry)
         rows = sorted(_rows(registry))
         lines += [f"## {service.capitalize()}", "", *table(("metric", "type", "labels", "meaning"), rows)]
