@@ -7,16 +7,18 @@ created once in `__main__` and passed on.
 
 from __future__ import annotations
 
+import platform
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import ThreadingHTTPServer
+from importlib import metadata
 from socketserver import TCPServer
 from typing import Any, Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry, Metric, MetricsHandler, disable_created_metrics
+from prometheus_client import CollectorRegistry, Gauge, Metric, MetricsHandler, disable_created_metrics
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -64,6 +66,14 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+def show_build(service: str, registry: CollectorRegistry) -> None:
+    """Shows which release runs, on which Python."""
+    build = Gauge(
+        f"ryzanstein_{service}_build_info", "1: this release runs, on this Python", ["version", "python"], registry=registry
+    )
+    build.labels(metadata.version("ryzanstein"), platform.python_version()).set(1)
 
 
 Labelled = Callable[[], Iterable[tuple[str, CollectorRegistry]]]

@@ -16,7 +16,7 @@ from ryzanstein.router.generations import generation as module
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.measures import GenerationMeasures
 from ryzanstein.router.generations.times import GenerationTimes
-from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.router.telemetry import MOST_TENANTS, RouterTelemetry
 
 REQUEST = GenerationRequest("m", TextPrompt("x"), SamplingParams(max_tokens=9), request_id="r")
 
@@ -146,3 +146,17 @@ def test_the_waits_of_another_routers_generation_are_not_observed_again(measured
     assert measured.value("time_to_first_token_seconds_count", model="m") is None
     assert "accept_s" not in lines[0]
     assert measured.value("generations_total", model="m", outcome="complete") == 1
+
+
+def test_so_many_tenants_have_series_of_their_own() -> None:
+    telemetry = RouterTelemetry()
+    for number in range(2 * MOST_TENANTS):
+        telemetry.tenants.ended(f"tenant-{number}", "complete")
+    telemetry.tenants.ended("tenant-0", "refused")
+
+    def value(tenant: str, outcome: str) -> float | None:
+        labels = {"tenant": tenant, "outcome": outcome}
+        return telemetry.registry.get_sample_value("ryzanstein_router_tenant_requests_total", labels)
+
+    assert (value("tenant-0", "complete"), value("tenant-0", "refused")) == (1, 1)
+    assert (value("other", "complete"), value(f"tenant-{MOST_TENANTS}", "complete")) == (MOST_TENANTS, None)

@@ -260,7 +260,9 @@ class LocalCore:
                 entry.held.release()
                 raise
             generation.on_prompt_dropped = entry.held.release
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RyzansteinError):
+                self._telemetry.tenants.ended(request.tenant, "refused")
             if request.key is not None:
                 self._keys.free(generation_id)
             raise

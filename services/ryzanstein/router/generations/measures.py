@@ -47,6 +47,7 @@ class GenerationMeasures:
         model, times, tokens = generation.request.model, generation.times, generation.log.num_tokens
         duration_s = time.monotonic() - times.submitted_at
         self._telemetry.generations.labels(model, outcome).inc()
+        self._telemetry.tenants.ended(generation.request.tenant, outcome)
         self._telemetry.times.duration.labels(model).observe(duration_s)
         if times.first_token_at:
             self._telemetry.times.longest_pause.labels(model).observe(times.longest_pause_s)

@@ -89,9 +89,7 @@ class WorkerTelemetry:
                 self.state.labels(other.name.lower()).set(other is state)
 
     def ranks_ready(self, ranks: Sequence[RankReady]) -> None:
-        self.kv.blocks.set(ranks[0].num_blocks)
-        self.kv.set_compression(ranks[0].kv_compression)
-        self.kv.set_sparse(ranks[0].sparse_attention)
+        self.kv.ready(ranks)
         self.ranks.ready(ranks)
 
     def engine(self, stats: EngineStats) -> None:
