@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from ryzanstein import errors
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
-from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.server import READINESS, STARTUP, RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc

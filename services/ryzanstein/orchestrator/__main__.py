@@ -27,7 +27,7 @@ from ryzanstein.orchestrator.state.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import service_tls

@@ -60,7 +60,7 @@ from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import Dialer
-from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.tls.public_tls import public_certificates, public_credentials

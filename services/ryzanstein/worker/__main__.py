@@ -29,7 +29,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls

@@ -14,15 +14,16 @@ from typing import Any
 
 import grpc
 import structlog
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import Caller
+from ryzanstein.observe.metrics import DURATION_BUCKETS
 from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
 from ryzanstein.rpc.guard import Guard, let_in, refusing
-from ryzanstein.rpc.metrics import RpcMetrics
-from ryzanstein.rpc.reading import ReadableRequests, RequestReading, readable
+from ryzanstein.rpc.reading import ReadableRequests, RequestReading, malformed_requests, readable
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,39 @@ TRACEPARENT = "traceparent"
 _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
 # Calls that are polled, or open as long as a service lives: their lines would hide those of requests.
 _POLLED = ("/GetStatus", "/GetRouterStatus", "/ListNodes", "/ListModels", "/WatchCluster")
+
+
+class RpcMetrics:
+    """Built once with a service's registry, for all its servers.
+
+    The label `method` is the service's name and the method's, as in `WorkerService/GetStatus`. Only methods that exist are
+    counted, so there are few.
+    """
+
+    def __init__(self, service: str, registry: CollectorRegistry) -> None:
+        self.malformed = malformed_requests(service, registry)
+        self._seconds = Histogram(
+            f"ryzanstein_{service}_rpc_seconds",
+            "Duration of gRPC calls; a stream's until it ends.",
+            ["method", "code"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self._running = Gauge(f"ryzanstein_{service}_rpcs_running", "Running gRPC calls.", ["method"], registry=registry)
+
+    def begun(self, path: str) -> None:
+        """Counts a call of a method, as `/package.Service/Method`."""
+        self._running.labels(_short(path)).inc()
+
+    def ended(self, path: str, code: str, duration_s: float) -> None:
+        """Counts the end of a call that has begun."""
+        self._running.labels(_short(path)).dec()
+        self._seconds.labels(_short(path), code).observe(duration_s)
+
+
+def _short(path: str) -> str:
+    service, _, method = path.rpartition("/")
+    return f"{service.rpartition('.')[2]}/{method}"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

@@ -17,8 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ryzanstein.addresses import join_address
 from ryzanstein.rpc.guard import Guard
 from ryzanstein.rpc.health_port import HealthPort
-from ryzanstein.rpc.interceptors import ErrorInterceptor
-from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.interceptors import ErrorInterceptor, RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
 

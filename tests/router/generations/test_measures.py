@@ -13,9 +13,8 @@ from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.generation.request import GenerationRequest, SamplingParams
 from ryzanstein.generation.tokens import Token
 from ryzanstein.router.generations import generation as module
-from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.generation import Generation, GenerationTimes
 from ryzanstein.router.generations.measures import GenerationMeasures
-from ryzanstein.router.generations.times import GenerationTimes
 from ryzanstein.router.telemetry import MOST_TENANTS, RouterTelemetry
 
 REQUEST = GenerationRequest("m", TextPrompt("x"), SamplingParams(max_tokens=9), request_id="r")

@@ -21,7 +21,7 @@ from ryzanstein.router.journal.metrics import JournalMetrics
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
-from ryzanstein.rpc.metrics import RpcMetrics
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 _INTRODUCTION = f"""# Metrics

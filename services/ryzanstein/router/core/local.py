@@ -26,9 +26,8 @@ from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
-from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.generation import Generation, GenerationTimes
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
-from ryzanstein.router.generations.times import GenerationTimes
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts

@@ -7,10 +7,9 @@ session's turn is stored, so that a client that has read the end can continue fr
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -23,10 +22,11 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Finished, FinishReason, PromptScores, PromptToken, Started, Usage
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_aside
-from ryzanstein.router.generations.times import GenerationTimes
+from ryzanstein.router.generations.meter import Meter, Unmetered
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
+STAGES = ("admission", "session", "choose", "accept", "first_token")
 
 
 def paused(generation_id: str) -> RyzansteinError:
@@ -50,45 +50,42 @@ class GenerationState(Enum):
     """It has ended with an error; it is resumable if that is retryable."""
 
 
-class Meter(Protocol):
-    """Learns what a generation uses. `next_at`: the number of tokens in the log at which to call `grown`."""
+@dataclass(slots=True)
+class GenerationTimes:
+    """Times are seconds of `time.monotonic`; 0: not yet.
 
-    next_at: int
+    It arrived at the core, was admitted, was submitted when its turn in the session was open, was first sent to a node, was
+    first accepted by one, and had its first token and its last one so far. `longest_pause_s` is the longest time between two
+    tokens, while it ran.
+    """
 
-    def accepted(self, prompt_tokens: int) -> None:
-        """Counts the prompt, once a node has accepted it."""
-        ...
+    arrived_at: float = 0.0
+    admitted_at: float = 0.0
+    submitted_at: float = 0.0
+    sent_at: float = 0.0
+    accepted_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    longest_pause_s: float = 0.0
 
-    def grown(self, num_tokens: int) -> bool:
-        """Counts the tokens of a generation that goes on. Returns True if its answer must end here."""
-        ...
+    def __post_init__(self) -> None:
+        self.arrived_at = self.arrived_at or time.monotonic()
 
-    def settle(self, num_tokens: int) -> None:
-        """Counts all tokens of a generation that runs no more, or not until it is resumed."""
-        ...
+    def submitted(self) -> None:
+        """Records that all before the nodes is done. A generation of another router arrives, so to speak, here."""
+        self.submitted_at = self.last_token_at = time.monotonic()
+        self.admitted_at = self.admitted_at or self.arrived_at
 
-    def resume(self) -> None:
-        """Learns that a settled generation runs again."""
-        ...
-
-    def leave(self) -> None:
-        """Learns that another router has the generation, and counts it."""
-        ...
-
-
-class _Unmetered:
-    next_at = sys.maxsize
-
-    def accepted(self, prompt_tokens: int) -> None: ...
-
-    def grown(self, num_tokens: int) -> bool:
-        return False
-
-    def settle(self, num_tokens: int) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def leave(self) -> None: ...
+    def stages_s(self) -> dict[str, float]:
+        """Returns how long each stage took that is over, in order. They add up to the wait for the first token."""
+        began_at, stages = self.arrived_at, {}
+        ends = (self.admitted_at, self.submitted_at, self.sent_at, self.accepted_at, self.first_token_at)
+        for stage, ended_at in zip(STAGES, ends, strict=True):
+            if not ended_at:
+                break
+            stages[stage] = ended_at - began_at
+            began_at = ended_at
+        return stages
 
 
 class GenerationObserver(Protocol):
@@ -132,7 +129,7 @@ class Generation:
         """Its re-attach window is over: it can be read until it has ended."""
         self.on_prompt_dropped: Callable[[], None] = lambda: None
         """Releases the memory of the prompt, at the latest when the generation is forgotten."""
-        self.meter: Meter = _Unmetered()
+        self.meter: Meter = Unmetered()
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.origin: TokenOrigin | None = None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.times import STAGES
+from ryzanstein.router.generations.generation import STAGES, Generation
 from ryzanstein.router.telemetry import RouterTelemetry
 
 log = structlog.get_logger(__name__)
