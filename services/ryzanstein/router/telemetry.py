@@ -13,7 +13,7 @@ from ryzanstein.observe.metrics import (
     TIME_TO_FIRST_TOKEN_BUCKETS,
     FormerName,
     new_registry,
-    show_build,
+    show_service,
 )
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
@@ -208,7 +208,7 @@ class RouterTelemetry:
         make = _Maker(registry)
         counter, gauge, histogram = make.counter, make.gauge, make.histogram
 
-        show_build("router", registry)
+        show_service("router", registry)
         self.requests = counter("requests", "Calls that ended, by code", "face", "method", "code")
         self.request_seconds = histogram(
             "request", "Duration of calls; a stream's until it ends", DURATION_BUCKETS, "face", "method"

@@ -20,10 +20,13 @@ from typing import Any, Protocol
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, Metric, MetricsHandler, disable_created_metrics
 from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+
+from ryzanstein.observe.lost_lines import LOST_LINES
 
 log = structlog.get_logger(__name__)
 
@@ -68,12 +71,32 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-def show_build(service: str, registry: CollectorRegistry) -> None:
-    """Shows which release runs, on which Python."""
+def show_service(service: str, registry: CollectorRegistry) -> None:
+    """Shows which release runs, on which Python, and how many lines its log lost."""
     build = Gauge(
         f"ryzanstein_{service}_build_info", "1: this release runs, on this Python", ["version", "python"], registry=registry
     )
     build.labels(metadata.version("ryzanstein"), platform.python_version()).set(1)
+    registry.register(_LostLinesMetric(f"ryzanstein_{service}_log_lines_dropped"))
+
+
+class _LostLinesMetric(Collector):
+    """The lines that the log of this service lost, by cause. A process without such a log lost none."""
+
+    _labelnames = ("cause",)
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lost = name, LOST_LINES.get(None)
+
+    def describe(self) -> Iterator[Metric]:
+        text = "Log lines lost, by cause: unwritten, or limited: libraries wrote more a second than are kept."
+        yield CounterMetricFamily(self._name, text, labels=self._labelnames)
+
+    def collect(self) -> Iterator[Metric]:
+        (family,) = self.describe()
+        for cause, num in ({} if self._lost is None else self._lost.by_cause()).items():
+            family.add_sample(f"{self._name}_total", {"cause": cause}, num)
+        yield family
 
 
 Labelled = Callable[[], Iterable[tuple[str, CollectorRegistry]]]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.observe.metrics import new_registry, show_build
+from ryzanstein.observe.metrics import new_registry, show_service
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
 from ryzanstein.worker.telemetry.constraint_metrics import GrammarMetrics
@@ -50,7 +50,7 @@ class NodeMetrics:
     def __init__(self) -> None:
         self.registry = registry = new_registry()
         self.background = Background("worker", registry)
-        show_build("worker", registry)
+        show_service("worker", registry)
         self.loop_lag = LoopLag("worker", registry)
         self.grammars, self.embeddings = GrammarMetrics(registry), NodeEmbeddingMetrics(registry)
         self.template_limits = Counter(
