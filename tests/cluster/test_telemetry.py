@@ -48,6 +48,11 @@ def test_the_router_counts_requests_tokens_and_first_token_times(calm: Any) -> N
     assert grown("ryzanstein_router_generations_total") == 1
     assert grown("ryzanstein_router_time_to_first_token_seconds_count") == 1
     assert grown("ryzanstein_router_time_per_output_token_seconds_count") == 1
+    assert grown("ryzanstein_router_longest_pause_seconds_count") == 1
+    assert grown("ryzanstein_router_stage_seconds_count") == 5
+    assert grown("ryzanstein_router_request_seconds_count") == grown("ryzanstein_router_rpc_seconds_count") == 1
+    assert after["ryzanstein_router_store_info"] == after["ryzanstein_router_build_info"] == 1
+    assert after["ryzanstein_router_silent_seconds"] == 0
 
 
 def test_a_node_counts_tokens_prefix_hits_and_steps_of_each_rank(calm: Any, holds: Any) -> None:
