@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ryzanstein.observe.log_files import LineWriter
+from ryzanstein.observe.lost_lines import LineLoss, LostLines
 
 PROGRAM = """
 import structlog
@@ -86,12 +87,15 @@ for number in range(100):
 def test_what_cannot_be_written_is_lost_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with open("/dev/full", "wb", buffering=0) as disk, path.open("wb", buffering=0) as freed:
-        lines = LineWriter(partial(os.write, disk.fileno()), {"service": "router"})
+        counted = LostLines()
+        write = partial(os.write, disk.fileno())
+        lines = LineWriter(write, {"service": "router"}, counted.counter(LineLoss.UNWRITTEN))
         for _ in range(3):
             lines.put(b"{}\n")
         os.dup2(freed.fileno(), disk.fileno())
         lines.put(b'{"event": "after"}\n')
         lines.put(b'{"event": "later"}\n')
+    assert counted.by_cause() == {"unwritten": 3, "limited": 0}
     lost, after, later = map(json.loads, path.read_text().splitlines())
     assert (lost["service"], lost["event"], after["event"], later["event"]) == ("router", "log lines lost: 3", "after", "later")
 

@@ -12,7 +12,7 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.awake import TICK_S, AwakeClock
 from ryzanstein.process.loop_lag import LoopLag
 from ryzanstein.router.telemetry import RouterTelemetry
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 
 
 async def test_a_held_loop_is_seen_less_a_tick_at_most() -> None:
@@ -42,10 +42,10 @@ async def test_an_idle_loop_is_woken_at_most_20_times_a_second() -> None:
 
 @pytest.mark.parametrize(
     ("service", "telemetry"),
-    [("router", RouterTelemetry), ("worker", WorkerTelemetry), ("orchestrator", OrchestratorTelemetry)],
+    [("router", RouterTelemetry), ("worker", NodeMetrics), ("orchestrator", OrchestratorTelemetry)],
 )
 def test_every_service_has_the_metric(
-    service: str, telemetry: type[RouterTelemetry | WorkerTelemetry | OrchestratorTelemetry]
+    service: str, telemetry: type[RouterTelemetry | NodeMetrics | OrchestratorTelemetry]
 ) -> None:
     made = telemetry()
     made.loop_lag.observe(12.0)

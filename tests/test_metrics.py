@@ -27,6 +27,7 @@ def test_the_endpoint_serves_service_and_process_metrics() -> None:
     sample = families["ryzanstein_router_requests"].samples[0]
     assert (sample.name, sample.labels, sample.value) == ("ryzanstein_router_requests_total", {"code": "OK"}, 3.0)
     assert "process_resident_memory_bytes" in families
+    assert [sample.name for sample in families["ryzanstein_router_requests"].samples] == ["ryzanstein_router_requests_total"]
 
 
 @pytest.fixture

@@ -120,3 +120,25 @@ def test_what_is_no_record_is_wrapped_and_bounded(line: bytes) -> None:
     (record,) = written
     assert json.loads(record)["logger"] == "native"
     assert len(record) < 30_000
+
+
+def test_lines_over_the_limit_of_a_second_are_counted_in_the_services_metrics() -> None:
+    records = lines_of(
+        """
+from ryzanstein.observe import metrics
+registry = metrics.new_registry()
+metrics.show_service("router", registry)
+def lost(cause):
+    return registry.get_sample_value("ryzanstein_router_log_lines_dropped_total", {"cause": cause})
+assert (lost("limited"), lost("unwritten")) == (0, 0)
+os.write(2, b"".join(b"line %d\\n" % number for number in range(1000)))
+until = time.monotonic() + 20
+while not lost("limited") and time.monotonic() < until:
+    time.sleep(0.01)
+time.sleep(0.2)
+structlog.get_logger().info("counted", limited=lost("limited"))
+"""
+    )
+    counted = next(record["limited"] for record in records if record["event"] == "counted")
+    kept = sum(record["event"].startswith("line ") for record in records)
+    assert counted == 1000 - kept > 0

@@ -46,7 +46,8 @@ class Nodes:
         return sum(self._counted(node_id, name, labels) for node_id in self.cluster.node_ids)
 
     def _counted(self, node_id: str, name: str, labels: dict[str, str]) -> float:
-        wanted = f"ryzanstein_worker_{name}" + (f"{{{','.join(f'{k}={v!r}' for k, v in labels.items())}}} ".replace("'", '"'))
+        inside = ",".join(f'{key}="{value}"' for key, value in sorted({**labels, "model": "demo"}.items()))
+        wanted = f"ryzanstein_worker_{name}{{{inside}}} "
         try:
             with urllib.request.urlopen(self.cluster.services[node_id].metrics_url, timeout=10) as response:
                 lines = response.read().decode().splitlines()

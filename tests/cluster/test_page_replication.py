@@ -22,11 +22,11 @@ LONG = " ".join(f"Item {i} is number {7 * i}." for i in range(60))
 
 
 def metric(harness: Any, node_id: str, name: str, **labels: str) -> float:
-    """A metric of a node, 0 where it is absent."""
+    """A metric of a node's model, 0 where it is absent."""
     with urllib.request.urlopen(harness.cluster.services[node_id].metrics_url, timeout=10) as response:
         lines = response.read().decode().splitlines()
-    wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
-    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(wanted + " ")), 0.0)
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted({**labels, "model": "demo"}.items()))
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{{inside}}} ")), 0.0)
 
 
 def prefilled(harness: Any, node_id: str) -> float:

@@ -81,7 +81,7 @@ def test_a_paused_answer_comes_back_from_memory_with_the_same_tokens(client_of: 
         assert together == alone
         with urllib.request.urlopen(cluster.services["node-0"].metrics_url, timeout=10) as response:
             lines = response.read().decode().splitlines()
-        resumed = 'ryzanstein_worker_paused_choices_resumed_total{by="tier"} '
+        resumed = 'ryzanstein_worker_paused_choices_resumed_total{by="tier",model="demo"} '
         assert [float(line.removeprefix(resumed)) > 0 for line in lines if line.startswith(resumed)] == [True]
         for client in clients:
             client.close()

@@ -48,6 +48,11 @@ def test_the_router_counts_requests_tokens_and_first_token_times(calm: Any) -> N
     assert grown("ryzanstein_router_generations_total") == 1
     assert grown("ryzanstein_router_time_to_first_token_seconds_count") == 1
     assert grown("ryzanstein_router_time_per_output_token_seconds_count") == 1
+    assert grown("ryzanstein_router_longest_pause_seconds_count") == 1
+    assert grown("ryzanstein_router_stage_seconds_count") == 5
+    assert grown("ryzanstein_router_request_seconds_count") == grown("ryzanstein_router_rpc_seconds_count") == 1
+    assert after["ryzanstein_router_store_info"] == after["ryzanstein_router_build_info"] == 1
+    assert after["ryzanstein_router_silent_seconds"] == 0
 
 
 def test_a_node_counts_tokens_prefix_hits_and_steps_of_each_rank(calm: Any, holds: Any) -> None:
@@ -62,8 +67,8 @@ def test_a_node_counts_tokens_prefix_hits_and_steps_of_each_rank(calm: Any, hold
     )
     with urllib.request.urlopen(url, timeout=5) as reply:
         page = reply.read().decode()
-    assert 'ryzanstein_worker_step_seconds_count{rank="0"}' in page
-    assert 'ryzanstein_worker_step_seconds_count{rank="1"}' in page
+    assert 'ryzanstein_worker_step_seconds_count{model="demo",rank="0"}' in page
+    assert 'ryzanstein_worker_step_seconds_count{model="demo",rank="1"}' in page
 
 
 def test_the_orchestrator_counts_its_members(calm: Any) -> None:

@@ -83,7 +83,7 @@ def test_a_closed_page_frees_the_node_and_a_reload_goes_on(cluster: LocalCluster
     assert undisturbed.done
     page = Stream().ask(urls[0], question, until_chars=20)
     assert holds(lambda: value(cluster, "router-0", "ryzanstein_router_generations_paused_total") == 1, 20)
-    assert holds(lambda: value(cluster, "node-0", "ryzanstein_worker_running ") == 0, 20)
+    assert holds(lambda: value(cluster, "node-0", "ryzanstein_worker_running{") == 0, 20)
     page.go_on(urls[1])
     assert page.done
     assert page.text == undisturbed.text

@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+import structlog
 from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from ryzanstein import errors
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.server import READINESS, STARTUP, RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
@@ -33,6 +36,9 @@ class Failing(inference_grpc.InferenceServiceServicer):
             raise ZeroDivisionError("secret in a stack")
         raise errors.invalid("messages", "must have at least one message")
 
+    async def ListModels(self, request: inference.ListModelsRequest, context: object) -> inference.ListModelsResponse:
+        return inference.ListModelsResponse()
+
     async def StreamChat(
         self, request: inference.StreamChatRequest, context: object
     ) -> AsyncIterator[inference.StreamChatResponse]:
@@ -41,8 +47,13 @@ class Failing(inference_grpc.InferenceServiceServicer):
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[RpcServer]:
-    server = RpcServer("127.0.0.1", 0, [SERVICE])
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+async def server(registry: CollectorRegistry) -> AsyncIterator[RpcServer]:
+    server = RpcServer("127.0.0.1", 0, [SERVICE], metrics=RpcMetrics("test", registry))
     inference_grpc.add_InferenceServiceServicer_to_server(Failing(), server.server)
     await server.start()
     yield server
@@ -192,3 +203,41 @@ async def test_a_process_whose_port_is_taken_ends_without_a_stray_traceback(serv
     assert out.decode().startswith("cannot listen on 127.0.0.1:")
     assert "Traceback" not in err.decode()
     assert process.returncode == 0
+
+
+async def test_calls_are_measured_by_method_and_how_they_ended(channel: grpc.aio.Channel, registry: CollectorRegistry) -> None:
+    stub = inference_grpc.InferenceServiceStub(channel)
+    await stub.ListModels(inference.ListModelsRequest(), timeout=5)
+    for model in ("", "bug"):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Chat(inference.ChatRequest(model=model), timeout=5)
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError):
+            _ = [_ async for _ in stub.StreamChat(inference.StreamChatRequest(), timeout=5)]
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stub.CancelGeneration(inference.CancelGenerationRequest(), timeout=5)
+    ended = {
+        (sample.labels["method"], sample.labels["code"]): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "ryzanstein_test_rpc_seconds_count"
+    }
+    assert ended == {
+        ("InferenceService/Chat", "INVALID_ARGUMENT"): 1,
+        ("InferenceService/Chat", "INTERNAL"): 1,
+        ("InferenceService/StreamChat", "UNAVAILABLE"): 2,
+        ("InferenceService/ListModels", "OK"): 1,
+        ("InferenceService/CancelGeneration", "UNIMPLEMENTED"): 1,
+    }
+    running = [s.value for family in registry.collect() for s in family.samples if s.name == "ryzanstein_test_rpcs_running"]
+    assert running == [0, 0, 0, 0]
+
+
+async def test_polls_that_succeed_are_logged_at_debug(channel: grpc.aio.Channel) -> None:
+    """Their lines would hide those of requests."""
+    with structlog.testing.capture_logs() as lines:
+        await inference_grpc.InferenceServiceStub(channel).ListModels(inference.ListModelsRequest(), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await inference_grpc.InferenceServiceStub(channel).Chat(inference.ChatRequest(), timeout=5)
+    calls = {line["method"].rpartition("/")[2]: line["log_level"] for line in lines if line["event"] == "call"}
+    assert calls == {"ListModels": "debug", "Chat": "info"}

@@ -64,7 +64,7 @@ async def test_a_beat_behind_long_prompts_is_answered_before_they_are_tokenized(
 
 
 def cancelled(page: str) -> float:
-    name = 'ryzanstein_worker_generations_total{outcome="cancelled"}'
+    name = 'ryzanstein_worker_generations_total{model="demo",outcome="cancelled"}'
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name))
 
 

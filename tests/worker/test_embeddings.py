@@ -134,7 +134,7 @@ async def test_a_text_that_another_cache_scope_gave_is_computed_whole(cut_node: 
     def prefilled() -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=10) as page:
             lines = page.read().decode().splitlines()
-        counted = [line for line in lines if line.startswith('ryzanstein_worker_tokens_total{kind="prefill"}')]
+        counted = [line for line in lines if line.startswith('ryzanstein_worker_tokens_total{kind="prefill"')]
         return float(counted[0].rpartition(" ")[2]) if counted else 0.0
 
     async def has_computed() -> bool:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 OWN = 20  # blocks of 16 tokens: two answers of 150 tokens
 TOKENS = 150
-MOVED = (("kv_bytes_borrowed", "second"), ("kv_bytes_lent", ""))
+MOVED = (("kv_bytes_borrowed", "second"), ("kv_bytes_lent", "demo"))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_a_model_borrows_what_the_other_does_not_need_and_gives_it_back_wh
         assert await crowd == alone
         again = asyncio.create_task(answers(demo, attempt, "demo", range(4)))
         async with asyncio.timeout(60):
-            while (seen := await asyncio.to_thread(metrics, node))["kv_blocks_limit", ""] < OWN and not again.done():
+            while (seen := await asyncio.to_thread(metrics, node))["kv_blocks_limit", "demo"] < OWN and not again.done():
                 pass
-        assert seen["kv_blocks_limit", ""] >= OWN, "the owner has its own blocks back"
+        assert seen["kv_blocks_limit", "demo"] >= OWN, "the owner has its own blocks back"
         assert await again == own

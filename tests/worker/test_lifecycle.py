@@ -194,7 +194,7 @@ async def test_a_handle_that_runs_cannot_be_used_again(link, attempt):
     assert error_from_rpc(await link.until_ended()).violations[0].field == "submit.handle"
 
 
-async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
+async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics, eventually):
     await link.run(attempt(max_tokens=20, ignore_eos=True))
     status = await stub.GetStatus(pb.GetStatusRequest())
     async with asyncio.timeout(5):  # rank 1 leaves the last step when it gets a core
@@ -203,15 +203,24 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics):
     assert [(rank.rank, rank.phase) for rank in status.ranks] == [(0, "idle"), (1, "idle")]
     assert all(rank.resident_bytes > 50e6 and rank.collective > 0 for rank in status.ranks)
     assert len({rank.step for rank in status.ranks}) == 1
-    page = await metrics()
-    for line in (
-        'ryzanstein_worker_state{state="ready"} 1.0',
-        'ryzanstein_worker_tokens_total{kind="decode"}',
-        'ryzanstein_worker_generations_total{outcome="finished"}',
-        'ryzanstein_worker_startup_phase_seconds{phase="load",rank="1"}',
-        'ryzanstein_worker_step_seconds_count{rank="1"}',
-    ):
-        assert line in page
+    lines = (
+        'ryzanstein_worker_state{model="demo",state="ready"} 1.0',
+        'ryzanstein_worker_tokens_total{kind="decode",model="demo"}',
+        'ryzanstein_worker_generations_total{model="demo",outcome="finished"}',
+        'ryzanstein_worker_startup_phase_seconds{model="demo",phase="load",rank="1"}',
+        'ryzanstein_worker_step_seconds_count{model="demo",rank="1"}',
+        'ryzanstein_worker_rank_seconds_total{model="demo",phase="collective",rank="1"}',
+        'ryzanstein_worker_rank_seconds_total{model="demo",phase="schedule",rank="0"}',
+        'ryzanstein_worker_rank_steps_total{model="demo",rank="1"}',
+        'ryzanstein_worker_rank_collectives_total{model="demo",rank="1"}',
+        'ryzanstein_worker_step_tokens_count{model="demo"}',
+    )
+
+    async def shown() -> bool:
+        page = await metrics()
+        return all(line in page for line in lines)
+
+    await eventually(shown, 5, "the next beat shows the last steps")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def test_a_node_shows_every_phase_of_every_rank(metrics) -> None:
     page = await metrics()
     for rank in (0, 1):
         for phase in PHASES:
-            name = f'ryzanstein_worker_startup_phase_seconds{{phase="{phase}",rank="{rank}"}}'
+            name = f'ryzanstein_worker_startup_phase_seconds{{model="demo",phase="{phase}",rank="{rank}"}}'
             values = [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)]
             assert len(values) == 1, name
             assert 0 < values[0] < 60, name

@@ -140,8 +140,8 @@ async def test_a_model_is_replaced_by_name_and_its_metrics_have_its_name(
     async def counted_tokens() -> bool:
         page = await asyncio.to_thread(_page, two.metrics_port)
         assert page.count("# TYPE ryzanstein_worker_running gauge") == 1
-        computed = dict(re.findall(r'ryzanstein_worker_tokens_total{kind="decode"(?:,model="(\w+)")?} ([0-9.]+)', page))
-        return float(computed[""]) > float(computed["second"]) > 0
+        computed = dict(re.findall(r'ryzanstein_worker_tokens_total{kind="decode",model="(\w+)"} ([0-9.]+)', page))
+        return float(computed["demo"]) > float(computed["second"]) > 0
 
     await eventually(counted_tokens)
     await node_stub.LoadModel(pb.LoadModelRequest(model="second", path=str(second)))

@@ -61,10 +61,11 @@ async def test_a_paused_answer_goes_on_exactly_where_it_was(small, connect, atte
 
     async def counted() -> bool:
         text = await page(small)
-        return 'ryzanstein_worker_paused_total{cause="priority"} 3.0' in text and "ryzanstein_worker_resumed_total 3.0" in text
+        paused = 'ryzanstein_worker_paused_total{cause="priority",model="demo"} 3.0' in text
+        return paused and 'ryzanstein_worker_resumed_total{model="demo"} 3.0' in text
 
     await eventually(counted, 5, "three pauses and three resumptions")
-    assert 'ryzanstein_worker_class_tokens_total{kind="decode",priority="5"} 12.0' in await page(small)
+    assert 'ryzanstein_worker_class_tokens_total{kind="decode",model="demo",priority="5"} 12.0' in await page(small)
 
 
 async def test_a_full_line_refuses_with_the_time_to_come_back_and_a_light_tenant_still_gets_in(small, connect, attempt, page):
@@ -84,7 +85,7 @@ async def test_a_full_line_refuses_with_the_time_to_come_back_and_a_light_tenant
         unfinished = [handle for handle in heavy if not link.streams[handle].finished and not link.streams[handle].failed]
         assert unfinished, "it did not wait behind them"
     text = await page(small)
-    assert 'ryzanstein_worker_shed_total{cause="full"}' in text
+    assert 'ryzanstein_worker_shed_total{cause="full",model="demo"}' in text
     assert "heavy" not in text, "no tenant is a label"
 
 

@@ -27,7 +27,8 @@ from ryzanstein.orchestrator.state.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.rpc.reading import RequestReading, malformed_requests
+from ryzanstein.rpc.interceptors import RpcMetrics
+from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import service_tls
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
@@ -63,12 +64,14 @@ async def _serve_rpc(
 ) -> None:
     names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
     tls = service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background)
+    rpc_metrics = RpcMetrics("orchestrator", telemetry.registry)
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.tuning.max_request_records, malformed_requests("orchestrator", telemetry.registry)),
+        reading=RequestReading(settings.tuning.max_request_records, rpc_metrics.malformed),
+        metrics=rpc_metrics,
         tls=tls,
         health_port=settings.health_port,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.auth.audit.auditor import audit_failures
-from ryzanstein.observe.metrics import new_registry
+from ryzanstein.observe.metrics import new_registry, show_service
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
 
@@ -18,6 +18,7 @@ class OrchestratorTelemetry:
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
         self.background = Background("orchestrator", self.registry)
+        show_service("orchestrator", self.registry)
         self.nodes = self._gauge("nodes", "Current members.")
         self.watchers = self._gauge("watchers", "Open watches.")
         self.deployments = self._gauge("deployments", "Desired deployments.")

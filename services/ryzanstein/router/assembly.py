@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
-from prometheus_client import Counter
 
 from ryzanstein.addresses import EVERY_HOST, is_loopback, join_address, split_address, with_port
 from ryzanstein.auth.caller import Caller
@@ -61,7 +60,8 @@ from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import Dialer
-from ryzanstein.rpc.reading import RequestReading, malformed_requests
+from ryzanstein.rpc.interceptors import RpcMetrics
+from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.tls.public_tls import public_certificates, public_credentials
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
@@ -98,7 +98,7 @@ class Router:
     entrance: Entrance
     tls: ServiceTls | None
     certificates: PublicCertificates | None
-    malformed: Counter
+    rpc: RpcMetrics
     links: Roster
     linker: Linker
     telemetry: RouterTelemetry
@@ -151,10 +151,8 @@ async def assembled(settings: RouterSettings, open_limits: OpenLimits = open_all
         core = LocalCore(parts) if journal is None else journalled_core(journal, settings, owner_id, parts)
         stack.push_async_callback(core.close)
         telemetry.background.supervise("access", partial(_end_refused, entrance, core))
-        malformed = malformed_requests("router", telemetry.registry)
-        yield Router(
-            core, sessions, owned, entrance, tls, certificates, malformed, links, linker, telemetry, tracing, allowance
-        )
+        rpc = RpcMetrics("router", telemetry.registry)
+        yield Router(core, sessions, owned, entrance, tls, certificates, rpc, links, linker, telemetry, tracing, allowance)
 
 
 async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContextManager[T], settings: RouterSettings) -> T:
@@ -177,7 +175,8 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         [service.full_name for service in services],
         max_request_bytes=settings.max_request_bytes,
         max_calls=settings.grpc_max_calls,
-        reading=RequestReading(settings.tuning.max_request_records, router.malformed),
+        reading=RequestReading(settings.tuning.max_request_records, router.rpc.malformed),
+        metrics=router.rpc,
         guard=router.entrance,
         health_port=settings.health_port,
         credentials=None if router.certificates is None else public_credentials(router.certificates),
@@ -205,7 +204,8 @@ def peer_face(router: Router, settings: RouterSettings) -> RpcServer | None:
         ["ryzanstein.v1.PeerService"],
         max_request_bytes=settings.max_request_bytes,
         max_calls=settings.grpc_max_calls,
-        reading=RequestReading(settings.tuning.max_request_records, router.malformed),
+        reading=RequestReading(settings.tuning.max_request_records, router.rpc.malformed),
+        metrics=router.rpc,
         tls=router.tls,
     )
     add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)

@@ -53,6 +53,7 @@ async def open_sessions(
     Raises OSError, sqlite3.Error or FAILED_PRECONDITION when the store exists and cannot be used. A
     Redis server that is away is not an error: it may come back.
     """
+    telemetry.store_info.labels(settings.session_store).set(1)
     if settings.session_store == "redis":
         async with _open_redis(settings, telemetry, session_bounds(settings, limits_of)) as sessions:
             yield sessions

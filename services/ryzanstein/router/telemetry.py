@@ -13,6 +13,7 @@ from ryzanstein.observe.metrics import (
     TIME_TO_FIRST_TOKEN_BUCKETS,
     FormerName,
     new_registry,
+    show_service,
 )
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
@@ -83,6 +84,43 @@ class PromptMetrics:
     def read(self, model: str, num_tokens: int) -> None:
         """Counts tokens of inputs."""
         self._tokens.labels(model).inc(num_tokens)
+
+
+class TimeMetrics:
+    """How long generations take, in all and by stage, and the longest waits among those that run.
+
+    A histogram shows a wait when it is over, the gauges while it lasts.
+    """
+
+    def __init__(self, make: _Maker) -> None:
+        first, token = TIME_TO_FIRST_TOKEN_BUCKETS, TIME_PER_OUTPUT_TOKEN_BUCKETS
+        self.first_token = make.histogram("time_to_first_token", "Time from submit to first token", first, "model")
+        self.per_token = make.histogram("time_per_output_token", "Mean time per output token after the first", token, "model")
+        self.longest_pause = make.histogram("longest_pause", "Longest time between two tokens of a generation", first, "model")
+        self.duration = make.histogram("generation_duration", "Time from submit to end", DURATION_BUCKETS, "model")
+        self.stage = make.histogram("stage", "Time of each stage until the first token; the stages add up", first, "stage")
+        self.oldest = make.gauge("oldest_running_seconds", "Time since the oldest running generation was submitted")
+        self.unanswered = make.gauge("oldest_unanswered_seconds", "Longest wait of a running generation without a token")
+        self.silent = make.gauge("silent_seconds", "Longest time since the last token of a running generation that has tokens")
+
+
+MOST_TENANTS, OTHER_TENANTS = 100, "other"
+
+
+class TenantMetrics:
+    """The requests of tenants. The first hundred tenants have series of their own, for as long as the router runs."""
+
+    def __init__(self, make: _Maker) -> None:
+        self._requests = make.counter(
+            "tenant_requests", "Generations by outcome; the first hundred tenants, then other", "tenant", "outcome"
+        )
+        self._known: set[str] = set()
+
+    def ended(self, tenant: str, outcome: str) -> None:
+        """Counts a generation that ended, or that was refused."""
+        if len(self._known) < MOST_TENANTS:
+            self._known.add(tenant)
+        self._requests.labels(tenant if tenant in self._known else OTHER_TENANTS, outcome).inc()
 
 
 class CompatibilityMetrics:
@@ -165,12 +203,16 @@ class RouterTelemetry:
 
     def __init__(self) -> None:
         self.registry = registry = new_registry()
-        self.background = Background("router", registry)
+        self.background, self.loop_lag = Background("router", registry), LoopLag("router", registry)
 
         make = _Maker(registry)
         counter, gauge, histogram = make.counter, make.gauge, make.histogram
 
+        show_service("router", registry)
         self.requests = counter("requests", "Calls that ended, by code", "face", "method", "code")
+        self.request_seconds = histogram(
+            "request", "Duration of calls; a stream's until it ends", DURATION_BUCKETS, "face", "method"
+        )
         self.generations = counter("generations", "Generations that ended, by outcome", "model", "outcome")
         self.running = gauge("generations_running", "Running generations")
         self.waiting = gauge("generations_waiting", "Generations that no node has accepted yet")
@@ -184,13 +226,7 @@ class RouterTelemetry:
         self.refused = counter("refused", "Requests refused by admission", "reason")
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")
-        self.first_token = histogram(
-            "time_to_first_token", "Time from submit to first token", TIME_TO_FIRST_TOKEN_BUCKETS, "model"
-        )
-        self.per_token = histogram(
-            "time_per_output_token", "Mean time per output token after the first", TIME_PER_OUTPUT_TOKEN_BUCKETS, "model"
-        )
-        self.duration = histogram("generation_duration", "Time from submit to end", DURATION_BUCKETS, "model")
+        self.times, self.tenants = TimeMetrics(make), TenantMetrics(make)
         self.failovers = _known(counter("failovers", "Failovers to another node, by cause", "cause"), FAILOVER_CAUSES)
         self.rerouted = histogram("detected_to_rerouted", "Time from fault detection to the next attempt", REROUTE_BUCKETS)
         self.failed_over_in_vain = counter("failovers_exhausted", "Generations that ran out of nodes or attempts", "cause")
@@ -211,6 +247,7 @@ class RouterTelemetry:
         self.breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "node_id")
         self.session_turns = counter("session_turns", "Session turns, by outcome", "outcome")
         self.store_room = StoreRoomMetrics(make)
+        self.store_info = gauge("store_info", "1: sessions are in this store", "store")
         self.store_outage = gauge("store_outage", "1: the session store fails, turns are queued in memory")
         self.store_outages = counter("store_outages", "Outages of the session store")
         self.store_backlog = gauge("store_backlog", "Session writes queued for the store")
@@ -224,8 +261,12 @@ class RouterTelemetry:
             "load_imbalance_chance_ratio", "The part of load_imbalance_ratio that chance alone explains", "model"
         )
         self.imbalance_alarm = gauge("load_imbalance_alarm", "1: the imbalance beyond chance has reached the alarm", "model")
-        self.loop_lag = LoopLag("router", registry)
         self.view_resyncs = counter("view_resyncs", "Snapshots of the view after the first, by cause", "cause")
+
+    def request_ended(self, face: str, method: str, code: str, duration_s: float) -> None:
+        """Counts and measures a call of a face."""
+        self.requests.labels(face, method, code).inc()
+        self.request_seconds.labels(face, method).observe(duration_s)
 
     def know_node(self, node_id: str) -> None:
         """Creates the series of a linked node, so that its counters exist before the first loss."""

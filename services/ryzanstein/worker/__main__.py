@@ -29,7 +29,8 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.rpc.reading import RequestReading, malformed_requests
+from ryzanstein.rpc.interceptors import RpcMetrics
+from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
@@ -61,7 +62,8 @@ from ryzanstein.worker.engine_choice import engines_of
 from ryzanstein.worker.ranks.starting.shared_server import RankServers
 from ryzanstein.worker.ranks.starting.source import NewRankServer
 from ryzanstein.worker.sizing import need_of, node_memory_bytes
-from ryzanstein.worker.telemetry import NodeTelemetry, WorkerTelemetry
+from ryzanstein.worker.telemetry import NodeTelemetry
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 from ryzanstein.worker.text.grammars.process import GrammarProcess
 from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
@@ -117,18 +119,18 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
     if settings.kv_replication != "none":
         keep_freed_memory()
     telemetry = NodeTelemetry()
+    node = telemetry.node
     async with AsyncExitStack() as stack:
         tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
         stack.callback(tracing.close)
         metrics = machine.new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)
-        templates = machine.new_templates(settings.tuning.templates, telemetry.first.on_template_limit)
-        grammars = GrammarProcess(settings.tuning.grammars, telemetry.first.constraints.observer)
+        templates = machine.new_templates(settings.tuning.templates, node.on_template_limit)
+        grammars = GrammarProcess(settings.tuning.grammars, node.grammars.observer)
         lending = KvLending(settings.tuning.beat_busy_s)
-        first = telemetry.first
-        tls = service_tls(settings, Peer(PeerRole.NODE, settings.node_id), "worker", first.registry, first.background)
+        tls = service_tls(settings, Peer(PeerRole.NODE, settings.node_id), "worker", node.registry, node.background)
         traffic = PageTraffic(settings, telemetry.first.pages, dialer_of(tls))
-        telemetry.first.background.supervise("kv_lending", lending.run)
+        node.background.supervise("kv_lending", lending.run)
         ranks = machine.new_ranks()
         stack.push_async_callback(ranks.close)
 
@@ -146,11 +148,11 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
             machine.on_agent(model, agent)
             return agent
 
-        models = NodeModels(new_agent, telemetry.first.background, telemetry.remove)
+        models = NodeModels(new_agent, node.background, telemetry.remove)
         stack.push_async_callback(models.unload)
-        telemetry.first.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
-        telemetry.first.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, templates, telemetry.first, metrics_port=metrics.port, traffic=traffic, tls=tls)
+        node.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
+        node.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
+        await _serve_rpc(settings, models, templates, node, metrics_port=metrics.port, traffic=traffic, tls=tls)
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -164,7 +166,7 @@ async def _serve_rpc(
     settings: WorkerSettings,
     models: NodeModels,
     templates: ChatRenderer,
-    telemetry: WorkerTelemetry,
+    metrics: NodeMetrics,
     *,
     metrics_port: int,
     traffic: PageTraffic,
@@ -172,21 +174,23 @@ async def _serve_rpc(
 ) -> None:
     services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
+    rpc_metrics = RpcMetrics("worker", metrics.registry)
     rpc = RpcServer(
         settings.host,
         settings.grpc_port,
         names,
         max_request_bytes=settings.max_request_bytes,
-        reading=RequestReading(settings.tuning.max_request_records, malformed_requests("worker", telemetry.registry)),
+        reading=RequestReading(settings.tuning.max_request_records, rpc_metrics.malformed),
+        metrics=rpc_metrics,
         tls=tls,
         health_port=settings.health_port,
     )
     files = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
-    auditor = Auditor(telemetry.background, audit_failures("worker", telemetry.registry), files)
+    auditor = Auditor(metrics.background, audit_failures("worker", metrics.registry), files)
     add_WorkerServiceServicer_to_server(WorkerServicer(models, auditor, partial(protection_to_wire, settings, tls)), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
-    add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, telemetry.embeddings), rpc.server)
+    add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, metrics.embeddings), rpc.server)
     await rpc.start()
     log.info(
         "serving",
@@ -198,19 +202,19 @@ async def _serve_rpc(
         tls_port=rpc.tls_port,
     )
     try:
-        await _live(settings, models, telemetry, rpc, traffic)
+        await _live(settings, models, metrics, rpc, traffic)
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
-        await telemetry.background.close()
+        await metrics.background.close()
     log.info("stopped")
 
 
 async def _live(
-    settings: WorkerSettings, models: NodeModels, telemetry: WorkerTelemetry, rpc: RpcServer, traffic: PageTraffic
+    settings: WorkerSettings, models: NodeModels, metrics: NodeMetrics, rpc: RpcServer, traffic: PageTraffic
 ) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
-    background = telemetry.background
+    background = metrics.background
     background.watch_loop()
     memory = ModelMemory(settings.model_memory_bytes or node_memory_bytes(settings))
     needs = ModelNeeds(lambda path: need_of(path, settings), background)
@@ -222,7 +226,7 @@ async def _live(
     if settings.orchestrator:
         address = ReachableAddress(settings.advertise_address, settings.host, rpc.port, rpc.tls_port)
         member = NodeMember(models, deployed, memory, address, traffic.known)
-        membership = NodeMembership(settings.orchestrator, member, telemetry, traffic.dialer)
+        membership = NodeMembership(settings.orchestrator, member, metrics, traffic.dialer)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
     models.stop()

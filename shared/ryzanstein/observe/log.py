@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ryzanstein.observe import native_lines
 from ryzanstein.observe.log_files import LineWriter, Rotation
+from ryzanstein.observe.lost_lines import LOST_LINES, LostLines
 
 MAX_FIELD_CHARS = 4096
 
@@ -58,10 +59,12 @@ def setup_service(service: str, level: str = "info", rotation: Rotation | None =
 
     From then on, whatever the process and its children write to standard output and error becomes
     JSON too, including the output of a crash. `rotation`: when a file that this goes to is continued in
-    another one.
+    another one. `LOST_LINES` counts those that are lost.
     """
     try:
-        log_file = native_lines.divert({"service": service, **bound}, rotation or Rotation())
+        lost = LostLines()
+        LOST_LINES.set(lost)
+        log_file = native_lines.divert({"service": service, **bound}, lost, rotation or Rotation())
     except OSError as error:
         setup(service, level, **bound)
         structlog.get_logger(__name__).warning("library output not captured", error=str(error))

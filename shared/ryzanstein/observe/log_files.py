@@ -115,15 +115,20 @@ class LineWriter:
     """A log's whole lines, written with `write`, which may raise OSError: this never raises.
 
     A full disk, or a reader that is gone, must not end a service: lines that cannot be written are
-    lost. The first one that can be written again follows a record of how many were.
+    lost. The first one that can be written again follows a record of how many were. `on_lost` is called for
+    each of them.
 
     Threads wait for each other. A line that comes while the same thread writes one is written after it:
     the garbage collector runs anywhere, and what it ends may log. A lock would never be released then.
     """
 
-    def __init__(self, write: Callable[[memoryview], int | None], fields: Mapping[str, str | int]) -> None:
-        self._write = write
-        self._fields = fields
+    def __init__(
+        self,
+        write: Callable[[memoryview], int | None],
+        fields: Mapping[str, str | int],
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._write, self._fields, self._on_lost = write, fields, on_lost
         self._lock = RLock()
         self._waiting: deque[bytes] = deque()
         self._writing = False
@@ -154,6 +159,7 @@ class LineWriter:
         if rest:
             self._torn = self._torn or len(rest) < len(line)
             self._lost += 1
+            self._on_lost()
         else:
             self._lost, self._torn = 0, False
 

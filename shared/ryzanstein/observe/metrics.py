@@ -7,27 +7,33 @@ created once in `__main__` and passed on.
 
 from __future__ import annotations
 
+import platform
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from http.server import ThreadingHTTPServer
+from importlib import metadata
 from socketserver import TCPServer
 from typing import Any, Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry, Metric, MetricsHandler
+from prometheus_client import CollectorRegistry, Gauge, Metric, MetricsHandler, disable_created_metrics
 from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ryzanstein.observe.lost_lines import LOST_LINES
+
 log = structlog.get_logger(__name__)
 
-# OpenTelemetry's gen_ai bucket lists (status Development, so kept as our own constants).
+# OpenTelemetry's gen_ai bucket lists (status Development, so kept as our own constants), longer: CPUs read a long prompt
+# for minutes, and a quantile beyond the last bound is not known.
 TIME_TO_FIRST_TOKEN_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN_BUCKETS = (
     0.001,
@@ -47,11 +53,17 @@ TIME_PER_OUTPUT_TOKEN_BUCKETS = (
     1.0,
     2.5,
 )
-DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+DURATION_BUCKETS = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36,
+)  # fmt: skip
 
 
 def new_registry() -> CollectorRegistry:
-    """Returns a registry with the process's own metrics (memory, CPU, descriptors, GC)."""
+    """Returns a registry with the process's own metrics (memory, CPU, descriptors, GC).
+
+    No counter of the process has a `_created` series from then on: they double the series, and nothing reads them.
+    """
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -59,29 +71,64 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-def merged_registry(first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> CollectorRegistry:
-    """Returns a registry of all metrics; those of `others` get a label with the key of theirs.
+def show_service(service: str, registry: CollectorRegistry) -> None:
+    """Shows which release runs, on which Python, and how many lines its log lost."""
+    build = Gauge(
+        f"ryzanstein_{service}_build_info", "1: this release runs, on this Python", ["version", "python"], registry=registry
+    )
+    build.labels(metadata.version("ryzanstein"), platform.python_version()).set(1)
+    registry.register(_LostLinesMetric(f"ryzanstein_{service}_log_lines_dropped"))
 
-    The others have no metrics that `first` lacks. What `others` holds may change later.
+
+class _LostLinesMetric(Collector):
+    """The lines that the log of this service lost, by cause. A process without such a log lost none."""
+
+    _labelnames = ("cause",)
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lost = name, LOST_LINES.get(None)
+
+    def describe(self) -> Iterator[Metric]:
+        text = "Log lines lost, by cause: unwritten, or limited: libraries wrote more a second than are kept."
+        yield CounterMetricFamily(self._name, text, labels=self._labelnames)
+
+    def collect(self) -> Iterator[Metric]:
+        (family,) = self.describe()
+        for cause, num in ({} if self._lost is None else self._lost.by_cause()).items():
+            family.add_sample(f"{self._name}_total", {"cause": cause}, num)
+        yield family
+
+
+Labelled = Callable[[], Iterable[tuple[str, CollectorRegistry]]]
+"""Returns registries, each with a label's value. A value may be empty: then its samples lack the label."""
+
+
+def labelled_registry(plain: CollectorRegistry, label: str, labelled: Labelled) -> CollectorRegistry:
+    """Returns a registry of all metrics: those of `plain` as they are, those of the others with a label.
+
+    No metric is both in `plain` and in another. What `labelled` returns may change, and is asked for at each scrape.
     """
     registry = CollectorRegistry(auto_describe=True)
-    registry.register(_Merged(first, others, label))
+    registry.register(_Merged(plain, label, labelled))
     return registry
 
 
 class _Merged(Collector):
-    def __init__(self, first: CollectorRegistry, others: Mapping[str, CollectorRegistry], label: str) -> None:
-        self._first, self._others, self._label = first, others, label
+    def __init__(self, plain: CollectorRegistry, label: str, labelled: Labelled) -> None:
+        self._plain, self._label, self._labelled = plain, label, labelled
 
     def collect(self) -> Iterator[Metric]:
-        more: dict[str, list[Sample]] = {}
-        for value, registry in list(self._others.items()):  # at once: others come and go meanwhile
+        yield from self._plain.collect()
+        merged: dict[str, Metric] = {}
+        for value, registry in self._labelled():
             for metric in registry.collect():
-                labelled = (sample._replace(labels={**sample.labels, self._label: value}) for sample in metric.samples)
-                more.setdefault(metric.name, []).extend(labelled)
-        for metric in self._first.collect():
-            metric.samples = [*metric.samples, *more.get(metric.name, ())]
-            yield metric
+                metric.samples = [self._with(value, sample) for sample in metric.samples]
+                if (of_all := merged.setdefault(metric.name, metric)) is not metric:
+                    of_all.samples += metric.samples
+        yield from merged.values()
+
+    def _with(self, value: str, sample: Sample) -> Sample:
+        return sample._replace(labels={**sample.labels, self._label: value}) if value else sample
 
 
 class FormerName(Collector):

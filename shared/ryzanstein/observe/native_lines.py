@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ryzanstein.observe.log_files import LineWriter, LogFile, Rotation, timestamp
+from ryzanstein.observe.lost_lines import LineLoss, LostLines
 
 LINES_PER_S = 100
 MAX_CHARS = 4096
@@ -30,11 +31,11 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from ryzanstein.observe.na
 _LEVELS = {"E": "error", "F": "critical", "I": "info", "W": "warning"}  # of absl and glog: "E0000 00:00:...", "I1122 21:56:..."
 
 
-def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -> LineWriter:
+def divert(fields: Mapping[str, str | int], lost: LostLines, rotation: Rotation = _NO_ROTATION) -> LineWriter:
     """Replaces descriptor 2 and returns the real standard error, for the log.
 
-    `fields` are in each record of a library's line. `rotation`: see `LogFile`. Raises
-    OSError, in which case nothing has changed.
+    `fields` are in each record of a library's line. `lost` counts lines that are lost. `rotation`: see
+    `LogFile`. Raises OSError, in which case nothing has changed.
     """
     real = os.dup(2)
     source, pipe = os.pipe()
@@ -42,9 +43,10 @@ def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(pipe, False)
         folder = str(Path(__file__).absolute().parents[2])
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, folder, json.dumps(fields), json.dumps(rotation)]
+        arguments = [folder, json.dumps(fields), json.dumps(rotation), str(lost.fd)]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *arguments]
         # It forks and detaches: code that counts or kills this process's children must not find it.
-        subprocess.run(command, stdin=source, stdout=real, stderr=real, check=True)
+        subprocess.run(command, stdin=source, stdout=real, stderr=real, pass_fds=(lost.fd,), check=True)
         if os.path.sameopenfile(1, 2):
             os.dup2(pipe, 1)
         os.dup2(pipe, 2)
@@ -54,7 +56,7 @@ def divert(fields: Mapping[str, str | int], rotation: Rotation = _NO_ROTATION) -
     finally:
         os.close(source)
         os.close(pipe)
-    return LineWriter(LogFile(real, rotation).write, fields)
+    return LineWriter(LogFile(real, rotation).write, fields, lost.counter(LineLoss.UNWRITTEN))
 
 
 class Lines:
@@ -84,12 +86,17 @@ class Lines:
 class Records:
     """A writer of lines as JSON records.
 
-    A line that is a record is written unchanged. Other lines are wrapped, up to a rate limit.
+    A line that is a record is written unchanged. Other lines are wrapped, up to a rate limit; `on_dropped` is
+    called for each one over it.
     """
 
-    def __init__(self, fields: Mapping[str, str | int], write: Callable[[bytes], object]) -> None:
-        self._fields = fields
-        self._write = write
+    def __init__(
+        self,
+        fields: Mapping[str, str | int],
+        write: Callable[[bytes], object],
+        on_dropped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fields, self._write, self._on_dropped = fields, write, on_dropped
         self._second = 0
         self._written = self._dropped = 0
 
@@ -106,8 +113,11 @@ class Records:
             if dropped:
                 self._wrap(f"{dropped} lines dropped in the previous second")
         self._written += 1
-        self._dropped += self._written > LINES_PER_S
-        return self._written <= LINES_PER_S
+        if self._written <= LINES_PER_S:
+            return True
+        self._dropped += 1
+        self._on_dropped()
+        return False
 
     def _wrap(self, text: str) -> None:
         level = _LEVELS.get(text[0], "warning") if text[1:5].isdigit() else "warning"
@@ -128,16 +138,16 @@ def _is_record(line: bytes) -> bool:
         return False
 
 
-def main(fields: str, rotation: str) -> None:
+def main(fields: str, rotation: str, lost_fd: str) -> None:
     """Reads standard input to its end, in a process without a parent. The arguments are JSON."""
-    known = json.loads(fields)
+    known, lost = json.loads(fields), LostLines(int(lost_fd))
     # Before the service writes: the file may have another name after its first lines.
     log_file = LogFile(1, Rotation(*json.loads(rotation)))
     if os.fork():
         os._exit(0)
     os.setsid()
-    writer = LineWriter(log_file.write, {**known, "logger": "native"})
-    records = Records(known, writer.put)
+    writer = LineWriter(log_file.write, {**known, "logger": "native"}, lost.counter(LineLoss.NATIVE_UNWRITTEN))
+    records = Records(known, writer.put, lost.counter(LineLoss.NATIVE_LIMITED))
     lines = Lines(records.take)
     while data := os.read(0, 2**16):
         lines.feed(data)

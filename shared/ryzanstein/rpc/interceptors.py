@@ -14,32 +14,69 @@ from typing import Any
 
 import grpc
 import structlog
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import Caller
+from ryzanstein.observe.metrics import DURATION_BUCKETS
 from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
 from ryzanstein.rpc.guard import Guard, let_in, refusing
-from ryzanstein.rpc.reading import ReadableRequests, RequestReading, readable
+from ryzanstein.rpc.reading import ReadableRequests, RequestReading, malformed_requests, readable
 
 log = structlog.get_logger(__name__)
 
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
+# Calls that are polled, or open as long as a service lives: their lines would hide those of requests.
+_POLLED = ("/GetStatus", "/GetRouterStatus", "/ListNodes", "/ListModels", "/WatchCluster")
+
+
+class RpcMetrics:
+    """Built once with a service's registry, for all its servers.
+
+    The label `method` is the service's name and the method's, as in `WorkerService/GetStatus`. Only methods that exist are
+    counted, so there are few.
+    """
+
+    def __init__(self, service: str, registry: CollectorRegistry) -> None:
+        self.malformed = malformed_requests(service, registry)
+        self._seconds = Histogram(
+            f"ryzanstein_{service}_rpc_seconds",
+            "Duration of gRPC calls; a stream's until it ends.",
+            ["method", "code"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self._running = Gauge(f"ryzanstein_{service}_rpcs_running", "Running gRPC calls.", ["method"], registry=registry)
+
+    def begun(self, path: str) -> None:
+        """Counts a call of a method, as `/package.Service/Method`."""
+        self._running.labels(_short(path)).inc()
+
+    def ended(self, path: str, code: str, duration_s: float) -> None:
+        """Counts the end of a call that has begun."""
+        self._running.labels(_short(path)).dec()
+        self._seconds.labels(_short(path), code).observe(duration_s)
+
+
+def _short(path: str) -> str:
+    service, _, method = path.rpartition("/")
+    return f"{service.rpartition('.')[2]}/{method}"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """An interceptor that wraps every handler.
 
     It lets the call in or refuses it before its message is read, reads requests, binds the request id,
-    maps exceptions to statuses, and logs each call once at its end, except calls of probes and tools.
+    maps exceptions to statuses, and measures and logs each call once at its end, except calls of probes
+    and tools. Polls that succeed are logged at level debug.
     """
 
-    def __init__(self, reading: RequestReading, guard: Guard | None = None) -> None:
-        self._reading = reading
-        self._guard = guard
+    def __init__(self, reading: RequestReading, guard: Guard | None = None, metrics: RpcMetrics | None = None) -> None:
+        self._reading, self._guard, self._metrics = reading, guard, metrics
 
     async def intercept_service(
         self,
@@ -51,14 +88,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         metadata: Any = handler_call_details.invocation_metadata or ()
-        request_id = valid_request_id(str(dict(metadata).get(REQUEST_ID, "")))
-        who: Caller | None = None
+        call = _Call(method, valid_request_id(str(dict(metadata).get(REQUEST_ID, ""))), self._metrics)
         if self._guard is not None:
             try:
-                who = self._guard.admit(method, metadata)
+                call.who = self._guard.admit(method, metadata)
             except errors.RyzansteinError as error:
-                with bound_contextvars(request_id=request_id):
-                    _done(method, time.monotonic(), error.code.name, reason=error.reason)
+                with bound_contextvars(request_id=call.request_id):
+                    call.begin()
+                    call.end(error.code.name, reason=error.reason)
                 return refusing(error)
         take = ReadableRequests if handler.request_streaming else readable
         if handler.response_streaming:
@@ -68,69 +105,95 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             wrap = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
             behavior = handler.stream_unary or handler.unary_unary
         # A coroutine may also stream with context.write, as the health service does.
-        call = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
+        running = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
         deserializer = self._reading.deserializer(method, handler.request_deserializer)
-        return wrap(call(behavior, take, method, request_id, who), deserializer, handler.response_serializer)
+        return wrap(running(behavior, take, call), deserializer, handler.response_serializer)
 
 
-def _coroutine(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str, who: Caller | None) -> Any:
-    async def call(request: Any, context: Any) -> Any:
-        with bound_contextvars(request_id=request_id):
-            started = time.monotonic()
-            if who is not None:
-                let_in(who)
+def _coroutine(behavior: Any, take: Callable[[Any], Any], call: _Call) -> Any:
+    async def run(request: Any, context: Any) -> Any:
+        with bound_contextvars(request_id=call.request_id):
+            call.begin()
             try:
                 response = await behavior(take(request), context)
             except BaseException as error:
                 try:
-                    await _fail(error, context, method, request_id, started)
+                    await call.fail(error, context)
                     raise
                 except grpc.aio.AbortError as aborted:
                     request = context = None
                     _forget_frames(aborted)
                     raise
-            _done(method, started, "OK")
+            call.end("OK")
             return response
 
-    return call
+    return run
 
 
-def _generator(behavior: Any, take: Callable[[Any], Any], method: str, request_id: str, who: Caller | None) -> Any:
-    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        with bound_contextvars(request_id=request_id):
-            started = time.monotonic()
-            if who is not None:
-                let_in(who)
+def _generator(behavior: Any, take: Callable[[Any], Any], call: _Call) -> Any:
+    async def run(request: Any, context: Any) -> AsyncIterator[Any]:
+        with bound_contextvars(request_id=call.request_id):
+            call.begin()
             try:
                 async for response in behavior(take(request), context):
                     yield response
             except BaseException as error:
                 try:
-                    await _fail(error, context, method, request_id, started)
+                    await call.fail(error, context)
                     raise
                 except grpc.aio.AbortError as aborted:
                     request = context = None
                     _forget_frames(aborted)
                     raise
-            _done(method, started, "OK")
+            call.end("OK")
 
-    return call
+    return run
 
 
-async def _fail(error: BaseException, context: Any, method: str, request_id: str, started: float) -> None:
-    """Aborts the call with the error's status. Returns only if the error must propagate as is."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError):
-        _done(method, started, "CANCELLED")
-        return
-    if isinstance(error, errors.RyzansteinError):
-        _done(method, started, error.code.name, reason=error.reason)
-        await status.abort(context, error)
-    elif isinstance(error, NotImplementedError):  # from generated code: the server lacks the method
-        _done(method, started, "UNIMPLEMENTED")
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
-    elif isinstance(error, Exception):
-        log.exception("call failed", method=method)
-        await status.abort(context, errors.internal(f"internal error, request {request_id}"))
+class _Call:
+    """One call: it begins, and ends or fails once. It is measured and logged."""
+
+    def __init__(self, method: str, request_id: str, metrics: RpcMetrics | None) -> None:
+        self.request_id = request_id
+        self.who: Caller | None = None
+        self._method, self._quiet = method, method.startswith(_QUIET)
+        self._metrics = None if self._quiet else metrics
+        self._began_s = 0.0
+
+    def begin(self) -> None:
+        self._began_s = time.monotonic()
+        if self._metrics is not None:
+            self._metrics.begun(self._method)
+        if self.who is not None:
+            let_in(self.who)
+
+    def end(self, code: str, **more: object) -> None:
+        duration_s = self._measure(code)
+        if not self._quiet:
+            say = log.debug if code == "OK" and self._method.endswith(_POLLED) else log.info
+            say("call", method=self._method, code=code, duration_s=round(duration_s, 6), **more)
+
+    def _measure(self, code: str) -> float:
+        duration_s = time.monotonic() - self._began_s
+        if self._metrics is not None:
+            self._metrics.ended(self._method, code, duration_s)
+        return duration_s
+
+    async def fail(self, error: BaseException, context: Any) -> None:
+        """Aborts the call with the error's status. Returns only if the error must propagate as is."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError):
+            self.end("CANCELLED")
+            return
+        if isinstance(error, errors.RyzansteinError):
+            self.end(error.code.name, reason=error.reason)
+            await status.abort(context, error)
+        elif isinstance(error, NotImplementedError):  # from generated code: the server lacks the method
+            self.end("UNIMPLEMENTED")
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not implemented")
+        elif isinstance(error, Exception):
+            self._measure("INTERNAL")
+            log.exception("call failed", method=self._method)
+            await status.abort(context, errors.internal(f"internal error, request {self.request_id}"))
 
 
 def _forget_frames(aborted: grpc.aio.AbortError) -> None:
@@ -139,9 +202,3 @@ def _forget_frames(aborted: grpc.aio.AbortError) -> None:
     Otherwise refused requests would stay in memory until the next full collection.
     """
     aborted.__traceback__ = aborted.__context__ = aborted.__cause__ = None
-
-
-def _done(method: str, started: float, code: str, **more: object) -> None:
-    if method.startswith(_QUIET):
-        return
-    log.info("call", method=method, code=code, duration_s=round(time.monotonic() - started, 6), **more)

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ryzanstein.addresses import join_address
 from ryzanstein.rpc.guard import Guard
 from ryzanstein.rpc.health_port import HealthPort
-from ryzanstein.rpc.interceptors import ErrorInterceptor
+from ryzanstein.rpc.interceptors import ErrorInterceptor, RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
 
@@ -64,12 +64,12 @@ def server_options(
 class RpcServer:
     """A grpc.aio server with health, reflection and the error interceptor.
 
-    Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port
-    0). `clients_ping_s` is how often a client may ping. The library ends a request of more than
-    `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is
-    read. `guard` says who may call what, by default everybody everything. With `tls` it listens on the
-    port of that too, or where TLS is required on that alone: `port` is then the same as `tls_port`.
-    With `health_port` its health is also answered there, without TLS.
+    Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port 0).
+    `clients_ping_s` is how often a client may ping. The library ends a request of more than
+    `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is read.
+    `guard` says who may call what, by default everybody everything. `metrics` measures the calls, none by
+    default. With `tls` it listens on the port of that too, or where TLS is required on that alone: `port`
+    is then the same as `tls_port`. With `health_port` its health is also answered there, without TLS.
     `credentials` are for clients without certificates: with them `port` has TLS. Connections beyond
     `max_connections`, also those in their handshake, are closed.
     """
@@ -84,6 +84,7 @@ class RpcServer:
         max_request_bytes: int = MAX_MESSAGE_BYTES,
         max_calls: int | None = None,
         reading: RequestReading | None = None,
+        metrics: RpcMetrics | None = None,
         guard: Guard | None = None,
         tls: ServiceTls | None = None,
         health_port: int | None = None,
@@ -91,7 +92,7 @@ class RpcServer:
         max_connections: int | None = None,
     ) -> None:
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(reading or RequestReading(), guard), *_guards(tls)],
+            interceptors=[ErrorInterceptor(reading or RequestReading(), guard, metrics), *_guards(tls)],
             options=server_options(clients_ping_s, max_request_bytes, max_connections),
             maximum_concurrent_rpcs=max_calls,
         )

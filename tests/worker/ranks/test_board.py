@@ -86,3 +86,38 @@ def test_long_names_are_cut(boards):
     board, ranks = boards
     ranks[0].begin("a_collective_with_a_long_name")
     assert board.read()[0].phase == "a_collective_wit"
+
+
+def test_all_time_of_a_rank_is_in_one_of_the_phases():
+    now_s = 10.0
+    fd = os.memfd_create("test-board")
+    os.ftruncate(fd, board_bytes(2))
+    board = Board(fd, 2)
+    lead, other = (RankBoard(fd, 2, rank, clock_ns=lambda: int(now_s * 1e9)) for rank in range(2))
+    os.close(fd)
+    lead.waited()
+    other.answer(1)
+    for _ in range(2):
+        now_s += 1  # without work
+        lead.waited()
+        now_s += 2  # schedules
+        for rank in (lead, other):
+            rank.begin_step(1, 1)
+        now_s += 4
+        for rank in (lead, other):
+            rank.begin("all_reduce")
+        now_s += 8
+        for rank in (lead, other):
+            rank.end()
+        now_s += 16  # samples
+        for rank in (lead, other):
+            rank.end_step()
+        now_s += 32  # updates and reports
+        lead.reported()
+    spent = {"compute": 8, "collective": 16, "tail": 32}
+    assert board.read()[0].phases_s == {**spent, "schedule": 4, "update": 64, "idle": 2}
+    assert board.read()[1].phases_s == {**spent, "schedule": 0, "update": 0, "idle": 38}, "idle until its last step began"
+    other.answer(2)
+    assert board.read()[1].phases_s["idle"] == 70
+    for view in (lead, other, board):
+        view.close()

@@ -21,7 +21,7 @@ from ryzanstein.router.journal.metrics import JournalMetrics
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
-from ryzanstein.rpc.reading import malformed_requests
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.worker.telemetry import WorkerTelemetry
 
 _INTRODUCTION = f"""# Metrics
@@ -30,7 +30,8 @@ _INTRODUCTION = f"""# Metrics
 
 Every service answers `GET /metrics` on `metrics_port`, in Prometheus' text format. Besides these it has the metrics of its
 process that prometheus_client provides (`process_*`, `python_*`). Histograms have `_bucket`, `_sum` and `_count`. The id of a
-request, session or generation is never a label. [Observe](../operate/observe.md) says which metric answers which question.
+request, session or generation is never a label. A node's metrics also have the label `model`, except those that its models
+share. [Observe](../operate/observe.md) says which metric answers which question.
 """
 
 
@@ -39,7 +40,7 @@ def metrics_page() -> str:
     lines = [_INTRODUCTION]
     registries = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
     for service, registry in registries.items():
-        malformed_requests(service, registry)
+        RpcMetrics(service, registry)
         TlsMetrics(service, registry)
         rows = sorted(_rows(registry))
         lines += [f"## {service.capitalize()}", "", *table(("metric", "type", "labels", "meaning"), rows)]

@@ -88,6 +88,7 @@ class Lifecycle:
             awake=parts.links.awake,
         )
         self._running: dict[Generation, _Run] = {}
+        self.retained.measures.watch(self._running)
         self._paused: dict[Generation, Turn | None] = {}
         """The turns of paused generations, which keep their claims."""
         self._cut_offs = CutOffs(parts.recorder, telemetry.background, self._cut_off)
@@ -338,7 +339,7 @@ class Lifecycle:
             self._recorder.ended(generation)
             if error is None or not may_go_on(error):
                 generation.drop_prompt()
-        self._measure(generation, outcome)
+        self.retained.measures.ended(generation, outcome)
 
     def _has_paused(self, generation: Generation, turn: Turn | None) -> None:
         """Settles a paused generation.
@@ -393,17 +394,6 @@ class Lifecycle:
             return None, "cancelled"
         error = errors.internal(f"internal error, generation {generation.generation_id}") if task.exception() else task.result()
         return error, "complete" if error is None else error.code.name.lower()
-
-    def _measure(self, generation: Generation, outcome: str) -> None:
-        model, first_at = generation.request.model, generation.first_token_at
-        self._telemetry.generations.labels(model, outcome).inc()
-        self._telemetry.duration.labels(model).observe(time.monotonic() - generation.submitted_at)
-        if first_at is None or generation.epoch:
-            return
-        self._telemetry.first_token.labels(model).observe(first_at - generation.submitted_at)
-        if generation.log.num_tokens > 1:
-            mean_s = (generation.last_token_at - first_at) / (generation.log.num_tokens - 1)
-            self._telemetry.per_token.labels(model).observe(mean_s)
 
     def _forgotten(self, generation: Generation) -> None:
         self._keys.free(generation.generation_id)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
@@ -25,7 +26,7 @@ from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
-from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.generation import Generation, GenerationTimes
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
@@ -34,6 +35,15 @@ from ryzanstein.router.nodes.calls.texts import Tokenized, count_prompt_tokens
 from ryzanstein.router.nodes.table import ServedModel
 from ryzanstein.router.sessions.claims import SessionBusyError
 from ryzanstein.router.sessions.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What an admitted request has until its generation is launched: a place, memory for its prompt, its times."""
+
+    place: Place
+    held: HeldPrompt
+    times: GenerationTimes = field(default_factory=GenerationTimes)
 
 
 class LocalCore:
@@ -241,15 +251,17 @@ class LocalCore:
 
     async def _start(self, generation_id: str, request: GenerationRequest, resumable: bool) -> None:
         try:
-            place, held = self._admitted(request)
+            entry = self._admitted(request)
             try:
-                generation = await self._charged(generation_id, request, place, held, resumable=resumable)
+                generation = await self._charged(generation_id, request, entry, resumable=resumable)
             except BaseException:
-                place.leave()
-                held.release()
+                entry.place.leave()
+                entry.held.release()
                 raise
-            generation.on_prompt_dropped = held.release
-        except BaseException:
+            generation.on_prompt_dropped = entry.held.release
+        except BaseException as error:
+            if isinstance(error, RyzansteinError):
+                self._telemetry.tenants.ended(request.tenant, "refused")
             if request.key is not None:
                 self._keys.free(generation_id)
             raise
@@ -264,42 +276,41 @@ class LocalCore:
                 self._lifecycle.stop(generation)
             raise
 
-    def _admitted(self, request: GenerationRequest) -> tuple[Place, HeldPrompt]:
+    def _admitted(self, request: GenerationRequest) -> _Entry:
         place = self._admission.enter(request.tenant)
         try:
-            return place, self._admission.hold(request.tenant, request.prompt)
+            return _Entry(place, self._admission.hold(request.tenant, request.prompt))
         except BaseException:
             place.leave()
             raise
 
-    async def _charged(
-        self, generation_id: str, request: GenerationRequest, place: Place, held: HeldPrompt, *, resumable: bool
-    ) -> Generation:
+    async def _charged(self, generation_id: str, request: GenerationRequest, entry: _Entry, *, resumable: bool) -> Generation:
         """Charges the request to its tenant, before it changes anything, and begins the generation."""
         hold = await self._allowance.admit(request.tenant, generation_id, estimated_tokens(request.prompt))
         try:
             self._allowance.ends_at(hold, request.sampling.max_tokens, request.sampling.n)
-            return await self._begun(generation_id, request, place, held, hold, resumable=resumable)
+            entry.times.admitted_at = time.monotonic()
+            return await self._begun(generation_id, request, entry, hold, resumable=resumable)
         except BaseException as error:
             hold.release(joined=isinstance(error, KeyTakenError))
             raise
 
     async def _begun(
-        self, generation_id: str, request: GenerationRequest, place: Place, held: HeldPrompt, hold: Hold, *, resumable: bool
+        self, generation_id: str, request: GenerationRequest, entry: _Entry, hold: Hold, *, resumable: bool
     ) -> Generation:
         """Opens the session's turn and launches the generation, which then owns the place and the hold."""
         request, turn = await self._opened(request, generation_id)
         try:
-            held.grow_to(request.prompt)
+            entry.held.grow_to(request.prompt)
             request = self._completed(request)
-            place.wait_for(request.model, self._generations.waiting(request.model))
+            entry.place.wait_for(request.model, self._generations.waiting(request.model))
             if has_middle(request.prompt):
                 request = await filled(request, self._deadline(request), self._any_node)
             if turn is not None:
                 await turn.ensure(request.model, request.tenant)
             if request.key is not None:
                 await self._keys.confirm(generation_id)
-            return self._launch(generation_id, request, turn, place, hold, resumable=resumable)
+            return self._launch(generation_id, request, turn, entry, hold, resumable=resumable)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -365,17 +376,17 @@ class LocalCore:
         return next(iter(known))
 
     def _launch(
-        self, generation_id: str, request: GenerationRequest, turn: Turn | None, place: Place, hold: Hold, *, resumable: bool
+        self, generation_id: str, request: GenerationRequest, turn: Turn | None, entry: _Entry, hold: Hold, *, resumable: bool
     ) -> Generation:
-        generation = Generation(generation_id, request, self._generations)
+        generation = Generation(generation_id, request, self._generations, times=entry.times)
         generation.meter = hold
         self._generations.add(generation)
-        place.launched()
+        entry.place.launched()
         if turn is not None:
             generation.new_messages = turn.new_messages
         if resumable:
             self._recorder.added(generation, len(generation.new_messages))
-        self._lifecycle.launch(generation, turn, place)
+        self._lifecycle.launch(generation, turn, entry.place)
         return generation
 
 

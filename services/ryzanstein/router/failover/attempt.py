@@ -185,7 +185,7 @@ class AttemptRun:
                 self.placement.cancel()
             self._tell(Complete(self))
             return True
-        self._quiet_since = self._generation.last_token_at
+        self._quiet_since = self._generation.times.last_token_at
         if self._preempted:
             self._preempted.discard(choice)
         self._works()

@@ -245,6 +245,8 @@ class Runner:
         self._placing.placed(node_id)
         number = generation.next_attempt
         generation.next_attempt += 1
+        generation.num_attempts += 1
+        generation.times.sent_at = generation.times.sent_at or time.monotonic()
         run = AttemptRun(generation, number, node_id, self._telemetry, self._events.put_nowait)
         if reroute is not None:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)

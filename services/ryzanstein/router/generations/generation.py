@@ -7,10 +7,9 @@ session's turn is stored, so that a client that has read the end can continue fr
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -23,9 +22,11 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Finished, FinishReason, PromptScores, PromptToken, Started, Usage
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_aside
+from ryzanstein.router.generations.meter import Meter, Unmetered
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
+STAGES = ("admission", "session", "choose", "accept", "first_token")
 
 
 def paused(generation_id: str) -> RyzansteinError:
@@ -49,51 +50,50 @@ class GenerationState(Enum):
     """It has ended with an error; it is resumable if that is retryable."""
 
 
-class Meter(Protocol):
-    """Learns what a generation uses. `next_at`: the number of tokens in the log at which to call `grown`."""
+@dataclass(slots=True)
+class GenerationTimes:
+    """Times are seconds of `time.monotonic`; 0: not yet.
 
-    next_at: int
+    It arrived at the core, was admitted, was submitted when its turn in the session was open, was first sent to a node, was
+    first accepted by one, and had its first token and its last one so far. `longest_pause_s` is the longest time between two
+    tokens, while it ran.
+    """
 
-    def accepted(self, prompt_tokens: int) -> None:
-        """Counts the prompt, once a node has accepted it."""
-        ...
+    arrived_at: float = 0.0
+    admitted_at: float = 0.0
+    submitted_at: float = 0.0
+    sent_at: float = 0.0
+    accepted_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    longest_pause_s: float = 0.0
 
-    def grown(self, num_tokens: int) -> bool:
-        """Counts the tokens of a generation that goes on. Returns True if its answer must end here."""
-        ...
+    def __post_init__(self) -> None:
+        self.arrived_at = self.arrived_at or time.monotonic()
 
-    def settle(self, num_tokens: int) -> None:
-        """Counts all tokens of a generation that runs no more, or not until it is resumed."""
-        ...
+    def submitted(self) -> None:
+        """Records that all before the nodes is done. A generation of another router arrives, so to speak, here."""
+        self.submitted_at = self.last_token_at = time.monotonic()
+        self.admitted_at = self.admitted_at or self.arrived_at
 
-    def resume(self) -> None:
-        """Learns that a settled generation runs again."""
-        ...
-
-    def leave(self) -> None:
-        """Learns that another router has the generation, and counts it."""
-        ...
-
-
-class _Unmetered:
-    next_at = sys.maxsize
-
-    def accepted(self, prompt_tokens: int) -> None: ...
-
-    def grown(self, num_tokens: int) -> bool:
-        return False
-
-    def settle(self, num_tokens: int) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def leave(self) -> None: ...
+    def stages_s(self) -> dict[str, float]:
+        """Returns how long each stage took that is over, in order. They add up to the wait for the first token."""
+        began_at, stages = self.arrived_at, {}
+        ends = (self.admitted_at, self.submitted_at, self.sent_at, self.accepted_at, self.first_token_at)
+        for stage, ended_at in zip(STAGES, ends, strict=True):
+            if not ended_at:
+                break
+            stages[stage] = ended_at - began_at
+            began_at = ended_at
+        return stages
 
 
 class GenerationObserver(Protocol):
     """Receives the events of a generation other than its tokens. Must not block."""
 
     def generation_started(self, generation: Generation) -> None: ...
+
+    def first_token(self, generation: Generation) -> None: ...
 
     def readers_changed(self, generation: Generation) -> None: ...
 
@@ -105,12 +105,19 @@ class GenerationObserver(Protocol):
 class Generation:
     """A generation of this router. Its runner writes to it; readers `follow` it."""
 
-    def __init__(self, generation_id: str, request: GenerationRequest, observer: GenerationObserver, epoch: int = 0) -> None:
-        """`epoch` is the number of routers that had the generation before this one."""
+    def __init__(
+        self,
+        generation_id: str,
+        request: GenerationRequest,
+        observer: GenerationObserver,
+        epoch: int = 0,
+        times: GenerationTimes | None = None,
+    ) -> None:
+        """`epoch` is the number of routers that had the generation before this one. `times` is its way until now."""
         self.generation_id = generation_id
         self.request = request
         self.epoch = epoch
-        self.next_attempt = 0
+        self.next_attempt = self.num_attempts = 0
         self.new_messages: tuple[Message, ...] = ()
         """The new messages of its session's turn; empty without a session."""
         self.was_read = False
@@ -122,7 +129,7 @@ class Generation:
         """Its re-attach window is over: it can be read until it has ended."""
         self.on_prompt_dropped: Callable[[], None] = lambda: None
         """Releases the memory of the prompt, at the latest when the generation is forgotten."""
-        self.meter: Meter = _Unmetered()
+        self.meter: Meter = Unmetered()
         self.log = TokenLog(request.sampling.n)
         self.started: Started | None = None
         self.origin: TokenOrigin | None = None
@@ -133,9 +140,8 @@ class Generation:
         self.state = GenerationState.RUNNING
         self.error: RyzansteinError | None = None
         """Why it is paused or has failed."""
-        self.submitted_at = time.monotonic()
-        self.first_token_at: float | None = None
-        self.last_token_at = self.submitted_at
+        self.times = GenerationTimes() if times is None else times
+        self.times.submitted()
         self._observer = observer
         self._readers: dict[asyncio.Event, None] = {}
         self._finished_tokens = 0
@@ -179,6 +185,7 @@ class Generation:
                 omitted,
             )
             if node_id:
+                self.times.accepted_at = time.monotonic()
                 self.meter.accepted(prompt_tokens)
             self._observer.generation_started(self)
             self.wake()
@@ -225,9 +232,13 @@ class Generation:
 
     def token_added(self) -> None:
         """Records the time of a new token in the log, and notifies the readers. Ends an answer that may not be longer."""
-        self.last_token_at = time.monotonic()
-        if self.first_token_at is None:
-            self.first_token_at = self.last_token_at
+        now, times = time.monotonic(), self.times
+        if not times.first_token_at:
+            times.first_token_at = now
+            self._observer.first_token(self)
+        elif now - times.last_token_at > times.longest_pause_s:
+            times.longest_pause_s = now - times.last_token_at
+        times.last_token_at = now
         if self.log.num_tokens >= self.meter.next_at and self.meter.grown(self.log.num_tokens):
             for choice in self.log.end_all(FinishReason.LENGTH):
                 self.end_choice(choice)
@@ -275,6 +286,7 @@ class Generation:
         """
         self.error = None
         self.state = GenerationState.RUNNING
+        self.times.last_token_at = time.monotonic()  # while it did not run it was not silent
 
     def wake(self) -> None:
         if self._readers:

@@ -22,6 +22,7 @@ from typing import Literal
 from ryzanstein import errors
 from ryzanstein.process.awake import AwakeClock, AwakeTimer
 from ryzanstein.router.generations.generation import Generation
+from ryzanstein.router.generations.measures import GenerationMeasures
 from ryzanstein.router.telemetry import RouterTelemetry
 
 READERS_PER_TURN = 4
@@ -75,7 +76,7 @@ class RetainedGenerations:
 
     `pause` is called with a generation that has had no reader for the grace period. `abandon` is
     called with one that no reader came back to, which must be dropped when it has ended.
-    `on_forgotten` is called with each one that is dropped.
+    `on_forgotten` is called with each one that is dropped. `measures` are of all of them.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class RetainedGenerations:
         self._on_forgotten = on_forgotten
         self._telemetry = telemetry
         self._awake = awake
+        self.measures = GenerationMeasures(telemetry)
         self._wakeups = ReaderWakeups()
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
@@ -153,6 +155,9 @@ class RetainedGenerations:
         self._no_longer_waits(generation)
         if generation.started is not None:
             self._telemetry.prompts.started(generation.request.model, generation.started)
+
+    def first_token(self, generation: Generation) -> None:
+        self.measures.first_token(generation)
 
     def _no_longer_waits(self, generation: Generation) -> None:
         self._waiting[generation.request.model] -= 1

@@ -300,7 +300,7 @@ class ModelHost:
             self._supervisor.revive()
 
     def on_lost(self, loss: RankLoss, recovery: Recovery) -> None:
-        self._telemetry.rank_losses.labels(loss.cause.value.lower(), str(loss.rank)).inc()
+        self._telemetry.ranks.lost(loss)
         self._telemetry.recoveries.labels(recovery.rung.value).inc()
         self.serving = self._slept = None
         self.losses += 1

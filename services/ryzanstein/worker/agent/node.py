@@ -131,7 +131,7 @@ class NodeAgent:
         self.other_models: tuple[str, ...] = ()
         self.constraints: ConstraintJudge = constraints or NoJudge()
         self.lending = lending or KvLending(settings.tuning.beat_busy_s)
-        self.awake = AwakeClock(telemetry.loop_lag.observe, _log_pause)
+        self.awake = AwakeClock(telemetry.node.loop_lag.observe, _log_pause)
         self.background = telemetry.background
         self._telemetry, self._templates = telemetry, templates
         self._beside_a_server = not settings.has_ranks
@@ -253,11 +253,13 @@ class NodeAgent:
         self.links.beat(beat)
         self._telemetry.beats.inc()
         self._telemetry.set_state(beat.state)
+        if (choice := self.host.choice) is not None:
+            self._telemetry.model = choice.name
         self.version.show()
         for version in self.versions:
             version.count()
         if self.host.serving is not None and beat.sequence % _MEMORY_EVERY_BEATS == 0:
-            self._telemetry.memory(self.host.serving.group.resident_bytes())
+            self._telemetry.ranks.memory(self.host.serving.group.resident_bytes())
             self.version.seen_bytes = sum(self.host.serving.group.private_bytes())
 
     def _reason(self) -> str:

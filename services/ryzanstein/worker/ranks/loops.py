@@ -61,7 +61,7 @@ class RankExecutor:
         *,
         masks: StepMasks,
     ) -> None:
-        self._runner, self._board, self._peers, self._recorder = runner, board, peers, recorder
+        self._runner, self.board, self._peers, self._recorder = runner, board, peers, recorder
         self.slab, self._masks = slab, masks
         self._epoch = 0
 
@@ -82,12 +82,12 @@ class RankExecutor:
 
     def check(self, number: int) -> None:
         """Answers a check, and sends it to the other ranks."""
-        self._board.answer(number)
+        self.board.answer(number)
         self._tell(RankCommand(None, None, self._epoch, number))
 
     def execute(self, plan: StepPlan, rows: Sequence[SampleRow]) -> Sequence[SampledToken]:
         """Runs a step. ChannelClosed, CollectiveTimeout or CannotRejoin: the group is lost."""
-        self._board.begin_step(plan.step, len(plan.token_ids))
+        self.board.begin_step(plan.step, len(plan.token_ids))
         self._tell(RankCommand(plan, epoch=self._epoch))
         masks = self._masks if any(row.constraint is not None for row in rows) else None
         if masks is not None:
@@ -98,7 +98,7 @@ class RankExecutor:
             shortage = str(error)
             self._give_up()
         finally:
-            self._board.end_step()
+            self.board.end_step()
             self._recorder.stepped()
         raise OutOfMemory(shortage)
 
@@ -114,16 +114,16 @@ class RankExecutor:
 
     def starved(self) -> None:
         """Shows that rank 0 waits for blocks and does not hang."""
-        self._board.enter(IDLE)
+        self.board.enter(IDLE)
 
     @contextmanager
     def standing_still(self, phase: str) -> Iterator[None]:
         """Shows one of the `STANDSTILLS`."""
-        self._board.enter(phase)
+        self.board.enter(phase)
         try:
             yield
         finally:
-            self._board.enter(IDLE)
+            self.board.enter(IDLE)
 
     def _give_up(self) -> None:
         """Gives up the step on all ranks.
@@ -156,11 +156,14 @@ class Lead:
         Sleeps while there is no work.
         """
         while True:
-            for message in self._messages():
+            messages = self._messages()
+            self._executor.board.waited()
+            for message in messages:
                 self._take(message)
             self._submit_prepared()
             # Also without work: a cancelled group's blocks are free now, and the agent should know.
             self._agent.send(self._completed(self._engine.step()))
+            self._executor.board.reported()
             self._executor.deliver_profile()
 
     def _messages(self) -> list[AgentMessage]:

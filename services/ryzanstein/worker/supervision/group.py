@@ -66,7 +66,10 @@ class RankProgress:
     rank has spent in collectives so far, including waits for its peers; a collective that only
     queues work on a device counts for as long as queueing takes. `compute_s` is the rest of all
     steps up to their last collective: what ranks do alike, excluding sampling on rank 0. `answered`
-    is the number of the agent's last check of idle ranks that it has answered.
+    is the number of the agent's last check of idle ranks that it has answered. `tail_s` is
+    the time of all steps after their last collective: sampling on rank 0. The times after it are those
+    between steps: rank 0 schedules a step, updates the sequences and reports, or has no work; the
+    other ranks wait for it.
     """
 
     rank: int
@@ -81,10 +84,27 @@ class RankProgress:
     collectives_s: float = 0.0
     compute_s: float = 0.0
     answered: int = 0
+    tail_s: float = 0.0
+    schedule_s: float = 0.0
+    update_s: float = 0.0
+    idle_s: float = 0.0
 
     @property
     def in_step(self) -> bool:
         return self.begun_s > 0
+
+    @property
+    def phases_s(self) -> Mapping[str, float]:
+        """Returns what its time was spent on so far. A rank alone has no collectives, and its steps no tail."""
+        alone = not self.collectives_s
+        return {
+            "compute": self.compute_s + self.tail_s if alone else self.compute_s,
+            "collective": self.collectives_s,
+            "tail": 0.0 if alone else self.tail_s,
+            "schedule": self.schedule_s,
+            "update": self.update_s,
+            "idle": self.idle_s,
+        }
 
     @property
     def still_s(self) -> float:

@@ -24,7 +24,7 @@ from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.wire.membership import instruction_to_wire
 from ryzanstein.worker.agent.membership.node_membership import NodeMembership
 from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 
 
 class Member:
@@ -69,7 +69,7 @@ async def orchestrator():
 @pytest.fixture
 async def member(orchestrator):
     member = Member()
-    member.telemetry = WorkerTelemetry()
+    member.telemetry = NodeMetrics()
     member.membership = NodeMembership(f"127.0.0.1:{orchestrator.server.port}", member, member.telemetry)
     task = asyncio.create_task(member.membership.run())
     yield member
@@ -152,7 +152,7 @@ async def test_leaving_a_dead_orchestrator_takes_no_time():
     """One whose port is closed, and one that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as lines:
         for port in (1, silent.getsockname()[1]):
-            membership = NodeMembership(f"127.0.0.1:{port}", Member(), WorkerTelemetry())
+            membership = NodeMembership(f"127.0.0.1:{port}", Member(), NodeMetrics())
             membership._lease_id = "lease-1"
             async with asyncio.timeout(3):
                 await membership.leave()
@@ -188,9 +188,9 @@ async def beat_with(orchestrator, state: NodeState, model: str) -> None:
 
 
 async def test_a_missing_orchestrator_is_asked_again_and_again():
-    membership = NodeMembership("127.0.0.1:1", Member(), WorkerTelemetry())
+    membership = NodeMembership("127.0.0.1:1", Member(), NodeMetrics())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(membership.run(), 1.0)
     labels = {"cause": grpc.StatusCode.UNAVAILABLE.name.lower()}
-    losses = membership._telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels)
+    losses = membership._metrics.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels)
     assert losses >= 2

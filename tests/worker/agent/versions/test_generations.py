@@ -1,10 +1,12 @@
 """What becomes of a step's events, with the demo model's text and no process."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import msgspec
 import pytest
+import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
 
@@ -19,6 +21,7 @@ from ryzanstein.worker.agent.intake import group_of, texts_of
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.generations import RunningGenerations
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, EngineStats, FinishChoice, GroupFailed, StepEvents
+from ryzanstein.worker.supervision.group import RankProgress
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.grammars.enforcing import constrained
 from ryzanstein.worker.tuning import LinkBounds
@@ -39,7 +42,8 @@ class World:
     def __init__(self, model, tracing=None) -> None:
         self.model = model
         self.sent = []
-        self.running = RunningGenerations(self.sent.append, WorkerTelemetry(), tracing or Tracing("worker"))
+        self.telemetry = WorkerTelemetry()
+        self.running = RunningGenerations(self.sent.append, self.telemetry, tracing or Tracing("worker"))
         self.link = RouterLink("router-t", LinkBounds())
 
     async def open(self, group=1, known=None, **sampling):
@@ -254,3 +258,35 @@ def test_tools_whose_grammar_would_be_too_long_are_refused(text_model):
         constrained(attempt, ReplyStyle("hermes"), text_model)
     assert refused.value.code is Code.INVALID_ARGUMENT
     assert refused.value.violations[0].field == "tools"
+
+
+async def test_the_end_says_what_the_time_was_spent_on(world):
+    lead = RankProgress(0, 7, 1, 8, "idle", 0.0, 0.0, 1, 0.01, collectives_s=1.0, compute_s=2.0, tail_s=0.0)
+    after = replace(lead, collectives_s=1.5, compute_s=3.25, tail_s=0.25)
+    seen = iter((lead, after))
+    world.running = RunningGenerations(world.sent.append, world.telemetry, Tracing("worker"), lambda: next(seen))
+    await world.open(1)
+    await asyncio.sleep(0.03)
+    (a,) = world.ids("one")[:1]
+    with structlog.testing.capture_logs() as lines:
+        world.running.on_step(msgspec.structs.replace(step(), step=4, prefilled=[(1, 1)]))
+        await asyncio.sleep(0.02)
+        world.running.on_step(msgspec.structs.replace(step([(1, 0, a)]), step=5))
+        world.running.on_step(msgspec.structs.replace(step(ended=[ChoiceEnd(1, 0, FinishReason.LENGTH, 0)]), step=9))
+    ended = next(line for line in lines if line["event"] == "generation ended")
+    assert ended["queue_s"] >= 0.025
+    assert ended["prefill_s"] >= 0.02
+    assert ended["queue_s"] + ended["prefill_s"] + ended["decode_s"] == pytest.approx(ended["duration_s"], abs=1e-5)
+    assert (ended["steps"], ended["collective_share"]) == (6, 0.25)
+    value = world.telemetry.registry.get_sample_value
+    for name in ("queue_seconds", "prefill_seconds", "decode_seconds", "prompt_tokens_length", "generated_tokens_length"):
+        assert value(f"ryzanstein_worker_{name}_count") == 1, name
+
+
+async def test_an_attempt_that_was_never_computed_was_in_the_queue_all_the_time(world):
+    await world.open(1)
+    with structlog.testing.capture_logs() as lines:
+        world.running.cancel(world.link, 1)
+    (ended,) = lines
+    assert ended["queue_s"] == ended["duration_s"]
+    assert not {"prefill_s", "decode_s", "steps"} & set(ended)

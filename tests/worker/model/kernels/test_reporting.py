@@ -16,8 +16,9 @@ def gauges(node: Any, name: str = "native_kernels") -> list[str]:
 
 
 def test_a_node_with_kernels_says_so_for_each_rank(node: Any) -> None:
-    assert gauges(node) == [f'ryzanstein_worker_native_kernels{{rank="{rank}"}} 1.0' for rank in (0, 1)]
-    assert gauges(node, "row_invariant") == [f'ryzanstein_worker_row_invariant{{rank="{rank}"}} 1.0' for rank in (0, 1)]
+    assert gauges(node) == [f'ryzanstein_worker_native_kernels{{model="demo",rank="{rank}"}} 1.0' for rank in (0, 1)]
+    invariant = [f'ryzanstein_worker_row_invariant{{model="demo",rank="{rank}"}} 1.0' for rank in (0, 1)]
+    assert gauges(node, "row_invariant") == invariant
     assert node.wait_event("ranks ready")["kernels"] == "compiled for this machine"
     assert not {"native kernels unavailable", "outputs depend on batch composition"} & {line["event"] for line in node.events}
 
@@ -33,9 +34,9 @@ def test_a_node_without_says_why(
     monkeypatch.setenv("CC", compiler)
     node = start_node(*flags, tp=1)
     assert why in node.wait_event("native kernels unavailable")["reason"]
-    assert gauges(node) == ['ryzanstein_worker_native_kernels{rank="0"} 0.0']
+    assert gauges(node) == ['ryzanstein_worker_native_kernels{model="demo",rank="0"} 0.0']
     assert "depends on the batch" in node.wait_event("outputs depend on batch composition")["reason"]
-    assert gauges(node, "row_invariant") == ['ryzanstein_worker_row_invariant{rank="0"} 0.0']
+    assert gauges(node, "row_invariant") == ['ryzanstein_worker_row_invariant{model="demo",rank="0"} 0.0']
 
 
 def test_a_node_that_must_have_them_refuses_to_serve_without(

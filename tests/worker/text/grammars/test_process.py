@@ -19,7 +19,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.constraints import Constraint
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.worker.constraints.table import TokenTable
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 from ryzanstein.worker.text.grammars.frames import Ended
 from ryzanstein.worker.text.grammars.judge import Verdict
 from ryzanstein.worker.text.grammars.process import GrammarProcess
@@ -32,9 +32,9 @@ SOUND = Constraint.json_object()
 @asynccontextmanager
 async def running(
     cpu_s: float = 2.0, memory_bytes: int = 256 * 2**20, max_waiting: int = 64
-) -> AsyncIterator[tuple[GrammarProcess, WorkerTelemetry]]:
-    telemetry = WorkerTelemetry()
-    process = GrammarProcess(ProgramBounds(cpu_s, memory_bytes, max_waiting), telemetry.constraints.observer)
+) -> AsyncIterator[tuple[GrammarProcess, NodeMetrics]]:
+    telemetry = NodeMetrics()
+    process = GrammarProcess(ProgramBounds(cpu_s, memory_bytes, max_waiting), telemetry.grammars.observer)
     telemetry.background.supervise("grammars", process.run, Backoff(0.01, 0.05, 5.0))
     try:
         yield process, telemetry
@@ -46,7 +46,7 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.name() == "grammars"]
 
 
-def counted(telemetry: WorkerTelemetry, name: str, **labels: str) -> float:
+def counted(telemetry: NodeMetrics, name: str, **labels: str) -> float:
     return telemetry.registry.get_sample_value(f"ryzanstein_worker_{name}", labels) or 0.0
 
 

@@ -15,7 +15,7 @@ import pytest
 from ryzanstein.backoff import Backoff
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 from ryzanstein.worker.text.programs.starting import ProgramBounds
 from ryzanstein.worker.text.templates.process import TemplateProcess
 from ryzanstein.worker.text.templates.rendering import TemplateSource
@@ -29,8 +29,8 @@ def template(source: str, max_chars: int = 100_000) -> TemplateSource:
 
 
 @asynccontextmanager
-async def running(cpu_s: float = 0.5, max_waiting: int = 64) -> AsyncIterator[tuple[TemplateProcess, WorkerTelemetry]]:
-    telemetry = WorkerTelemetry()
+async def running(cpu_s: float = 0.5, max_waiting: int = 64) -> AsyncIterator[tuple[TemplateProcess, NodeMetrics]]:
+    telemetry = NodeMetrics()
     process = TemplateProcess(ProgramBounds(cpu_s, 128 * 2**20, max_waiting), telemetry.on_template_limit)
     telemetry.background.supervise("templates", process.run, Backoff(0.01, 0.05, 5.0))
     try:
@@ -43,7 +43,7 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.name() == "templates"]
 
 
-def limits(telemetry: WorkerTelemetry, limit: str) -> float:
+def limits(telemetry: NodeMetrics, limit: str) -> float:
     return telemetry.registry.get_sample_value("ryzanstein_worker_template_limits_total", {"limit": limit}) or 0.0
 
 

@@ -8,10 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ryzanstein.router.access.limits.bounds import LimitKind
 from ryzanstein.router.access.limits.usage import UsageCount
+from ryzanstein.router.telemetry import MOST_TENANTS, OTHER_TENANTS
 
 MAX_TOKENS = "max_tokens"
-_MOST_TENANTS = 100
-_OTHER = "other"
 
 
 class LimitMetrics:
@@ -58,7 +57,7 @@ class LimitMetrics:
         series = self._of_tenant.get(tenant)
         if series is not None:
             return series
-        label = tenant if len(self._of_tenant) < _MOST_TENANTS else _OTHER
+        label = tenant if len(self._of_tenant) < MOST_TENANTS else OTHER_TENANTS
         series = (self._tokens.labels(label, "prompt").inc, self._tokens.labels(label, "generated").inc)
         if label == tenant:
             self._of_tenant[tenant] = series

@@ -6,6 +6,7 @@ Request id, trace context, deadline, and what a disconnect means.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ class Calls:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         received = metadata.get(TRACEPARENT, "")
         span = self._tracing.start(f"ryzanstein.v1.{method}", received, **{"rpc.system": "grpc", "rpc.method": method})
-        code = "OK"
+        code, began_s = "OK", time.monotonic()
         try:
             yield metadata, traceparent(span, received)
         except RyzansteinError as error:
@@ -133,6 +134,6 @@ class Calls:
             code = "INTERNAL"
             raise
         finally:
-            self._telemetry.requests.labels("grpc", method, code).inc()
+            self._telemetry.request_ended("grpc", method, code, time.monotonic() - began_s)
             span.set_attribute("rpc.grpc.status", code)
             span.end()

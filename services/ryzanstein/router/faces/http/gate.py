@@ -163,7 +163,7 @@ class Gate:
 
     def _ended(self, scope: Scope, call: HttpCall, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
-        self._telemetry.requests.labels("http", route, str(call.code)).inc()
+        self._telemetry.request_ended("http", route, str(call.code), duration_s)
         if route not in _QUIET:
             log.info(
                 "http request",

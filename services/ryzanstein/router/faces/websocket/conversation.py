@@ -169,14 +169,15 @@ class Conversation:
             code = self._fail(error, stream)
         finally:
             self._streams.pop(stream.id, None)
-            self._telemetry.ended(method, code)
+            duration_s = time.monotonic() - began
+            self._telemetry.ended(method, code, duration_s)
             log.info(
                 "websocket stream",
                 method=method[:64],
                 code=code,
                 generation=stream.generation,
                 request_id=stream.request_id,
-                duration_s=round(time.monotonic() - began, 6),
+                duration_s=round(duration_s, 6),
             )
 
     def _fail(self, error: Exception, stream: SocketStream) -> int:

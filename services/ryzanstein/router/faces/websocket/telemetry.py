@@ -16,7 +16,7 @@ class SocketTelemetry:
     def __init__(self, telemetry: RouterTelemetry) -> None:
         registry = telemetry.registry
         self.background = telemetry.background
-        self._requests = telemetry.requests
+        self._ended = telemetry.request_ended
         self.open = Gauge("ryzanstein_router_websockets_open", "Open WebSockets", registry=registry)
         self.closed = Counter(
             "ryzanstein_router_websockets_closed_total", "WebSockets that closed, by close code", ["code"], registry=registry
@@ -35,7 +35,7 @@ class SocketTelemetry:
         for reason in (MALFORMED, TOO_LARGE):
             self.malformed.labels(reason)
 
-    def ended(self, method: str, code: int) -> None:
-        """Counts a request that ended. A path that does not exist is not a label."""
+    def ended(self, method: str, code: int, duration_s: float = 0.0) -> None:
+        """Counts a request that ended, at once by default. A path that does not exist is not a label."""
         known = method if method in ("/v1/chat/completions", "/v1/completions", "attach", "cancel") else "unknown"
-        self._requests.labels(FACE, known, str(code)).inc()
+        self._ended(FACE, known, str(code), duration_s)

@@ -32,7 +32,7 @@ from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.tokenizing import encoded
 from ryzanstein.worker.engine.memory.prefix import scope_root
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.telemetry import NodeEmbeddingMetrics
+from ryzanstein.worker.telemetry.node_metrics import NodeEmbeddingMetrics
 from ryzanstein.worker.text.embedding import EmbeddingModel
 from ryzanstein.worker.text.tokenizer import TextModel
 

@@ -25,7 +25,7 @@ from ryzanstein.worker.agent.membership.reachable_address import ReachableAddres
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
-from ryzanstein.worker.telemetry import WorkerTelemetry
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 
 
 class NodeMember:
@@ -106,11 +106,11 @@ class NodeMembership:
     Call `run` in a task that is restarted when it fails, and `leave` when the node is stopped.
     """
 
-    def __init__(self, address: str, member: MembershipObserver, telemetry: WorkerTelemetry, dialer: Dialer = PLAIN) -> None:
+    def __init__(self, address: str, member: MembershipObserver, metrics: NodeMetrics, dialer: Dialer = PLAIN) -> None:
         self._address = address
         self._dialer = dialer
         self._member = member
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._lease_id = ""
         self._registrations = 0
 
@@ -135,7 +135,7 @@ class NodeMembership:
                 log.exception("beat failed")
                 cause = "failed"
             backoff_s = _FIRST_BACKOFF_S if self._registrations > registered else backoff_s
-            self._telemetry.orchestrator_losses.labels(cause).inc()
+            self._metrics.orchestrator_losses.labels(cause).inc()
             log.warning("orchestrator unavailable", address=self._address, cause=cause, why=why)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)

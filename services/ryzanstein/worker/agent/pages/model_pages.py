@@ -276,7 +276,16 @@ class ModelPages:
 
     def _add(self, outbox: Outbox, mover: PageMover, scope: PageScope, parent: bytes, keys: list[bytes]) -> None:
         if outbox.add(mover, scope, parent, keys):
-            self._telemetry.background.once("page_outbox", outbox.run())
+            self._telemetry.background.once("page_outbox", self._empty(outbox))
+        self._show_queued()
+
+    async def _empty(self, outbox: Outbox) -> None:
+        try:
+            await outbox.run()
+        finally:
+            self._show_queued()
+
+    def _show_queued(self) -> None:
         self.metrics.queued.set(sum(map(len, (*self._outboxes.values(), *self._tiers.values()))))
 
     def _outbox(self, place: NodePlace) -> Outbox:

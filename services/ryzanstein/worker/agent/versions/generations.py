@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -21,8 +21,10 @@ from ryzanstein.generation.request import Attempt
 from ryzanstein.generation.tokens import FinishReason, PromptScores, PromptToken, Token, TokenLogprobs, TopLogprob
 from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
+from ryzanstein.worker.agent.versions.attempt_times import AttemptTimes
 from ryzanstein.worker.agent.versions.vectors import error_of
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
+from ryzanstein.worker.supervision.group import RankProgress
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.choice import ChoiceText
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -52,7 +54,7 @@ class RunningChoice:
 
 @dataclass(slots=True)
 class RunningGeneration:
-    """An attempt on this node. Times are monotonic seconds; `first_token_s` 0: no token yet."""
+    """An attempt on this node."""
 
     group: int
     handle: int
@@ -63,11 +65,10 @@ class RunningGeneration:
     span: Span
     phase: Span
     prompt_ids: Sequence[int]
+    times: AttemptTimes
     reply: ReplyStyle | None = None
     num_omitted: int = 0
     accepted: bool = False
-    began_s: float = field(default_factory=time.monotonic)
-    first_token_s: float = 0.0
 
     @property
     def num_prompt(self) -> int:
@@ -86,13 +87,18 @@ class RunningGeneration:
 class RunningGenerations:
     """The groups by number, from submit to the end of the last choice.
 
-    `idle` is set while there are no groups.
+    `idle` is set while there are no groups. `lead` returns what rank 0 has done so far, or None without ranks.
     """
 
     def __init__(
-        self, send: Callable[[CancelGroup | FinishChoice], None], telemetry: WorkerTelemetry, tracing: Tracing
+        self,
+        send: Callable[[CancelGroup | FinishChoice], None],
+        telemetry: WorkerTelemetry,
+        tracing: Tracing,
+        lead: Callable[[], RankProgress | None] = lambda: None,
     ) -> None:
-        self._send = send
+        self._send, self._lead = send, lead
+        self._step, self._step_s = 0, 0.0
         self._telemetry = telemetry
         self._tracing = tracing
         self._groups: dict[int, RunningGeneration] = {}
@@ -131,8 +137,9 @@ class RunningGenerations:
         choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
         span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
         phase = self._tracing.start("node.prefill", traceparent(span))
+        times = AttemptTimes(self._telemetry.attempts)
         generation = RunningGeneration(
-            submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, reply, num_omitted
+            submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, times, reply, num_omitted
         )
         self._groups[submit.group] = generation
         self.idle.clear()
@@ -148,6 +155,7 @@ class RunningGenerations:
 
     def on_step(self, events: StepEvents) -> None:
         """Sends one step's tokens, ends and failures to their links."""
+        self._step, self._step_s = events.step, events.step_s
         self._accept_all(events.accepted)
         self._report_prefilled(events.prefilled)
         for group, first, rows in events.scores:
@@ -221,11 +229,13 @@ class RunningGenerations:
         for group, num_computed in groups:
             if (generation := self._groups.get(group)) is not None:
                 self._accept(generation)
+                self._computed(generation)
                 generation.link.progress(generation.handle, num_computed)
 
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:
             generation.accepted = True
+            self._telemetry.attempts.prompt_tokens.observe(generation.num_prompt)
             generation.link.accept(generation.handle, generation.num_prompt, generation.reply, generation.num_omitted)
             if generation.attempt.request.sampling.prompt_logprobs is not None:
                 first = generation.prompt_ids[0]
@@ -251,8 +261,9 @@ class RunningGenerations:
         if choice.stopped:
             self._telemetry.late_tokens.inc()
             return
-        if not generation.first_token_s:
+        if not generation.times.first_token_s:
             self._accept(generation)
+            self._computed(generation)
             self._first_token(generation)
         entry = None if logprobs is None else _logprobs(token_id, logprobs, choice.text, generation.model)
         text, choice.stopped = choice.text.push(token_id)
@@ -264,9 +275,12 @@ class RunningGenerations:
         if choice.stopped and not last:
             self._send(FinishChoice(generation.group, number))
 
+    def _computed(self, generation: RunningGeneration) -> None:
+        if not generation.times.computed_s:
+            generation.times.computed(self._step, self._step_s, self._lead())
+
     def _first_token(self, generation: RunningGeneration) -> None:
-        generation.first_token_s = time.monotonic()
-        self._telemetry.first_token.observe(generation.first_token_s - generation.began_s)
+        generation.times.first_token()
         generation.phase.end()
         generation.phase = self._tracing.start("node.decode", traceparent(generation.span))
 
@@ -283,11 +297,11 @@ class RunningGenerations:
             self._close(generation, "finished")
 
     def _observe(self, generation: RunningGeneration, choice: RunningChoice, reason: FinishReason, cached_tokens: int) -> None:
-        self._telemetry.choices.labels(reason.name.lower()).inc()
+        self._telemetry.attempts.choices.labels(reason.name.lower()).inc()
         generation.span.set_attribute("cached_prompt_tokens", cached_tokens)
         if choice.num_new > 1:
-            decode_s = time.monotonic() - generation.first_token_s
-            self._telemetry.per_token.observe(decode_s / (choice.num_new - 1))
+            decode_s = time.monotonic() - generation.times.first_token_s
+            self._telemetry.attempts.per_token.observe(decode_s / (choice.num_new - 1))
 
     def _close(self, generation: RunningGeneration, outcome: str) -> None:
         del self._groups[generation.group]
@@ -295,13 +309,14 @@ class RunningGenerations:
         generation.link.prepared(generation.handle)
         if not self._groups:
             self.idle.set()
-        self._telemetry.generations.labels(outcome).inc()
+        self._telemetry.attempts.outcomes.labels(outcome).inc()
         generation.phase.end()
         generation.span.set_attribute("outcome", outcome)
         generation.span.end()
-        duration_s = round(time.monotonic() - generation.began_s, 6)
         tokens = sum(choice.num_new for choice in generation.choices)
-        log.info("generation ended", outcome=outcome, tokens=tokens, duration_s=duration_s, **generation.ids)
+        self._telemetry.attempts.generated_tokens.observe(tokens)
+        spent = generation.times.ended(self._step, self._lead())
+        log.info("generation ended", outcome=outcome, tokens=tokens, **spent, **generation.ids)
 
 
 def _scores(generation: RunningGeneration, first: int, rows: Sequence[tuple[float, list[tuple[int, float]]]]) -> PromptScores:

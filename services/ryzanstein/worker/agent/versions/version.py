@@ -74,7 +74,7 @@ class ModelVersion:
         self.seen_bytes = 0
         self._informed: EngineGroup | None = None
         self.profiling = Profiling()
-        self.running = RunningGenerations(self._send, telemetry, tracing)
+        self.running = RunningGenerations(self._send, telemetry, tracing, self._lead)
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: self.num_running > 0, self.pages.on_answer)
@@ -125,8 +125,11 @@ class ModelVersion:
     @property
     def step(self) -> int:
         """Engine steps of the present ranks so far."""
-        ranks = self.progress()
-        return ranks[0].step if ranks else 0
+        lead = self._lead()
+        return 0 if lead is None else lead.step
+
+    def _lead(self) -> RankProgress | None:
+        return next(iter(self.progress()), None)
 
     @property
     def profiled(self) -> bool:
@@ -174,10 +177,10 @@ class ModelVersion:
         """Shows in the metrics what this version's ranks do now."""
         self._telemetry.asleep.set(self.host.asleep)
         self._telemetry.engine(self.stats)
-        self._telemetry.lending(self._lending.borrowed_bytes(self), self._lending.lent_bytes(self))
+        self._telemetry.kv.lending(self._lending.borrowed_bytes(self), self._lending.lent_bytes(self))
         if self.host.serving is not None:
             group = self.host.serving.group
-            self._telemetry.progress(group.progress(), group.slowness())
+            self._telemetry.ranks.progress(group.progress(), group.slowness())
 
     def _engines(self, choice: ModelChoice) -> EngineFactory:
         text = self.host.text
@@ -202,6 +205,7 @@ class ModelVersion:
     def _on_step(self, events: StepEvents) -> None:
         self._note_recoveries(events)
         before, self.stats = self.stats, events.stats
+        self._telemetry.step(events.stats, before)
         self.running.on_step(events)
         if self.vectors.waiting:
             self.vectors.on_step(events)
@@ -223,14 +227,14 @@ class ModelVersion:
         self.seen_bytes = 0
         self.pages.on_gone()
         self._lending.leave(self)
-        self._telemetry.ranks_gone()
+        self._telemetry.ranks.gone()
 
     def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
         """Fails everything that ran on the lost ranks. New ranks count from zero."""
         self.stats = self._counted = NO_STATS
         self.pages.on_gone()
         self._lending.lose(self)
-        self._telemetry.ranks_gone()
+        self._telemetry.ranks.gone()
         self.running.fail_all(error, node_fault=node_fault)
         self.vectors.fail_all(error)
         self.profiling.on_gone(error)

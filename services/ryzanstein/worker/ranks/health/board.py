@@ -20,7 +20,8 @@ SLOT_BYTES = 128
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
-_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED = 9, 10, 11  # the first words after the phase
+# The words after the phase. With these the slot is full.
+_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS = range(9, 16)
 
 
 def board_bytes(size: int) -> int:
@@ -56,6 +57,10 @@ class Board:
             words[_COLLECTIVES_NS] / 1e9,
             words[_COMPUTE_NS] / 1e9,
             words[_ANSWERED],
+            words[_TAIL_NS] / 1e9,
+            words[_SCHEDULE_NS] / 1e9,
+            words[_UPDATE_NS] / 1e9,
+            words[_IDLE_NS] / 1e9,
         )
 
     def close(self) -> None:
@@ -65,7 +70,8 @@ class Board:
 class RankBoard:
     """A rank's own slot of the board. `clock_ns` is monotonic.
 
-    Collectives report to it: it is the model's `CollectiveProgress`.
+    Collectives report to it: it is the model's `CollectiveProgress`. All time from the first step on is in a step or between
+    steps, where rank 0 schedules, updates or is idle, and the other ranks are idle.
     """
 
     def __init__(
@@ -79,6 +85,8 @@ class RankBoard:
         self._words[_PID] = os.getpid() if pid is None else pid
         self._outer = b""
         self._collectives_before_ns = 0
+        self._between = _IDLE_NS
+        self._since_ns = 0
         self.enter("start")
 
     def enter(self, phase: str) -> None:
@@ -91,21 +99,39 @@ class RankBoard:
         self._collectives_before_ns = self._words[_COLLECTIVES_NS]
         self._words[_TOKENS] = num_tokens
         self._words[_STEP] = step
-        self._words[_BEGUN_NS] = self._clock_ns()
+        self._words[_BEGUN_NS] = self._spend(self._between)
         self.enter(FORWARD)
 
     def end_step(self) -> None:
-        begun_ns = self._words[_BEGUN_NS]
-        self._words[_LAST_STEP_NS] = self._clock_ns() - begun_ns
+        begun_ns, moved_ns = self._words[_BEGUN_NS], self._words[_PROGRESS_NS]
         in_collectives_ns = self._words[_COLLECTIVES_NS] - self._collectives_before_ns
-        self._words[_COMPUTE_NS] += max(0, self._words[_PROGRESS_NS] - begun_ns - in_collectives_ns)
+        self._words[_COMPUTE_NS] += max(0, moved_ns - begun_ns - in_collectives_ns)
+        self._since_ns = moved_ns
+        self._words[_LAST_STEP_NS] = self._spend(_TAIL_NS) - begun_ns
         self._words[_BEGUN_NS] = 0
         self.enter(IDLE)
+
+    def waited(self) -> None:
+        """Records that rank 0 has what it waited for, or need not wait: from here on it schedules."""
+        self._spend(_IDLE_NS)
+        self._between = _SCHEDULE_NS
+
+    def reported(self) -> None:
+        """Records that rank 0 has reported what a step produced."""
+        self._spend(_UPDATE_NS)
+
+    def _spend(self, word: int) -> int:
+        """Adds the time since the last call to one of the sums. Returns the time."""
+        now_ns, since_ns = self._clock_ns(), self._since_ns
+        self._since_ns = now_ns
+        if 0 < since_ns < now_ns:
+            self._words[word] += now_ns - since_ns
+        return now_ns
 
     def answer(self, number: int) -> None:
         """Answers a check between two steps."""
         self._words[_ANSWERED] = number
-        self._words[_PROGRESS_NS] = self._clock_ns()
+        self._words[_PROGRESS_NS] = self._spend(self._between)
 
     def move(self) -> None:
         """Records that the rank goes on, within a phase that takes long."""
