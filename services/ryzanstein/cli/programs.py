@@ -20,6 +20,7 @@ from ryzanstein.process.process_start import become_service
 _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"),
+        "node": ("tokenizers", "jinja2", "aiohttp"),
         "worker": ("torch", "tokenizers", "safetensors"),
         "tls": ("cryptography",),
         "redis": ("redis",),
@@ -97,7 +98,9 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
 
 
 def _extras(program: str) -> tuple[str, ...]:
-    """Returns the extras that a program imports."""
+    """Returns the extras that a program imports. A node needs torch only for ranks of its own, see its settings."""
+    if program in ("ryzanstein.worker", "ryzanstein.tools.vllm_plugin"):
+        return ("node",)
     if program.startswith(("ryzanstein.worker", "ryzanstein.tools")):
         return ("worker",)
     return ("router",) if program.startswith("ryzanstein.router") else ()

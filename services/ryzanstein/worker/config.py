@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -244,6 +245,8 @@ class WorkerSettings(ServiceSettings):
             if self.engine_key_file is not None or self.engine_board is not None:
                 name = "engine_board" if self.engine_key_file is None else "engine_key_file"
                 raise ValueError(f"{name} is of a server: set engine to its URL")
+            if find_spec("torch") is None:
+                raise ValueError("engine: own needs torch: pip install 'ryzanstein[worker]', or set it to the URL of a server")
             return self
         if self.engine_board is not None and self.engine == VLLM:
             raise ValueError("engine_board is set by the node for a vLLM that it starts")

@@ -117,7 +117,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
-    require("up", "router", "worker", *(["tls"] if secure else []))
+    require("up", "router", "worker" if not engines or OWN_RANKS in engines else "node", *(["tls"] if secure else []))
     served = models_to_serve(models)
     templates = template_setting(chat_templates, served)
     nodes = num_nodes(nodes, engines, len(served))
