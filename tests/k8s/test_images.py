@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-DOCKERFILES = {"router.Dockerfile": "router", "worker.Dockerfile": "worker"}
+DOCKERFILES = {"node.Dockerfile": "node", "router.Dockerfile": "router", "worker.Dockerfile": "worker"}
 
 
 @pytest.fixture(params=sorted(DOCKERFILES))
@@ -65,9 +65,10 @@ def test_torch_is_in_the_workers_image_only_and_pinned_as_in_the_constraints(k8s
     (pinned,) = re.findall(r"^torch==(\S+)$", constraints, flags=re.MULTILINE)
     images = k8s_dir / "images"
     assert f'"torch=={pinned}+${{TORCH_BUILD}}"' in (images / "worker.Dockerfile").read_text()
-    assert "torch" not in "".join(rest for _, rest in instructions(images / "router.Dockerfile"))
     extras = project(k8s_dir)["project"]["optional-dependencies"]
-    assert not any(re.match(r"torch\b", each) for each in extras["router"])
+    for name in ("node", "router"):
+        assert "torch" not in "".join(rest for _, rest in instructions(images / f"{name}.Dockerfile"))
+        assert not any(re.match(r"torch\b", each) for each in extras[name])
 
 
 def test_the_demo_model_is_where_the_local_overlay_looks_for_it(k8s_dir: Path) -> None:

@@ -19,9 +19,9 @@ def test_every_file_that_a_command_names_exists() -> None:
 
 
 def test_images_have_the_names_and_tags_that_the_manifests_want() -> None:
-    built = set(re.findall(r"-t (ryzanstein/\w+:[\w.-]+)", PAGE))
+    built = set(re.findall(r"-t (ryzanstein/[\w-]+:[\w.-]+)", PAGE))
     wanted = set()
-    for folder in ("base", "overlays/gpu"):
+    for folder in ("base", "overlays/gpu", "components/vllm"):
         for image in yaml.safe_load((ROOT / "k8s" / folder / "kustomization.yaml").read_text())["images"]:
             wanted.add(f"{image['name']}:{image['newTag']}")
     assert built == wanted

@@ -1,0 +1,18 @@
+# A node beside an inference server: no torch, no model. Build from the repository's root:
+#   docker build -f k8s/images/node.Dockerfile -t ryzanstein/node:0.1.0 .
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /source
+COPY pyproject.toml constraints.txt README.md ./
+COPY protos protos
+COPY services services
+COPY shared shared
+RUN python -m venv /opt/ryzanstein/venv \
+    && /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[node,tls]'
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv
+ENV PATH=/opt/ryzanstein/venv/bin:$PATH HOME=/tmp LOGNAME=ryzanstein PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 50061 9090 9091
+ENTRYPOINT ["ryzanstein"]
+CMD ["worker"]
