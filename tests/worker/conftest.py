@@ -159,6 +159,7 @@ class Stream:
         self.prompt_tokens: int | None = None
         self.rows: dict[int, list[tuple[int, int, str]]] = {}
         self.logprobs: dict[tuple[int, int], object] = {}
+        self.prompt_parts: list[object] = []
         self.finished: dict[int, object] = {}
         self.failed: pb.Failed | None = None
         self.reply: pb.ReplyStyle | None = None
@@ -265,6 +266,8 @@ class Link:
         for finished in output.finished:
             assert finished.choice not in self.streams[finished.handle].finished
             self.streams[finished.handle].finished[finished.choice] = finished
+        for part in output.prompt_parts:
+            self.streams[part.handle].prompt_parts.append(part.prompt)
         for failed in output.failed:
             self.streams[failed.handle].failed = failed
 

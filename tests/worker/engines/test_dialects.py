@@ -23,7 +23,8 @@ from tests.worker.engines.recorded import (
 
 from ryzanstein.constraints import Constraint
 from ryzanstein.generation.request import SamplingParams
-from ryzanstein.worker.engines.remote.asked import ComputedPart
+from ryzanstein.worker.engines.remote.asked import ComputedPart, ComputedToken
+from ryzanstein.worker.engines.remote.dialects.vllm import scores
 from ryzanstein.worker.engines.remote.http.faults import EngineBusy, EngineProtocolError, EngineRefused, EngineUnreachable
 
 # What the agent or the front does itself, or hands over as a field of AskedChoice.
@@ -52,13 +53,17 @@ def body(name: str, **more: Any) -> dict[str, Any]:
     return DIALECTS[name].body(asked(**more), served(name))[1]
 
 
+_ELSEWHERE = {("vllm", "ignore_eos"), ("vllm", "prompt_logprobs")}
+"""By the listed stop tokens; by a request of its own, see `scoring`."""
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_every_parameter_reaches_the_server_or_is_named_as_unsupported(name: str) -> None:
     """Of vLLM `ignore_eos` is not seen: the stop tokens that it is sent are without the model's own then."""
     assert {each.name for each in fields(SamplingParams)} == OURS | set(OTHER_VALUES)
     for parameter, value in OTHER_VALUES.items():
         changed = body(name, **{parameter: value}) != body(name)
-        assert changed or parameter in DIALECTS[name].unsupported or (name, parameter) == ("vllm", "ignore_eos"), parameter
+        assert changed or parameter in DIALECTS[name].unsupported or (name, parameter) in _ELSEWHERE, parameter
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -219,3 +224,31 @@ def test_an_answer_that_the_server_gives_up_is_not_finished(name: str, event: ob
 def test_the_words_of_llama_cpp_for_an_end_are_ours() -> None:
     ends: Callable[[str], str] = lambda kind: read("llama.cpp", [llama_event([], 3, stop=True, stop_type=kind)])[0].finish  # noqa: E731
     assert [ends(kind) for kind in ("eos", "word", "limit", "")] == ["stop", "stop", "length", "stop"]
+
+
+def test_scores_of_a_prompt_are_read_for_each_token_from_the_second_on() -> None:
+    row = {"2": {"logprob": -3.5, "rank": 9, "decoded_token": "x"}, "7": {"logprob": -0.5}, "8": {"logprob": -1.5}}
+    answer = {"choices": [{"text": "", "prompt_logprobs": [None, row, {"3": {"logprob": -0.25}}]}]}
+    assert scores(answer, [1, 2, 3], 2) == [
+        ComputedToken(2, -3.5, [(7, -0.5), (8, -1.5)]),
+        ComputedToken(3, -0.25, [(3, -0.25)]),
+    ]
+    assert scores(answer, [1, 2, 3], 0)[0].top == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{"prompt_logprobs": None}]},
+        {"choices": [{"prompt_logprobs": [None, {"2": {"logprob": 0.0}}]}]},
+        {"choices": [{"prompt_logprobs": [None, {"2": {"logprob": 0.0}}, {"4": {"logprob": 0.0}}]}]},
+        {"choices": [{"prompt_logprobs": [None, {"2": {"logprob": 0.0}}, None]}]},
+        {"choices": [{"prompt_logprobs": [None, {"two": {"logprob": 0.0}}, {"3": {"logprob": 0.0}}]}]},
+        {"choices": [{"prompt_logprobs": [None, {"2": {"logprob": "x"}}, {"3": {"logprob": 0.0}}]}]},
+    ],
+)
+def test_scores_that_are_none_of_this_prompt_are_nonsense(answer: dict[str, Any]) -> None:
+    with pytest.raises(EngineProtocolError):
+        scores(answer, [1, 2, 3], 1)

@@ -114,13 +114,27 @@ async def test_every_cut_continues_and_equals_our_own_engine(nodes: Any, connect
                     assert rest.rows == {c: whole.rows[c][len(known[c].token_ids) :] for c in rest.rows}
 
 
+@pytest.mark.parametrize("num_top", [0, 3])
+async def test_prompts_are_scored_as_by_our_own_engine(nodes: Any, connect: Any, attempt: Any, num_top: int) -> None:
+    beside, own = nodes
+    params = BASE | {"prompt_logprobs": num_top, "max_tokens": 4, "prompt": TokenPrompt(tuple(range(300, 470)))}
+    async with connect(beside.address) as link, connect(own.address) as ours:
+        got, expected = await link.run(attempt(**params), 120), await ours.run(attempt(**params), 120)
+    assert got.rows == expected.rows
+    scored, wanted = ([token for part in each.prompt_parts for token in part.tokens] for each in (got, expected))
+    assert [token.token_id for token in scored] == list(range(300, 470))
+    for one, other in zip(scored, wanted, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert [top.token_id for top in one.top] == [top.token_id for top in other.top]
+
+
 async def test_the_node_says_what_computes_and_what_that_lacks(nodes: Any, connect: Any) -> None:
     async with connect(nodes[0].address) as link:
         beat = link.hello.beat
         assert beat.engine.startswith("vllm 0.")
         assert "sampler" in beat.engine
         assert not beat.continues_inexactly
-        assert {"prompt_logprobs", "embeddings"} == set(beat.unsupported)
+        assert set(beat.unsupported) == {"embeddings"}
 
 
 @pytest.mark.parametrize("constrained", [False, True])

@@ -142,6 +142,13 @@ class Front:
             self._groups.end(sequence, reason)
         self._run_soon()
 
+    def scored(self, sequence: Sequence, tokens: list[SampledToken]) -> None:
+        """Takes how likely the tokens of the prompt are, from the second on."""
+        if sequence in self._moved:
+            sequence.group.num_scored = sequence.group.num_prompt
+            self._outcome.add_scores(sequence, 1, tokens)
+            self._run_soon()
+
     def ended(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a choice that the engine has ended by itself."""
         if sequence in self._moved:

@@ -19,6 +19,7 @@ from ryzanstein.worker.engines.front.front import Front
 from ryzanstein.worker.engines.remote.answers.computing import computed
 from ryzanstein.worker.engines.remote.answers.constrained import EXTRA_TOKENS, constrained
 from ryzanstein.worker.engines.remote.answers.preparing import Preparations
+from ryzanstein.worker.engines.remote.answers.scoring import prompt_scores
 from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart
 from ryzanstein.worker.engines.remote.dialects.dialect import ServedEngine
 from ryzanstein.worker.engines.remote.http.client import EngineClient
@@ -118,6 +119,9 @@ class EngineStreams:
 
     async def _follow(self, sequence: Sequence, front: Front) -> None:
         """Passes a sequence's tokens on, to the end that the server gives it, or that our rules give it before."""
+        if sequence.group.num_scored < sequence.group.num_prompt:
+            front.scored(sequence, await prompt_scores(self._client, self._served, sequence))
+            self._listener.on_part()
         row = await self._preparations.row(sequence.group.message, sequence.choice) if self._served.exact else None
         asked = asked_choice(sequence, row, self._served.context_length)
         async with aclosing(self._parts(asked, row, sequence.num_allowed)) as parts:

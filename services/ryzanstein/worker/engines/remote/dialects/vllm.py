@@ -61,7 +61,7 @@ class VllmDialect:
     """The dialect of vLLM."""
 
     name = "vllm"
-    unsupported = NEVER
+    unsupported = NEVER - {"prompt_logprobs"}
     loses_ids = False
 
     def body(self, asked: AskedChoice, served: ServedEngine) -> tuple[str, dict[str, object]]:
@@ -104,6 +104,43 @@ class VllmDialect:
             num_prompt=usage.prompt_tokens,
             num_generated=usage.completion_tokens,
         )
+
+
+def scoring(asked: AskedChoice, served: ServedEngine, num_top: int) -> tuple[str, dict[str, object]]:
+    """Returns the path and the JSON of a request for the scores of a prompt. vLLM gives them in no stream."""
+    path, body = VllmDialect().body(asked, served)
+    return path, {**body, "stream": False, "stream_options": None, "prompt_logprobs": num_top}
+
+
+class _Score(msgspec.Struct):
+    logprob: float = 0.0
+
+
+class _Scored(msgspec.Struct):
+    prompt_logprobs: list[dict[int, _Score] | None] | None = None
+
+
+class _ScoredAnswer(msgspec.Struct):
+    choices: list[_Scored] = []
+
+
+def scores(answer: object, prompt_ids: Sequence[int], num_top: int) -> list[ComputedToken]:
+    """Returns how likely each token of the prompt is, from the second on. Raises EngineProtocolError."""
+    try:
+        choices = msgspec.convert(answer, _ScoredAnswer, strict=False).choices
+    except msgspec.ValidationError as error:
+        raise EngineProtocolError(f"the scores of a prompt are not as they must be: {error}") from None
+    rows = choices[0].prompt_logprobs if choices else None
+    if rows is None or len(rows) != len(prompt_ids):
+        raise EngineProtocolError(f"the engine scored {0 if rows is None else len(rows)} of {len(prompt_ids)} prompt tokens")
+    return [_score(row or {}, token_id, num_top) for row, token_id in zip(rows[1:], prompt_ids[1:], strict=True)]
+
+
+def _score(row: Mapping[int, _Score], token_id: int, num_top: int) -> ComputedToken:
+    if token_id not in row:
+        raise EngineProtocolError(f"the engine did not score the prompt's token {token_id}")
+    likeliest = sorted(((each, score.logprob) for each, score in row.items()), key=lambda each: -each[1])
+    return ComputedToken(token_id, row[token_id].logprob, likeliest[:num_top])
 
 
 def _tokens(token_ids: Sequence[int], logprobs: _Logprobs | None) -> list[ComputedToken]:

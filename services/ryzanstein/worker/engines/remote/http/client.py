@@ -70,9 +70,14 @@ class EngineClient:
         """Returns the JSON at a path. Raises EngineFault, within 10 seconds."""
         return await self._json("GET", path, None, _GET_S)
 
-    async def post(self, path: str, body: Mapping[str, object], timeout_s: float = _GET_S) -> object:
-        """Returns the JSON that answers a request without a stream. Raises EngineFault, within `timeout_s`."""
-        return await self._json("POST", path, body, timeout_s)
+    async def post(
+        self, path: str, body: Mapping[str, object], timeout_s: float = _GET_S, most_bytes: int = _MAX_ANSWER_BYTES
+    ) -> object:
+        """Returns the JSON of at most so many bytes that answers a request without a stream.
+
+        Raises EngineFault, within `timeout_s`.
+        """
+        return await self._json("POST", path, body, timeout_s, most_bytes)
 
     async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
         """Yields the data of each event. Raises EngineFault.
@@ -99,9 +104,16 @@ class EngineClient:
         if self._opened is not None:
             await self._opened.close()
 
-    async def _json(self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float) -> object:
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None,
+        timeout_s: float,
+        most_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> object:
         async with self._answer(method, path, body, self._limits(timeout_s, timeout_s)) as response:
-            data = await self._read(response, _MAX_ANSWER_BYTES)
+            data = await self._read(response, most_bytes)
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
