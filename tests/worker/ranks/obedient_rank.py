@@ -1,5 +1,6 @@
 """Ranks that do what they are told in a word, for tests of the fork server. PREPARE is an environment variable."""
 
+import ctypes
 import json
 import os
 import socket
@@ -20,6 +21,17 @@ def prepare() -> None:
             threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 
 
+def sleep_in_c(seconds: float) -> None:
+    """Sleeps and holds the interpreter, as a kernel that hangs does."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def spin(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
 def run(rank: int, fd: int) -> int:
     agent = socket.socket(fileno=fd)
     held = []
@@ -32,6 +44,11 @@ def run(rank: int, fd: int) -> int:
             case ["hold", number]:
                 held.append(bytearray(b"x") * int(number))
                 agent.send(b"held")
+            case ["sleep", seconds]:
+                agent.send(b"sleeping")
+                sleep_in_c(float(seconds))
+            case ["spin", seconds]:
+                spin(float(seconds))
             case ["read", number]:
                 agent.send(os.pread(int(number), 4096, 0))
             case ["rank"]:

@@ -170,4 +170,6 @@ def _rank_status(progress: RankProgress, resident_bytes: int) -> pb.RankStatus:
 
 
 def _rank_loss(at: float, loss: RankLoss) -> pb.RankLoss:
-    return pb.RankLoss(time=timestamp(at), rank=loss.rank, cause=loss.cause.value, message=loss.message)
+    return pb.RankLoss(
+        time=timestamp(at), rank=loss.rank, cause=loss.cause.value, message=loss.message, last_words=loss.last_words
+    )
