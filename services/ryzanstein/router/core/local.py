@@ -18,12 +18,14 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
+from ryzanstein.observe.requests import FoundRequest
 from ryzanstein.router.access.limits.hold import Hold
 from ryzanstein.router.core.admission import Admission, HeldPrompt, Place, estimated_tokens
 from ryzanstein.router.core.any_node import AnyNode, filled
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
+from ryzanstein.router.core.whereabouts import found
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
@@ -65,6 +67,10 @@ class LocalCore:
     @property
     def running(self) -> int:
         return self._lifecycle.num_running
+
+    def requests(self) -> list[FoundRequest]:
+        """Returns where the generations are that have not ended."""
+        return [found(generation) for generation in self._lifecycle.unfinished]
 
     def models(self) -> list[ServedModel]:
         return self._links.models

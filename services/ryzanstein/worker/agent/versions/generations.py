@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -68,6 +68,9 @@ class RunningGeneration:
     accepted: bool = False
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
+    moved_s: float = 0.0
+    """When it was accepted, a part of its prompt was computed, or a token came last; 0: never."""
+    num_prefilled: int = 0
 
     @property
     def num_prompt(self) -> int:
@@ -101,6 +104,10 @@ class RunningGenerations:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def __iter__(self) -> Iterator[RunningGeneration]:
+        """Yields the generations, those that came first first."""
+        yield from self._groups.values()
 
     @property
     def num_choices(self) -> int:
@@ -221,11 +228,13 @@ class RunningGenerations:
         for group, num_computed in groups:
             if (generation := self._groups.get(group)) is not None:
                 self._accept(generation)
+                generation.num_prefilled, generation.moved_s = num_computed, time.monotonic()
                 generation.link.progress(generation.handle, num_computed)
 
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:
             generation.accepted = True
+            generation.moved_s = time.monotonic()
             generation.link.accept(generation.handle, generation.num_prompt, generation.reply, generation.num_omitted)
             if generation.attempt.request.sampling.prompt_logprobs is not None:
                 first = generation.prompt_ids[0]
@@ -261,6 +270,7 @@ class RunningGenerations:
         token = Token(token_id, text, entry)
         generation.link.add_row(generation.handle, number, choice.next_index, token)
         choice.next_index += 1
+        generation.moved_s = time.monotonic()
         if choice.stopped and not last:
             self._send(FinishChoice(generation.group, number))
 
