@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ryzanstein.config import ServiceSettings
 from ryzanstein.observe.requests import FoundRequest
 from ryzanstein.observe.stacks import task_stacks, thread_stacks
-from ryzanstein.process.threads import cpu_since, threads_of
+from ryzanstein.observe.threads import cpu_since, threads_of
 from ryzanstein.v1 import debug_pb2 as pb
 from ryzanstein.v1.debug_pb2_grpc import DebugServiceServicer
 from ryzanstein.wire.debug import found_to_wire, query_from_wire, task_to_wire

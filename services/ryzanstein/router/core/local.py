@@ -25,10 +25,10 @@ from ryzanstein.router.core.any_node import AnyNode, filled
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
 from ryzanstein.router.core.parts import CoreParts
-from ryzanstein.router.core.whereabouts import found
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
+from ryzanstein.router.generations.whereabouts import found
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ryzanstein.process.threads import cpu_since, threads_of
+from ryzanstein.observe.threads import cpu_since, threads_of
 
 
 @dataclass(frozen=True, slots=True)

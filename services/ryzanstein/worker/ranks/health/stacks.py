@@ -6,7 +6,7 @@ import asyncio
 import ctypes
 from dataclasses import replace
 
-from ryzanstein.process.threads import NOT_RUNNING, handles_signal
+from ryzanstein.observe.threads import NOT_RUNNING, handles_signal
 from ryzanstein.worker.ranks.health.last_words import ASK, LastWords
 from ryzanstein.worker.supervision.stacks import ProcessStacks, ThreadStack
 
