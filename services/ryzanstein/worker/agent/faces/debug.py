@@ -76,9 +76,9 @@ async def _processes(version: ModelVersion, watched_s: float) -> list[pb.Process
     """Returns the processes that run the model, with what they wrote on the board."""
     if (serving := version.host.serving) is None:
         return []
+    found = _processes_to_wire(await serving.group.stacks(watched_s), _name(version))
     board = {progress.pid: progress for progress in serving.group.progress() if progress.pid}
     resident = serving.group.resident_bytes()
-    found = _processes_to_wire(await serving.group.stacks(watched_s), _name(version))
     for process in found:
         if (progress := board.get(process.pid)) is not None:
             process.board.CopyFrom(rank_to_wire(progress, resident[progress.rank]))
