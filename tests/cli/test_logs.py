@@ -75,6 +75,15 @@ def test_what_is_wanted_is_shown(state: Path, arguments: list[str], wanted: list
     assert events(run(state, "--json", *arguments)) == wanted
 
 
+def test_nothing_in_a_log_steers_a_terminal(state: Path) -> None:
+    (state / "router-1.log").write_text(
+        line(7, "\x1b[2Jcleared", reason="\x1b]0;title\x07", stack="a\n\x1b[31mred") + "\n\x1b[2J\n"
+    )
+    found = run(state, "--node", "router-1")
+    assert all(each.isprintable() for each in found)
+    assert "\\x1b[2Jcleared" in found[0]
+
+
 def test_a_span_is_back_from_now(state: Path) -> None:
     assert since_of("10m", 1000.0) == 400.0
     result = CliRunner().invoke(build(), ["logs", "--state-dir", str(state), "--since", "soon"])

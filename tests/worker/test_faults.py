@@ -9,7 +9,10 @@ import time
 import pytest
 
 from ryzanstein.errors import Code
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import debug_pb2
 from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.debug_pb2_grpc import DebugServiceStub
 
 pytestmark = pytest.mark.cluster
 
@@ -65,6 +68,10 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
     rest = await link.run(attempt(max_tokens=8, ignore_eos=True))
     assert rest.tokens() == stream.tokens()[:8]
     _check_evidence(node.events, after.recent_losses[-1], number)
+    async with open_channel(address) as channel:
+        autopsies = (await DebugServiceStub(channel).DumpStacks(debug_pb2.DumpStacksRequest(), timeout=10)).autopsies
+    assert len(autopsies) <= 5
+    assert (autopsies[-1].loss.rank, autopsies[-1].loss.cause, len(autopsies[-1].ranks)) == (rank, reason, 2)
 
 
 def _check_evidence(events: list[dict], loss: pb.RankLoss, number: signal.Signals) -> None:

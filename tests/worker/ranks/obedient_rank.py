@@ -21,9 +21,11 @@ def prepare() -> None:
             threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 
 
-def sleep_in_c(seconds: float) -> None:
-    """Sleeps and holds the interpreter, as a kernel that hangs does."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+def hang_in_c() -> None:
+    """Waits for ever and holds the interpreter, as a kernel that hangs does: it takes a lock twice."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def spin(seconds: float) -> None:
@@ -44,9 +46,8 @@ def run(rank: int, fd: int) -> int:
             case ["hold", number]:
                 held.append(bytearray(b"x") * int(number))
                 agent.send(b"held")
-            case ["sleep", seconds]:
-                agent.send(b"sleeping")
-                sleep_in_c(float(seconds))
+            case ["hang"]:
+                hang_in_c()
             case ["spin", seconds]:
                 spin(float(seconds))
             case ["read", number]:

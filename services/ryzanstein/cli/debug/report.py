@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.markup import escape
+
 from ryzanstein.cli.debug.evidence import Evidence, seconds
 from ryzanstein.cli.debug.findings import doing, place, standstills
 from ryzanstein.cli.fitted_table import Column, FittedTable
@@ -60,7 +62,7 @@ def request_table(all_evidence: Sequence[Evidence]) -> FittedTable:
     oldest = sorted(found.values(), key=lambda pair: -seconds(pair[0].age))
     for request, node in oldest[:MAX_ROWS]:
         age, silent = f"{seconds(request.age):.1f} s", f"{seconds(request.silent):.1f} s"
-        told = (request.request_id, stage_of(request), node, age, silent, str(request.attempt))
+        told = (escape(request.request_id), stage_of(request), node, age, silent, str(request.attempt))
         table.add(*told, str(request.tokens), request.model, request.generation_id)
     return table
 

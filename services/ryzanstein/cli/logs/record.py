@@ -26,15 +26,15 @@ class LogRecord:
     def text(self) -> str:
         """Returns it for people: when, how bad, who, what, and all other fields. A stack takes lines of its own."""
         if not self.fields:
-            return f"{_moment(self.time)}  {'':<8} {self.service}  {self.line}"
+            return f"{_moment(self.time)}  {'':<8} {self.service}  {_visible(self.line)}"
         who = self.service if "rank" not in self.fields else f"{self.service} rank {self.fields['rank']}"
         lead = _LEAD.format(
-            time=_moment(self.time), level=self.fields.get("level", ""), who=who, event=self.fields.get("event", "")
+            time=_moment(self.time), level=self.fields.get("level", ""), who=who, event=_visible(str(self.fields.get("event")))
         )
         more = {name: value for name, value in self.fields.items() if name not in _FIRST}
         long = [str(value) for value in more.values() if isinstance(value, str) and "\n" in value]
         short = [f"{name}={_value(value)}" for name, value in more.items() if not (isinstance(value, str) and "\n" in value)]
-        return "\n".join(["  ".join([lead, *short]), *("    " + line for text in long for line in text.splitlines())])
+        return "\n".join(["  ".join([lead, *short]), *("    " + _visible(line) for text in long for line in text.splitlines())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +85,10 @@ def _moment(unix_s: float) -> str:
 
 
 def _value(value: object) -> str:
-    return value if isinstance(value, str) and value and not set(value) & set(' "=') else json.dumps(value)
+    plain = isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "=')
+    return str(value) if plain else json.dumps(value)
+
+
+def _visible(text: str) -> str:
+    """Returns text without what could steer a terminal: a library or a client may have written it."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -182,7 +182,7 @@ class RankProcess(WatchedProcess):
             return ProcessStacks(f"rank {self.rank}", self.pid)
         (seen,) = await kernel_stacks([(f"rank {self.rank}", self.pid)], watched_s)
         async with self._asking:
-            return await asked(seen, self._last_words)
+            return seen if self.exited.done() else await asked(seen, self._last_words)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._life_sign.watch():
