@@ -72,7 +72,8 @@ def debug(
     elif service:
         _print(everything(found[0]))
     else:
-        _print(headlines(found))
+        lines = list(headlines(found))
+        _print(lines or ["no request runs, and nothing stands still"])
         if len(table := request_table(found)):
             display.output().print(table)
     raise typer.Exit(1 if any(each.error for each in found) else 0)
