@@ -32,7 +32,7 @@ TOKENS = 8
 IDLE_S = 1.0
 WAIT_S = 120.0
 
-# Runs in every Python process of the cluster: SIGUSR1 begins to record, SIGUSR2 writes what ran to the folder.
+# Runs in every Python process of the cluster: SIGUSR1 begins to record, SIGPROF writes what ran to the folder.
 RECORDER = """
 import json, os, signal, sys
 
@@ -54,7 +54,7 @@ def end(*_):
     os.replace(path + ".new", path)
 
 signal.signal(signal.SIGUSR1, begin)
-signal.signal(signal.SIGUSR2, end)
+signal.signal(signal.SIGPROF, end)
 """
 SERVICES = {"router": "ryzanstein.router", "agent": "ryzanstein.worker", "ranks": "ryzanstein.worker.ranks.rank"}
 
@@ -96,7 +96,7 @@ def recorded(folder: Path, services: dict[int, str], modules: dict[str, set[str]
     time.sleep(0.2)
     yield
     for pid in services:
-        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGPROF)
     for pid, name in services.items():
         path, until = folder / "seen" / str(pid), time.monotonic() + WAIT_S
         while not path.exists():

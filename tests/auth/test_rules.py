@@ -17,9 +17,9 @@ from ryzanstein.auth.rules import OPEN, PUBLIC_METHODS, PUBLIC_ROUTES, need_of_r
 from ryzanstein.router.access.authenticator import Anonymous
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http import app as http_app
-from ryzanstein.v1 import embedding_pb2, inference_pb2, router_pb2, usage_pb2
+from ryzanstein.v1 import debug_pb2, embedding_pb2, inference_pb2, router_pb2, usage_pb2
 
-PUBLIC = (inference_pb2, embedding_pb2, router_pb2, usage_pb2, health_pb2, reflection_pb2)
+PUBLIC = (inference_pb2, embedding_pb2, router_pb2, usage_pb2, debug_pb2, health_pb2, reflection_pb2)
 
 
 def methods() -> Iterator[str]:

@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import random
 import signal
 import time
 
 import pytest
 
 from ryzanstein.errors import Code
+from ryzanstein.rpc.client import open_channel
+from ryzanstein.v1 import debug_pb2
 from ryzanstein.v1 import worker_pb2 as pb
+from ryzanstein.v1.debug_pb2_grpc import DebugServiceStub
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +32,7 @@ async def lossy(link, stub, node):
 
 @pytest.mark.parametrize("fault", [
     (signal.SIGKILL, 1, "RANK_LOST"),
-    (signal.SIGKILL, 0, "RANK_LOST"),
+    (signal.SIGSEGV, 0, "RANK_LOST"),
     (signal.SIGSTOP, 1, "RANK_STALLED"),
 ])  # fmt: skip
 async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_again(lossy, attempt, health, running, fault):
@@ -48,7 +52,7 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
     assert f"rank {rank}" in stream.failed.message
     assert stream.failed.metadata["rank"] == str(rank)
     assert await health(address, "readiness", until="NOT_SERVING") == "NOT_SERVING"
-    assert detected_s < (1.0 if number == signal.SIGKILL else 5.0)
+    assert detected_s < (5.0 if number == signal.SIGSTOP else 1.0)
     refused = await link.run(attempt())
     assert (refused.failed.reason, refused.failed.node_fault) == ("NODE_NOT_READY", False)
 
@@ -63,6 +67,44 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
     assert after.kv_blocks_held == 0
     rest = await link.run(attempt(max_tokens=8, ignore_eos=True))
     assert rest.tokens() == stream.tokens()[:8]
+    _check_evidence(node.events, after.recent_losses[-1], number)
+    async with open_channel(address) as channel:
+        autopsies = (await DebugServiceStub(channel).DumpStacks(debug_pb2.DumpStacksRequest(), timeout=10)).autopsies
+    assert len(autopsies) <= 5
+    assert (autopsies[-1].loss.rank, autopsies[-1].loss.cause, len(autopsies[-1].ranks)) == (rank, reason, 2)
+
+
+def _check_evidence(events: list[dict], loss: pb.RankLoss, number: signal.Signals) -> None:
+    """Checks what is known of the ranks that were lost last: their last words, and where all of them were."""
+    words = [line for line in events if line["event"] == "rank's last words"]
+    if number == signal.SIGSEGV:
+        assert (words[-1]["rank"], words[-1]["ended"]) == (loss.rank, "died of SIGSEGV")
+        assert ("Segmentation fault" in words[-1]["stack"], "loops.py" in words[-1]["stack"]) == (True, True)
+        assert words[-1]["stack"][:512] == loss.last_words[:512]
+        assert ": Segmentation fault in " in loss.message
+    else:
+        assert not loss.last_words
+    autopsy = [line for line in events if line["event"] == "ranks lost, what they did"][-1]
+    assert (autopsy["rank"], autopsy["cause"]) == (loss.rank, loss.cause)
+    assert "rank-0 " in autopsy["threads"]["rank_0"][0] or number == signal.SIGSEGV
+    if number == signal.SIGSTOP:
+        assert autopsy["missing"] == [1]
+        assert autopsy["threads"]["rank_1"][-1].endswith("more threads: T")
+
+
+async def test_busy_ranks_that_are_asked_where_they_are_go_on_as_if_they_were_not(lossy, attempt):
+    link, stub, node = lossy
+    before = await stub.GetStatus(pb.GetStatusRequest())
+    undisturbed = await link.run(attempt(max_tokens=400, ignore_eos=True))
+    handle = await link.submit(attempt(max_tokens=400, ignore_eos=True))
+    await link.wait(handle, lambda s: len(s.tokens()) > 2)
+    draw = random.Random(7)
+    for _ in range(200):
+        os.kill(draw.choice(node.rank_pids()), signal.SIGUSR2)
+        await asyncio.sleep(draw.uniform(0, 0.005))
+    asked = await link.wait(handle, lambda s: s.failed is not None or s.finished)
+    assert asked.tokens() == undisturbed.tokens()
+    assert (await stub.GetStatus(pb.GetStatusRequest())).rank_restarts == before.rank_restarts
 
 
 @pytest.mark.parametrize("rank", [0, 1])

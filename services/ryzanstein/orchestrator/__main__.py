@@ -27,10 +27,13 @@ from ryzanstein.orchestrator.state.store import Store, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
+from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import service_tls
+from ryzanstein.v1.debug_pb2 import DESCRIPTOR as DEBUG
+from ryzanstein.v1.debug_pb2_grpc import add_DebugServiceServicer_to_server
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
 from ryzanstein.wire.protection import protection_to_wire
@@ -62,7 +65,7 @@ async def _serve_rpc(
     telemetry: OrchestratorTelemetry,
     metrics_port: int,
 ) -> None:
-    names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+    names = [service.full_name for each in (DESCRIPTOR, DEBUG) for service in each.services_by_name.values()]
     tls = service_tls(settings, Peer(PeerRole.ORCHESTRATOR), "orchestrator", telemetry.registry, telemetry.background)
     rpc_metrics = RpcMetrics("orchestrator", telemetry.registry)
     rpc = RpcServer(
@@ -78,6 +81,8 @@ async def _serve_rpc(
     protection = partial(protection_to_wire, settings, tls)
     servicer = OrchestratorServicer(control, auditor, settings.tuning.max_nodes, protection)
     add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
+    source = DebugSource("orchestrator", "orchestrator", settings, telemetry.registry)
+    add_DebugServiceServicer_to_server(DebugServicer(source), rpc.server)
     await rpc.start()
     await rpc.set_started()
     # Ready at once, even while watchers wait for the previous members: those must be able to

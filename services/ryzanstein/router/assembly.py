@@ -60,15 +60,18 @@ from ryzanstein.router.sessions.store import SessionStore
 from ryzanstein.router.sessions.turn import Turns
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import Dialer
+from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.tls.public_tls import public_certificates, public_credentials
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
+from ryzanstein.v1 import debug_pb2 as debugged
 from ryzanstein.v1 import embedding_pb2 as embedding
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import router_pb2 as operators
 from ryzanstein.v1 import usage_pb2 as used
+from ryzanstein.v1.debug_pb2_grpc import add_DebugServiceServicer_to_server
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server, add_SessionServiceServicer_to_server
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
@@ -167,7 +170,9 @@ async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContext
 
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
-    files = (inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR, used.DESCRIPTOR)
+    files = [inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR, used.DESCRIPTOR]
+    if not settings.exposed:  # whoever knows a generation's id can read it: without keys, strangers must not find it
+        files.append(debugged.DESCRIPTOR)
     services = [service for each in files for service in each.services_by_name.values()]
     server = RpcServer(
         settings.host,
@@ -190,6 +195,9 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     status = RouterServicer(router.links, partial(protection_to_wire, settings, router.tls))
     add_RouterServiceServicer_to_server(status, server.server)
     add_UsageServiceServicer_to_server(UsageServicer(router.allowance, calls), server.server)
+    if debugged.DESCRIPTOR in files:
+        source = DebugSource("router", router.links.router_id, settings, router.telemetry.registry, router.core.requests)
+        add_DebugServiceServicer_to_server(DebugServicer(source), server.server)
     return server
 
 

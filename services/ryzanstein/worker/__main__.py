@@ -29,10 +29,13 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.service_process import read_settings, run_service
+from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
+from ryzanstein.v1.debug_pb2 import DESCRIPTOR as DEBUG
+from ryzanstein.v1.debug_pb2_grpc import add_DebugServiceServicer_to_server
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
 from ryzanstein.v1.embedding_pb2_grpc import add_EmbeddingServiceServicer_to_server
 from ryzanstein.v1.pages_pb2 import DESCRIPTOR as PAGES
@@ -42,6 +45,7 @@ from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.wire.protection import protection_to_wire
+from ryzanstein.worker.agent.faces.debug import NodeSight
 from ryzanstein.worker.agent.faces.embeddings import NodeEmbeddingServicer
 from ryzanstein.worker.agent.faces.pages import PageServicer
 from ryzanstein.worker.agent.faces.service import WorkerServicer
@@ -152,7 +156,9 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         stack.push_async_callback(models.unload)
         node.background.supervise("templates", templates.run, TEMPLATES_AGAIN)
         node.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
-        await _serve_rpc(settings, models, templates, node, metrics_port=metrics.port, traffic=traffic, tls=tls)
+        sight = NodeSight(models)
+        source = DebugSource("worker", settings.node_id, settings, telemetry.registry, sight.requests, sight.add_stacks)
+        await _serve_rpc(settings, models, templates, node, metrics_port=metrics.port, traffic=traffic, tls=tls, source=source)
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -171,8 +177,9 @@ async def _serve_rpc(
     metrics_port: int,
     traffic: PageTraffic,
     tls: ServiceTls | None,
+    source: DebugSource,
 ) -> None:
-    services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING) for service in each.services_by_name.values()]
+    services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING, DEBUG) for service in each.services_by_name.values()]
     names = [service.full_name for service in services]
     rpc_metrics = RpcMetrics("worker", metrics.registry)
     rpc = RpcServer(
@@ -191,6 +198,7 @@ async def _serve_rpc(
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, metrics.embeddings), rpc.server)
+    add_DebugServiceServicer_to_server(DebugServicer(source), rpc.server)
     await rpc.start()
     log.info(
         "serving",

@@ -16,7 +16,8 @@ class Scope(StrEnum):
 
     `infer` generates, embeds and tokenizes; `sessions` reads and deletes conversations and kept
     responses; `usage` reads what the tenant used; `status` and `metrics` read what the router reports
-    of itself; `act_as` names the tenant of each request, as a gateway does.
+    of itself; `debug` reads where its threads and the requests of all tenants are; `act_as` names the
+    tenant of each request, as a gateway does.
     """
 
     INFER = "infer"
@@ -24,6 +25,7 @@ class Scope(StrEnum):
     USAGE = "usage"
     STATUS = "status"
     METRICS = "metrics"
+    DEBUG = "debug"
     ACT_AS = "act_as"
 
 

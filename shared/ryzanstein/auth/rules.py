@@ -24,7 +24,7 @@ class Need:
 
 ANY_CALLER = Need()
 OPEN = Need(is_open=True)
-_INFER, _SESSIONS = Need(Scope.INFER), Need(Scope.SESSIONS)
+_INFER, _SESSIONS, _DEBUG = Need(Scope.INFER), Need(Scope.SESSIONS), Need(Scope.DEBUG)
 
 _V1 = "/ryzanstein.v1."
 PUBLIC_METHODS: Mapping[str, Need] = MappingProxyType(
@@ -44,6 +44,9 @@ PUBLIC_METHODS: Mapping[str, Need] = MappingProxyType(
         f"{_V1}EmbeddingService/Embed": _INFER,
         f"{_V1}UsageService/GetUsage": Need(Scope.USAGE),
         f"{_V1}RouterService/GetRouterStatus": Need(Scope.STATUS),
+        f"{_V1}DebugService/DumpStacks": _DEBUG,
+        f"{_V1}DebugService/FindRequests": _DEBUG,
+        f"{_V1}DebugService/GetDiagnostics": _DEBUG,
         "/grpc.health.v1.Health/Check": OPEN,
         "/grpc.health.v1.Health/List": OPEN,
         "/grpc.health.v1.Health/Watch": OPEN,

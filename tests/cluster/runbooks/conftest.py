@@ -374,6 +374,9 @@ class Walk:
                 window_s = math.ceil(time.monotonic() - struck) + SCRAPED_S
                 now = self.world.prometheus.ask(re.sub(r"\[\d+m\]", f"[{window_s}s]", expression))
                 fired = any(now)
+            elif " unless " in expression:  # it fires where nothing happens: some seconds without it are enough
+                now = self.world.prometheus.ask(re.sub(r"\[\d+m\]", f"[{SCRAPED_S}s]", expression))
+                fired = len(now) > len(before)
             else:
                 now = self.world.prometheus.ask(expression)
                 fired = len(now) > len(before) or sum(now) >= sum(before) + 0.5

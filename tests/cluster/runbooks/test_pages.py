@@ -24,13 +24,15 @@ from ryzanstein.cli.status.scrape import total
 from ryzanstein.lab.chaos.machines.clocks import Clocks
 from ryzanstein.lab.chaos.machines.llama.server import LlamaServer, llama_file
 from ryzanstein.lab.chaos.machines.small_disk import SmallDisk
+from ryzanstein.v1 import debug_pb2
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc as inference_grpc
+from ryzanstein.v1.debug_pb2_grpc import DebugServiceStub
 
 pytestmark = [pytest.mark.timeout(240)]
 
 # What the laboratory's sabotage of ranks listens to.
-SKIP_COLLECTIVE, NAN_LOGITS = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
+SKIP_COLLECTIVE, NAN_LOGITS, HANG = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2, signal.SIGRTMIN + 4
 
 
 def chat(text: str, **more: Any) -> inference.StreamChatRequest:
@@ -280,6 +282,23 @@ def test_page_tier(make_world: Any, walk: Any, tmp_path: Path) -> None:
             variables = world.variables("node-0", KV_DISK_DIR=str(tmp_path / "pages"))
             walk(world, "page-tier", variables).run(load=load, strike=disk.fill)
             assert load.failures == []
+
+
+@pytest.mark.lab
+def test_hung_request(make_world: Any, walk: Any) -> None:
+    """The watchdog of the ranks is off, and there is no other node: the answers wait as long as their clients do."""
+    flags = ("--tuning", '{"ranks": {"stall": {"min_s": 3600}}}')
+    with make_world(num_nodes=1, tp=2, worker_flags=flags) as world, world.load(1) as load:
+        page = walk(world, "hung-request", world.variables("node-0", RANK="1"))
+
+        def strike() -> None:
+            os.kill(world.ranks("node-0")[1].pid, HANG)
+            with grpc.insecure_channel(world.cluster.router_address) as channel:
+                (request,) = DebugServiceStub(channel).FindRequests(debug_pb2.FindRequestsRequest(), timeout=10).requests
+            page.variables["REQUEST"] = request.request_id
+
+        page.run(load=load, strike=strike)
+    assert load.failures == []
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["killed", "hung"])

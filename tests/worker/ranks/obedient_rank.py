@@ -1,5 +1,6 @@
 """Ranks that do what they are told in a word, for tests of the fork server. PREPARE is an environment variable."""
 
+import ctypes
 import json
 import os
 import socket
@@ -20,6 +21,19 @@ def prepare() -> None:
             threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 
 
+def hang_in_c() -> None:
+    """Waits for ever and holds the interpreter, as a kernel that hangs does: it takes a lock twice."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+def spin(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
 def run(rank: int, fd: int) -> int:
     agent = socket.socket(fileno=fd)
     held = []
@@ -32,6 +46,10 @@ def run(rank: int, fd: int) -> int:
             case ["hold", number]:
                 held.append(bytearray(b"x") * int(number))
                 agent.send(b"held")
+            case ["hang"]:
+                hang_in_c()
+            case ["spin", seconds]:
+                spin(float(seconds))
             case ["read", number]:
                 agent.send(os.pread(int(number), 4096, 0))
             case ["rank"]:

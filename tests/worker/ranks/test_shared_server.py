@@ -44,6 +44,9 @@ class SharingModel:
     def on_lost(self, loss, recovery):
         self.losses.put_nowait(loss)
 
+    def on_examined(self, autopsy):
+        pass
+
     def on_ended(self):
         pass
 

@@ -32,6 +32,7 @@ class Listener:
         self.losses = []
         self.lost: asyncio.Queue = asyncio.Queue()
         self.recoveries = []
+        self.autopsies = []
         self.failures = []
 
     def on_ready(self, group, ranks):
@@ -41,6 +42,9 @@ class Listener:
         self.losses.append(loss)
         self.recoveries.append(recovery)
         self.lost.put_nowait(loss)
+
+    def on_examined(self, autopsy):
+        self.autopsies.append(autopsy)
 
     def on_ended(self):
         pass
@@ -90,6 +94,22 @@ async def test_lost_ranks_are_replaced_by_new_processes(listener, supervise):
     assert [(loss.rank, loss.cause) for loss in listener.losses] == [(1, LossCause.DIED)]
     assert set(pids).isdisjoint(progress.pid for progress in second.progress())
     assert not any(map(exists, pids))
+
+
+async def test_lost_ranks_are_examined_after_the_loss_is_reported_and_before_they_end(listener, supervise):
+    supervise("echo", RecoveryPolicy())
+    pids = [progress.pid for progress in (await listener.next_group()).progress()]
+    listener.on_examined = lambda autopsy: seen.append((autopsy, len(listener.losses), exists(pids[0])))
+    seen = []
+    os.kill(pids[1], signal.SIGSTOP)
+    await listener.next_group()
+    ((autopsy, num_losses, alive),) = seen
+    assert (num_losses, alive) == (1, True)
+    assert autopsy.loss == listener.losses[0]
+    assert [len(autopsy.ranks), [process.name for process in autopsy.processes]] == [2, ["rank 0", "rank 1"]]
+    asked, stopped = (process.threads[0] for process in autopsy.processes)
+    assert "echo_rank.py" in asked.stack
+    assert (stopped.state, stopped.stack) == ("T", "")
 
 
 async def test_the_end_of_lost_ranks_is_reported_once_no_process_is_left(listener, supervise):

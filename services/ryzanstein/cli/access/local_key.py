@@ -28,7 +28,7 @@ class LocalKey:
 
     @classmethod
     def kept(cls, directory: Path) -> LocalKey:
-        """Returns the key of the directory; a new one if there is none, or it was revoked.
+        """Returns the key of the directory; a new one if there is none, it was revoked, or an earlier version gave it less.
 
         Raises KeysFileError if the keys file cannot be used, OSError if nothing can be written.
         """
@@ -45,6 +45,7 @@ class LocalKey:
 
 def _is_valid(keys_file: Path, text: str) -> bool:
     try:
-        return keys_file.exists() and KeysFile(keys_file).read().find(text, time.time()) is not None
+        found = KeysFile(keys_file).read().find(text, time.time()) if keys_file.exists() else None
+        return found is not None and found.scopes >= _SCOPES
     except RyzansteinError:
         return False

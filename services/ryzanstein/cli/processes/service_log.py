@@ -18,11 +18,11 @@ class ServiceLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def tail(self, num_lines: int) -> list[str]:
-        """Returns its last lines, those right before a rename included."""
-        lines = _last_lines(self.path)
+    def tail(self, num_lines: int, within_bytes: int = _TAIL_BYTES) -> list[str]:
+        """Returns its last lines, those right before a rename included. It reads so many bytes of each file at most."""
+        lines = _last_lines(self.path, within_bytes)
         if len(lines) < num_lines:
-            lines = _last_lines(Path(older(str(self.path), 1))) + lines
+            lines = _last_lines(Path(older(str(self.path), 1)), within_bytes) + lines
         return lines[-num_lines:]
 
     def refusal(self) -> str | None:
@@ -37,12 +37,12 @@ class ServiceLog:
         return None
 
 
-def _last_lines(path: Path) -> list[str]:
+def _last_lines(path: Path, num_bytes: int) -> list[str]:
     """Returns whole lines from the end of a file; none if there is no such file."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES))
+            log.seek(max(0, size - num_bytes))
             return log.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []

@@ -46,12 +46,13 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class RankLossView:
-    """Why a node's ranks were restarted: the blamed rank, the cause, and what the rank did."""
+    """Why a node's ranks were restarted: the blamed rank, the cause, what the rank did, and the stacks of its crash."""
 
     time: float
     rank: int
     cause: str
     message: str
+    last_words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,8 @@ def _reported(node: Node, report: ModelReport, error: str = "") -> NodeStatus:
 
 def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, report: ModelReport | None) -> NodeStatus:
     losses = tuple(
-        RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message) for loss in answer.recent_losses
+        RankLossView(loss.time.ToNanoseconds() / 1e9, loss.rank, loss.cause, loss.message, loss.last_words)
+        for loss in answer.recent_losses
     )
     ranks = tuple(map(_rank, answer.ranks))
     node = node if member else _as_it_says(node, beat_from_wire(answer.beat), len(ranks))

@@ -98,6 +98,11 @@ class Lifecycle:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def unfinished(self) -> list[Generation]:
+        """Returns the generations that run, and those that are paused."""
+        return [*self._running, *self._paused]
+
     def launch(self, generation: Generation, turn: Turn | None, place: Place) -> None:
         """Runs a generation in the background. It owns the turn and the place from then on."""
         self._run(generation, turn, place, self._live(generation, turn))
@@ -169,7 +174,7 @@ class Lifecycle:
         Their turns are not stored.
         """
         ended = 0
-        for generation in [*self._running, *self._paused]:
+        for generation in self.unfinished:
             if generation.request.key_id and (error := refused(generation.request)) is not None:
                 self._refuse(generation, error)
                 ended += 1

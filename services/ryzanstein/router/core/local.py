@@ -19,6 +19,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
+from ryzanstein.observe.requests import FoundRequest
 from ryzanstein.router.access.limits.hold import Hold
 from ryzanstein.router.core.admission import Admission, HeldPrompt, Place, estimated_tokens
 from ryzanstein.router.core.any_node import AnyNode, filled
@@ -28,6 +29,7 @@ from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation, GenerationTimes
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
+from ryzanstein.router.generations.whereabouts import found
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts
@@ -75,6 +77,10 @@ class LocalCore:
     @property
     def running(self) -> int:
         return self._lifecycle.num_running
+
+    def requests(self) -> list[FoundRequest]:
+        """Returns where the generations are that have not ended."""
+        return [found(generation) for generation in self._lifecycle.unfinished]
 
     def models(self) -> list[ServedModel]:
         return self._links.models

@@ -241,6 +241,11 @@ class AttemptRun:
         self._tell(Lost(self, cause, at))
 
     @property
+    def moved_at(self) -> float:
+        """See `RunningAttempt.moved_at`."""
+        return self._quiet_since
+
+    @property
     def was_accepted(self) -> bool:
         """True when its node has accepted it."""
         return self._prompt_tokens is not None

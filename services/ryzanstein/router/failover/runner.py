@@ -73,6 +73,7 @@ class Runner:
         self._telemetry = telemetry
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
+        generation.attempts = self._runs.keys()
         if generation.log.num_tokens and generation.origin is None:  # an earlier router's, of the journal
             generation.origin = links.origin_of(generation.log.last_node)
         # Higher than every attempt of earlier routers and of earlier runs here.

@@ -88,6 +88,27 @@ class GenerationTimes:
         return stages
 
 
+class RunningAttempt(Protocol):
+    """What is known of an attempt that runs."""
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def node_id(self) -> str: ...
+
+    @property
+    def was_accepted(self) -> bool: ...
+
+    @property
+    def fruitful(self) -> bool: ...
+
+    @property
+    def moved_at(self) -> float:
+        """When it was sent, was accepted, or produced something last, in seconds of `time.monotonic`."""
+        ...
+
+
 class GenerationObserver(Protocol):
     """Receives the events of a generation other than its tokens. Must not block."""
 
@@ -131,6 +152,8 @@ class Generation:
         """Releases the memory of the prompt, at the latest when the generation is forgotten."""
         self.meter: Meter = Unmetered()
         self.log = TokenLog(request.sampling.n)
+        self.attempts: Collection[RunningAttempt] = ()
+        """The attempts that run now, the oldest first."""
         self.started: Started | None = None
         self.origin: TokenOrigin | None = None
         """Where its last tokens are from; None: it has none, or an earlier router's alone."""

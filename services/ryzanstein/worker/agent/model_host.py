@@ -22,6 +22,7 @@ from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, EngineTraits, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
+from ryzanstein.worker.supervision.autopsy import Autopsy
 from ryzanstein.worker.supervision.group import EngineFactory, EngineGroup, RankLoss
 from ryzanstein.worker.supervision.messages import RankReady
 from ryzanstein.worker.supervision.recovery import Recovery, Rung
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 MODEL_REPLACED = "MODEL_REPLACED"
 UNSPAWNED = Backoff(1.0, 30.0, 60.0)
 MAX_LOSSES = 16
+MAX_AUTOPSIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class ModelHost:
     `on_ready` is called with new ranks before anything is sent to them, `on_freed` when lost ranks
     have ended that are to return, and `on_ended` when ranks have ended that are not. `on_gone` is
     called with the reason why everything that ran is gone, and whether that is the node's fault.
-    `recent_losses` carry the Unix time in seconds at which the ranks were lost.
+    `recent_losses` carry the Unix time in seconds at which the ranks were lost; `autopsies` say of the
+    last ones what all ranks did.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class ModelHost:
         self._content = ""
         self.losses = 0
         self.recent_losses: deque[tuple[float, RankLoss]] = deque(maxlen=MAX_LOSSES)
+        self.autopsies: deque[Autopsy] = deque(maxlen=MAX_AUTOPSIES)
 
     def expect(self, choice: ModelChoice) -> None:
         """Reports that a model is about to be loaded."""
@@ -309,6 +313,9 @@ class ModelHost:
         self._become(NodeState.RECOVERING if recovers else NodeState.FAILED, recovery.reason)
         error = RyzansteinError(loss.message, Code.UNAVAILABLE, loss.cause.value, {"rank": str(loss.rank)})
         self._on_gone(error, True)
+
+    def on_examined(self, autopsy: Autopsy) -> None:
+        self.autopsies.append(autopsy)
 
     def on_ended(self) -> None:
         self._on_freed()

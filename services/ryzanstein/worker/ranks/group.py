@@ -23,6 +23,7 @@ from ryzanstein.bounds import PositiveSeconds, Seconds
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.health.board import Board
+from ryzanstein.worker.ranks.health.last_words import summary
 from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness, SlowRank
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
@@ -38,6 +39,7 @@ from ryzanstein.worker.ranks.starting.process import end, exit_text
 from ryzanstein.worker.ranks.starting.source import ForkedRank, RankServer
 from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RankLoss, RankProgress, RanksLost, RanksRefused
 from ryzanstein.worker.supervision.messages import PagesAnswer, ProfileTrace, RankReady
+from ryzanstein.worker.supervision.stacks import ProcessStacks
 from ryzanstein.worker.supervision.watchdog import IdleChecks, StallBounds, Watchdog
 
 log = structlog.get_logger(__name__)
@@ -147,6 +149,10 @@ class RankGroup:
     def private_bytes(self) -> list[int]:
         return [process.private_bytes for process in self._processes]
 
+    async def stacks(self, watched_s: float) -> list[ProcessStacks]:
+        """See `EngineGroup.stacks`. Ranks are asked at the same time."""
+        return list(await asyncio.gather(*(process.stacks(watched_s) for process in self._processes)))
+
     async def end(self, *, graceful: bool) -> None:
         """Ends all ranks; no rank runs when it returns (but see `process.end`).
 
@@ -241,7 +247,9 @@ class RankGroup:
         code = exited.result()
         if self._lost_to(rank):
             self._log.warning("rank ended", rank=rank, ended=exit_text(code))
-        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} {exit_text(code)}{self._doing(rank)}")
+        if words := self._processes[rank].crash:
+            self._log.error("rank's last words", rank=rank, ended=exit_text(code), stack=words)
+        loss = self._died(rank, exit_text(code))
         delay_s = 0.0 if code < 0 else _BLAME_WAIT_S if code == PEER_LOST else _LAST_WORDS_S
         asyncio.get_running_loop().call_later(delay_s, self._lose, loss)
 
@@ -252,7 +260,7 @@ class RankGroup:
         """
         if self.lost.done():
             return
-        loss = RankLoss(rank, LossCause.DIED, f"rank {rank} was killed{self._doing(rank)}")
+        loss = self._died(rank, "was killed")
         asyncio.get_running_loop().call_later(_NAMED_WITHIN_S, self._lose, loss)
 
     def _lost_to(self, rank: int) -> bool:
@@ -261,6 +269,11 @@ class RankGroup:
             return False
         loss = self.lost.result()
         return loss.rank == rank and loss.cause is LossCause.DIED
+
+    def _died(self, rank: int, how: str) -> RankLoss:
+        words = self._processes[rank].crash
+        crash = f": {summary(words)}" if words else ""
+        return RankLoss(rank, LossCause.DIED, f"rank {rank} {how}{self._doing(rank)}{crash}", words)
 
     def _doing(self, rank: int) -> str:
         state = self._board.read()[rank]

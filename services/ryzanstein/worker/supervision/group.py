@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady
+from ryzanstein.worker.supervision.stacks import ProcessStacks
 
 IDLE, FORWARD, PROFILE, TOKENS, PREFILL = "idle", "forward", "profile", "tokens", "prefill"
 STANDSTILLS = frozenset({PROFILE, TOKENS, PREFILL})
@@ -37,11 +38,15 @@ class LossCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankLoss:
-    """A loss: the rank, the cause, and a message for people that names the rank and what it did."""
+    """A loss: the rank, the cause, and a message for people that names the rank and what it did.
+
+    `last_words` has the stacks that the rank wrote when it crashed; empty if it did not.
+    """
 
     rank: int
     cause: LossCause
     message: str
+    last_words: str = ""
 
 
 class RanksLost(Exception):
@@ -167,6 +172,13 @@ class EngineGroup(Protocol):
 
     def private_bytes(self) -> Sequence[int]:
         """Returns the memory of each rank that is not backed by files."""
+        ...
+
+    async def stacks(self, watched_s: float) -> Sequence[ProcessStacks]:
+        """Returns where the threads of its processes are, and what they computed within `watched_s`.
+
+        By rank. Also of a group that was lost and not ended; empty for processes of another machine.
+        """
         ...
 
     async def end(self, *, graceful: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from ryzanstein.worker.supervision.autopsy import AUTOPSY_S, Autopsy, examine
 from ryzanstein.worker.supervision.group import EngineFactory, EngineGroup, RankLoss, RanksLost, RanksRefused
 from ryzanstein.worker.supervision.messages import RankReady
 from ryzanstein.worker.supervision.recovery import Ladder, Recovery, RecoveryPolicy, Rung
@@ -33,6 +34,10 @@ class RankListener(Protocol):
 
         Also called when a start failed.
         """
+        ...
+
+    def on_examined(self, autopsy: Autopsy) -> None:
+        """What lost ranks did is known. Not called where that takes too long."""
         ...
 
     def on_ended(self) -> None:
@@ -74,6 +79,7 @@ class Supervisor:
                 loss = await self._live(group)
                 graceful = False
                 recovery = self._lost(loss)
+                await self._examine(group, loss)
             except RanksRefused as refusal:
                 self._log.error("model refused", model=self._engines.model, reason=str(refusal))
                 self._listener.on_failed(str(refusal))
@@ -102,6 +108,20 @@ class Supervisor:
         self._log.error("ranks lost", pause_s=None if recovery.rung is Rung.DRAIN else recovery.pause_s, **text)
         self._listener.on_lost(loss, recovery)
         return recovery
+
+    async def _examine(self, group: EngineGroup, loss: RankLoss) -> None:
+        """Records what a lost group did, while its processes live. What ran there has failed over already."""
+        try:
+            async with asyncio.timeout(AUTOPSY_S):
+                autopsy = await examine(group, loss)
+        except TimeoutError:
+            self._log.warning("lost ranks not examined", reason=f"it took longer than {AUTOPSY_S:g} s")
+            return
+        except Exception:  # evidence never costs a recovery
+            self._log.exception("lost ranks not examined")
+            return
+        self._log.error("ranks lost, what they did", **autopsy.fields)
+        self._listener.on_examined(autopsy)
 
     async def _pause(self, pause_s: float) -> None:
         self._revived.clear()

@@ -71,6 +71,7 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         # One router reads and cancels at another what its clients ask for.
         "/ryzanstein.v1.InferenceService/AttachGeneration": _ROUTER,
         "/ryzanstein.v1.InferenceService/CancelGeneration": _ROUTER,
+        **{f"/ryzanstein.v1.DebugService/{name}": _OPERATOR for name in ("DumpStacks", "FindRequests", "GetDiagnostics")},
         **{f"/{package}.ServerReflection/ServerReflectionInfo": _ANYBODY for package in _REFLECTION},
     }
 )

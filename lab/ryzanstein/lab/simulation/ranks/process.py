@@ -6,6 +6,8 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+from ryzanstein.worker.supervision.stacks import ProcessStacks
+
 
 class SimulatedProcess:
     """A `source.ForkedRank`. `on_signal` is called with every signal and decides what follows."""
@@ -30,6 +32,15 @@ class SimulatedProcess:
     def private_bytes(self) -> int:
         """Returns the same as `resident_bytes`: no files back a simulated rank."""
         return self.resident_bytes
+
+    @property
+    def crash(self) -> str:
+        """Returns nothing: a simulated rank has no interpreter of its own that could crash."""
+        return ""
+
+    async def stacks(self, watched_s: float) -> ProcessStacks:
+        """Returns no threads: it has none."""
+        return ProcessStacks(f"rank {self.rank}", self.pid)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal. Does nothing if the process has ended."""

@@ -18,11 +18,11 @@ from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
-from ryzanstein.wire.timestamps import duration, timestamp
+from ryzanstein.wire.timestamps import duration
+from ryzanstein.worker.agent.faces.debug import loss_to_wire, rank_to_wire
 from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
-from ryzanstein.worker.supervision.group import RankLoss, RankProgress
 
 Context = ServicerContext[Any, Any]
 
@@ -71,7 +71,7 @@ class WorkerServicer(WorkerServiceServicer):
         ranks: list[pb.RankStatus] = []
         if serving is not None:
             resident = serving.group.resident_bytes()
-            ranks = [_rank_status(progress, resident[progress.rank]) for progress in serving.group.progress()]
+            ranks = [rank_to_wire(progress, resident[progress.rank]) for progress in serving.group.progress()]
         return pb.GetStatusResponse(
             node_id=node.settings.node_id,
             incarnation=node.incarnation,
@@ -79,7 +79,7 @@ class WorkerServicer(WorkerServiceServicer):
             ranks=ranks,
             rank_restarts=node.host.losses,
             kv_blocks_held=node.version.stats.blocks_held,
-            recent_losses=[_rank_loss(at, loss) for at, loss in node.host.recent_losses],
+            recent_losses=[loss_to_wire(at, loss) for at, loss in node.host.recent_losses],
             protection=self._protection(),
         )
 
@@ -154,20 +154,3 @@ def _prompt(request: pb.CountPromptTokensRequest) -> Prompt:
             return TextPrompt(request.text)
         case _:
             raise errors.invalid("prompt", "either messages or text is required")
-
-
-def _rank_status(progress: RankProgress, resident_bytes: int) -> pb.RankStatus:
-    return pb.RankStatus(
-        rank=progress.rank,
-        pid=progress.pid,
-        step=progress.step,
-        collective=progress.collective,
-        phase=progress.phase,
-        since_progress=duration(progress.still_s),
-        last_step=duration(progress.last_step_s),
-        resident_bytes=resident_bytes,
-    )
-
-
-def _rank_loss(at: float, loss: RankLoss) -> pb.RankLoss:
-    return pb.RankLoss(time=timestamp(at), rank=loss.rank, cause=loss.cause.value, message=loss.message)

@@ -13,14 +13,17 @@ from ryzanstein.worker.telemetry.attempt_metrics import AttemptMetrics
 class AttemptTimes:
     """The times of one attempt, in monotonic seconds; 0: not yet.
 
-    It began in the queue, was computed from the begin of its first step on, and had its first token. `first_step` is that
-    step's number, `lead` what rank 0 had done when it ended.
+    It began in the queue, was computed from the begin of its first step on, and had its first token. It moved last when it was
+    accepted, a part of its prompt was computed, or a token came. `first_step` is the first step's number, `lead` what rank 0
+    had done when it ended.
     """
 
     metrics: AttemptMetrics
     began_s: float = 0.0
     computed_s: float = 0.0
     first_token_s: float = 0.0
+    moved_s: float = 0.0
+    num_prefilled: int = 0
     first_step: int = 0
     lead: RankProgress | None = None
 
@@ -32,6 +35,15 @@ class AttemptTimes:
         self.computed_s = max(self.began_s, time.monotonic() - step_s)
         self.first_step, self.lead = step, lead
         self.metrics.queue.observe(self.computed_s - self.began_s)
+
+    def moved(self) -> None:
+        """Records that something of it went on."""
+        self.moved_s = time.monotonic()
+
+    def prefilled(self, num_computed: int) -> None:
+        """Records that so many tokens of its prompt are computed."""
+        self.num_prefilled = num_computed
+        self.moved()
 
     def first_token(self) -> None:
         self.first_token_s = time.monotonic()

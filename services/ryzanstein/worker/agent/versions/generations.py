@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -107,6 +107,10 @@ class RunningGenerations:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def __iter__(self) -> Iterator[RunningGeneration]:
+        """Yields the generations, those that came first first."""
+        yield from self._groups.values()
 
     @property
     def num_choices(self) -> int:
@@ -230,11 +234,13 @@ class RunningGenerations:
             if (generation := self._groups.get(group)) is not None:
                 self._accept(generation)
                 self._computed(generation)
+                generation.times.prefilled(num_computed)
                 generation.link.progress(generation.handle, num_computed)
 
     def _accept(self, generation: RunningGeneration) -> None:
         if not generation.accepted:
             generation.accepted = True
+            generation.times.moved()
             self._telemetry.attempts.prompt_tokens.observe(generation.num_prompt)
             generation.link.accept(generation.handle, generation.num_prompt, generation.reply, generation.num_omitted)
             if generation.attempt.request.sampling.prompt_logprobs is not None:
@@ -272,6 +278,7 @@ class RunningGenerations:
         token = Token(token_id, text, entry)
         generation.link.add_row(generation.handle, number, choice.next_index, token)
         choice.next_index += 1
+        generation.times.moved()
         if choice.stopped and not last:
             self._send(FinishChoice(generation.group, number))
 

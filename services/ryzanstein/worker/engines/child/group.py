@@ -20,6 +20,7 @@ from ryzanstein.worker.engines.remote.finding import RemoteSpec
 from ryzanstein.worker.engines.remote.group import RemoteGroup
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost
 from ryzanstein.worker.supervision.messages import EngineMessage, RankReady
+from ryzanstein.worker.supervision.stacks import ProcessStacks, kernel_stacks
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +89,10 @@ class ChildGroup:
 
     def private_bytes(self) -> Sequence[int]:
         return [sum(_memory(process, "rss") - _memory(process, "shared") for process in self._processes())]
+
+    async def stacks(self, watched_s: float) -> list[ProcessStacks]:
+        """See `EngineGroup.stacks`. Its processes are not ours to ask for frames: what the kernel says is known."""
+        return await kernel_stacks([(_name(process), process.pid) for process in self._processes()], watched_s)
 
     async def end(self, *, graceful: bool) -> None:
         """Ends all processes of the server; returns when none is left. Without grace they are killed at once."""
@@ -188,6 +193,13 @@ class ChildEngines:
 
 def _how(code: int) -> str:
     return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _memory(process: psutil.Process, name: str) -> int:

@@ -38,6 +38,7 @@ from ryzanstein.worker.supervision.group import (
     RankProgress,
 )
 from ryzanstein.worker.supervision.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
+from ryzanstein.worker.supervision.stacks import ProcessStacks
 
 log = structlog.get_logger(__name__)
 
@@ -125,6 +126,10 @@ class RemoteGroup:
 
     def private_bytes(self) -> Sequence[int]:
         return [0]
+
+    async def stacks(self, watched_s: float) -> Sequence[ProcessStacks]:
+        """See `EngineGroup.stacks`. Nothing is known of processes that are somebody else's."""
+        return []
 
     async def end(self, *, graceful: bool) -> None:
         """Closes all connections, by which the server forgets what runs."""

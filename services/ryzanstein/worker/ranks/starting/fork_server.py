@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from ryzanstein.worker.ranks.health import last_words
 from ryzanstein.worker.ranks.health.lifesign import LifeSign
 from ryzanstein.worker.ranks.starting.lifeline import die_with
 
@@ -32,8 +33,8 @@ _STANDARD_FDS = 3
 class ForkRank(msgspec.Struct, frozen=True):
     """A request of the agent to fork a rank. Descriptors come with it.
 
-    The rank has them under `numbers`, its channel to the agent first and its sign of life
-    (`lifesign`) last.
+    The rank has them under `numbers`: its channel to the agent first, and at the end the file of its
+    last words (`last_words`) and its sign of life (`lifesign`).
     """
 
     rank: int
@@ -95,8 +96,10 @@ class Fork:
         os.setpgid(0, 0)
         Path("/proc/self/comm").write_text(f"rank-{self.rank}")  # its command line is the server's
         own_only(self.received, self.numbers)
-        life_sign = LifeSign(self.numbers[-1])
-        os.close(self.numbers[-1])
+        *_, words, sign = self.numbers
+        last_words.keep(words)
+        life_sign = LifeSign(sign)
+        os.close(sign)
         with life_sign.displayed(self.nice):
             return run(self.rank, self.numbers[0])
 
@@ -113,6 +116,7 @@ def main(prepare: Callable[[], None], run: Callable[[int, int], int]) -> int:
     parser.add_argument("--nice", type=int, default=0)
     arguments = parser.parse_args()
     die_with(arguments.parent)
+    last_words.ignore_questions()
     agent = socket.socket(fileno=arguments.fd)
     try:
         prepare()

@@ -16,7 +16,8 @@ from functools import partial
 import msgspec
 import structlog
 
-from ryzanstein.worker.ranks.health import lifesign
+from ryzanstein.worker.ranks.health import last_words, lifesign
+from ryzanstein.worker.ranks.health.last_words import LastWords
 from ryzanstein.worker.ranks.health.lifesign import LifeSign
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.starting.fork_server import (
@@ -51,6 +52,7 @@ class _ForkCall:
     """A request that the server has not answered yet."""
 
     life_sign: LifeSign
+    last_words: LastWords
     answer: asyncio.Future[RankProcess]
 
 
@@ -115,8 +117,8 @@ class ForkServer:
     async def fork(self, rank: int, fds: Sequence[int]) -> RankProcess:
         """Returns a new rank that has these descriptors under the same numbers.
 
-        The first of them is its channel to the agent; it has no others but its sign of life. Waits
-        for the server to be ready, and for earlier calls. Cancelled: the rank is killed as soon as
+        The first of them is its channel to the agent; it has no others but the file of its last words
+        and its sign of life. Waits for the server to be ready, and for earlier calls. Cancelled: the rank is killed as soon as
         the server has forked it, and the server goes on. Raises ForkServerLost or ForkFailed.
         """
         async with self._turn:
@@ -153,16 +155,17 @@ class ForkServer:
         if self.lost.done():
             return answer
         try:
-            life_sign = lifesign.make()
+            words, life_sign = _instruments()
         except OSError as error:
             raise ForkFailed(str(error)) from None
-        given = [*fds, life_sign]
+        given = [*fds, words, life_sign]
         try:
-            call = _ForkCall(LifeSign(life_sign), answer)
+            call = _ForkCall(LifeSign(life_sign), LastWords(words), answer)
             with contextlib.suppress(ConnectionError):  # it has ended: `lost` says why in a moment
                 socket.send_fds(self._socket, [msgspec.msgpack.encode(ForkRank(rank, given))], given)
             self._call = call
         except OSError as error:
+            os.close(words)
             raise ForkFailed(str(error)) from None
         finally:
             os.close(life_sign)
@@ -183,7 +186,9 @@ class ForkServer:
             case RankForked() as forked:
                 self._on_forked(forked, fds)
             case RankNotForked(message):
-                self._answered().answer.set_exception(ForkFailed(message))
+                call = self._answered()
+                call.last_words.close()
+                call.answer.set_exception(ForkFailed(message))
             case RankEnded(pid, code):
                 if (process := self._ranks.pop(pid, None)) is not None:
                     process.ended(code)
@@ -195,10 +200,11 @@ class ForkServer:
         call = self._answered()
         if not pidfds:  # lost on the way: this process has no room for one
             os.kill(forked.pid, signal.SIGKILL)  # the server has not reaped it
+            call.last_words.close()
             call.answer.set_exception(ForkFailed("too many descriptors are open to watch it"))
             return
         (pidfd,) = pidfds
-        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd, call.life_sign)
+        process = self._ranks[forked.pid] = RankProcess(forked.rank, forked.pid, pidfd, call.life_sign, call.last_words)
         process.over.add_done_callback(partial(self._on_rank_over, process))
         if forked.threads > 1 and not self._warned:
             self._warned = True
@@ -231,11 +237,23 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         code = self._child.wait()
+        if self._call is not None:
+            self._call.last_words.close()
         text = f"failed: {self._last_words}" if self._last_words else exit_text(code)
         self.lost.set_result(f"the fork server {text}")
         for process in [process for process in self._ranks.values() if process.over.done()]:
             self._without_word(process)
         self._server.ended(code)
+
+
+def _instruments() -> tuple[int, int]:
+    """Returns the descriptors of a rank's last words and of its sign of life. Raises OSError."""
+    words = last_words.make()
+    try:
+        return words, lifesign.make()
+    except OSError:
+        os.close(words)
+        raise
 
 
 def _end_stray(answer: asyncio.Future[RankProcess]) -> None:

@@ -19,10 +19,13 @@ from pathlib import Path
 import psutil
 import structlog
 
+from ryzanstein.worker.ranks.health.last_words import LastWords
 from ryzanstein.worker.ranks.health.lifesign import LifeSign
+from ryzanstein.worker.ranks.health.stacks import asked
 from ryzanstein.worker.ranks.messages import RankSpec
 from ryzanstein.worker.ranks.starting.fork_server import exit_code
 from ryzanstein.worker.ranks.starting.source import Endable
+from ryzanstein.worker.supervision.stacks import ProcessStacks, kernel_stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +156,10 @@ class RankProcess(WatchedProcess):
     `dying` resolves when it is being killed, before its end is visible.
     """
 
-    def __init__(self, rank: int, pid: int, pidfd: int, life_sign: LifeSign) -> None:
+    def __init__(self, rank: int, pid: int, pidfd: int, life_sign: LifeSign, last_words: LastWords) -> None:
         super().__init__(pid, pidfd)
         self.rank = rank
+        self._last_words, self._asking = last_words, asyncio.Lock()
         loop = asyncio.get_running_loop()
         self.dying: asyncio.Future[None] = loop.create_future()
         self._life_sign = life_sign
@@ -165,6 +169,20 @@ class RankProcess(WatchedProcess):
         """See `WatchedProcess.ended`."""
         super().ended(code)
         self._life_sign.give_up()
+        self._last_words.close()
+
+    @property
+    def crash(self) -> str:
+        """Returns the stacks that it wrote when it crashed; empty if it did not."""
+        return self._last_words.crash
+
+    async def stacks(self, watched_s: float) -> ProcessStacks:
+        """Returns where its threads are, and what they computed within `watched_s`."""
+        if self.exited.done():
+            return ProcessStacks(f"rank {self.rank}", self.pid)
+        (seen,) = await kernel_stacks([(f"rank {self.rank}", self.pid)], watched_s)
+        async with self._asking:
+            return seen if self.exited.done() else await asked(seen, self._last_words)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._life_sign.watch():

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.messages import RankMessage, RankSpec, StartRank
+from ryzanstein.worker.supervision.stacks import ProcessStacks
 
 
 class Endable(Protocol):
@@ -39,6 +40,15 @@ class ForkedRank(Endable, Protocol):
 
     @property
     def private_bytes(self) -> int: ...
+
+    @property
+    def crash(self) -> str:
+        """The stacks that the process wrote when it crashed; empty if it did not."""
+        ...
+
+    async def stacks(self, watched_s: float) -> ProcessStacks:
+        """Returns where its threads are, and what they computed within `watched_s`."""
+        ...
 
 
 class Wires(Protocol):

@@ -3,7 +3,8 @@
 Python imports this at start if its directory is on PYTHONPATH.
 
 SIGRTMIN+1: this rank skips its next collective. SIGRTMIN+2: the logits of the next step are NaN.
-SIGRTMIN+3: the next step takes 0.5 s longer. A rank inherits the handlers from the process that it
+SIGRTMIN+3: the next step takes 0.5 s longer. SIGRTMIN+4: the next step waits in C for ever, and holds
+the interpreter. A rank inherits the handlers from the process that it
 is forked from; nothing changes before a signal arrives. The laboratory uses it for faults that
 cannot be made from outside.
 
@@ -12,6 +13,7 @@ RYZANSTEIN_PACE names a file with a number of microseconds: each step takes this
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import signal
@@ -23,6 +25,7 @@ from typing import Any
 _SKIP_COLLECTIVE = signal.SIGRTMIN + 1
 _NAN_LOGITS = signal.SIGRTMIN + 2
 _LONG_STEP = signal.SIGRTMIN + 3
+_HANG = signal.SIGRTMIN + 4
 _LONGER_S = 0.5
 _RANK_MODULE = "ryzanstein.worker.ranks.rank"
 
@@ -60,6 +63,18 @@ def _long_step(*_: object) -> None:
     _spoil_once("ryzanstein.worker.model.runner", "ModelRunner", "execute", longer)
 
 
+def _hang(*_: object) -> None:
+    _spoil_once("ryzanstein.worker.collectives.shm", "ShmCollectives", "all_reduce", wait_for_ever)
+
+
+def wait_for_ever(honest: Callable[..., Any], *arguments: Any) -> Any:
+    """Takes a lock twice, in C, before it would go on. No signal but SIGKILL ends that."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+    return honest(*arguments)
+
+
 def _keep_pace() -> None:
     """Slows each step of a rank that was just forked.
 
@@ -83,3 +98,4 @@ if _RANK_MODULE in sys.orig_argv:
     signal.signal(_LONG_STEP, _long_step)
     signal.signal(_SKIP_COLLECTIVE, _skip_collective)
     signal.signal(_NAN_LOGITS, _nan_logits)
+    signal.signal(_HANG, _hang)

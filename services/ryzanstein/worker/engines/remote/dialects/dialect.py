@@ -13,8 +13,8 @@ from ryzanstein.worker.engines.remote.asked import AskedChoice, ComputedPart
 from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError, clean
 
 NEVER = frozenset({"constraint", "prompt_logprobs", "bad_words", "embeddings"})
-"""What is asked of no server: constraints are not continued from a prompt, and bad words and the scores of prompts are defined
-by our tokens. Embeddings come from our own engine.
+"""What is asked of no server by itself: constraints are not continued from a prompt, bad words and the scores of prompts are
+defined by our tokens. Embeddings come from our own engine.
 """
 EXACT = frozenset({"bad_words"})
 """What our own sampler adds to a server that has it."""

@@ -35,6 +35,8 @@ _KEPT_S = 3.0
 """Idle connections are kept shorter than servers keep them: uvicorn and llama.cpp close theirs after 5 seconds."""
 _SPARE = 4
 """Connections beside those of streams, for health and questions."""
+_STALE = 8
+"""So many kept connections in a row may have been closed by the server; then something else is wrong."""
 _SENT_NOTHING = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
@@ -137,9 +139,9 @@ class EngineClient:
                 response.close()
 
     async def _begun(
-        self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout, *, again: bool = True
+        self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout, *, again: int = _STALE
     ) -> aiohttp.ClientResponse:
-        """Sends a request. One that met a connection that the server had just closed is sent again, once."""
+        """Sends a request. One that met a kept connection that the server had just closed is sent again."""
         seen = SimpleNamespace(reused=False)
         try:
             # A head that comes byte by byte is never silent.
@@ -155,7 +157,7 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if not (again and seen.reused and isinstance(error, _SENT_NOTHING)):
                 raise self._named(error) from error
-        return await self._begun(method, path, data, limits, again=False)
+        return await self._begun(method, path, data, limits, again=again - 1)
 
     async def _chunk(self, response: aiohttp.ClientResponse) -> bytes:
         """Returns what has come, at least one byte; empty: the answer is complete."""

@@ -1,0 +1,1 @@
+"""`ryzanstein logs`: the logs of a local cluster as one."""
