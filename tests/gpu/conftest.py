@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ryzanstein.cli.processes.ports import free_ports
+from ryzanstein.worker.engines.vllm.packages import write_plugin
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "shared/ryzanstein/demo"
@@ -48,7 +49,8 @@ def vllm(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         pytest.skip("vLLM is not installed in build/gpu/vllm")
     (port,) = free_ports(1)
     log = tmp_path_factory.mktemp("vllm") / "log"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'services'}:{ROOT / 'shared'}"}
+    write_plugin(plugin := log.with_name("plugin"))
+    environment = os.environ | {"PYTHONPATH": str(plugin)}
     sampler = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
     flags = [
         "--host",

@@ -35,7 +35,15 @@ def test_our_engine_computes_as_on_a_cpu(tp: int) -> None:
     assert sampled == on_cpu(DEMO, **SAMPLED)
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+SCHEMA: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 3,
+    "ignore_eos": False,
+    "constraint": {"json_schema": '{"type": "array", "items": {"type": "integer"}, "minItems": 9, "maxItems": 12}'},
+}
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED, SCHEMA], ids=["greedy", "sampled", "constrained"])
 def test_a_node_in_reserve_continues_what_vllm_began(vllm: str, small_model: Path, sampling: dict[str, Any]) -> None:
     spec = ClusterSpec(small_model, num_nodes=2, tp=1, engines=(vllm, OWN_RANKS))
     with LocalCluster(spec) as cluster:
