@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 import structlog
 
-from ryzanstein.worker.engines.child import keeper
+from ryzanstein.worker.engines.child import keeper, litter
 from ryzanstein.worker.engines.remote.finding import RemoteSpec
 from ryzanstein.worker.engines.remote.group import RemoteGroup
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost
@@ -24,7 +24,7 @@ from ryzanstein.worker.supervision.stacks import ProcessStacks, kernel_stacks
 
 log = structlog.get_logger(__name__)
 
-_END_S = 3 * keeper.GRACE_S
+_END_S = 6 * keeper.GRACE_S
 _LOOK_S = 0.1
 _WORKING = "VLLM::"
 """How vLLM names its processes that compute."""
@@ -46,6 +46,7 @@ class ChildGroup:
         self._folder = Path(tempfile.mkdtemp(prefix="ryzanstein-engine-"))
         self._remote = RemoteGroup(spec.remote(self._folder), model, events, lambda: None)
         self.lost: asyncio.Future[RankLoss] = self._remote.lost
+        self._before = litter.present()
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -120,6 +121,7 @@ class ChildGroup:
             log.error("engine does not end", pid=process.pid)
             process.kill()
             await process.wait()
+            await asyncio.to_thread(litter.remove_new, self._before)
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the server's processes, without the one that keeps them."""

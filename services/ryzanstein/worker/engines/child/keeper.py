@@ -19,11 +19,17 @@ from types import ModuleType
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 3.0
 _POLL_S = 0.02
+_LOOKS = 2
+"""A process may get another parent while one looks; so often in a row nothing must be there."""
 
 
 def descendants() -> list[int]:
-    """Returns the processes below this one, as far as they live; no zombies."""
+    """Returns the processes below this one, as far as they live; no zombies.
+
+    What is below a zombie is among them: its parent may have died while this looks.
+    """
     children: dict[int, list[int]] = {}
+    living = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -31,14 +37,15 @@ def descendants() -> list[int]:
                     state, parent = file.read().rpartition(")")[2].split()[:2]
             except OSError:
                 continue
+            children.setdefault(int(parent), []).append(int(name))
             if state not in "ZX":
-                children.setdefault(int(parent), []).append(int(name))
+                living.add(int(name))
     found, left = [], [os.getpid()]
     while left:
         below = children.get(left.pop(), [])
         found += below
         left += below
-    return found
+    return [pid for pid in found if pid in living]
 
 
 def send(pids: list[int], number: int) -> None:
@@ -56,7 +63,10 @@ def end(server: "subprocess.Popen[bytes]") -> None:
     ends = time.monotonic() + GRACE_S
     while server.poll() is None and time.monotonic() < ends:
         time.sleep(_POLL_S)
-    while pids := descendants():
+    num_empty = 0
+    while num_empty < _LOOKS:
+        pids = descendants()
+        num_empty = 0 if pids else num_empty + 1
         send(pids, signal.SIGKILL)
         reap()
         time.sleep(_POLL_S)
