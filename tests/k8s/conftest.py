@@ -93,6 +93,11 @@ def with_pod_monitor(overlay: Callable[..., list[Document]]) -> list[Document]:
 
 
 @pytest.fixture(scope="session")
+def with_monitoring(overlay: Callable[..., list[Document]]) -> list[Document]:
+    return overlay("base", "pod-monitor", "monitoring")
+
+
+@pytest.fixture(scope="session")
 def with_redis(overlay: Callable[..., list[Document]]) -> list[Document]:
     return overlay("base", "redis-sessions")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import kubernetes_validate
@@ -159,3 +161,24 @@ def test_only_the_gpu_overlay_asks_for_gpus_one_for_each_rank(manifests: list[Do
     assert container["image"].endswith("-cu130" if gpus else "-cpu")
     has_demo = env["RYZANSTEIN_MODEL"].endswith("demo")
     assert ("persistentVolumeClaim" in str(pod(worker)["volumes"])) is not has_demo
+
+
+def test_alerts_find_the_jobs_that_the_pod_monitor_names(
+    with_monitoring: list[Document], workloads: dict[str, Document]
+) -> None:
+    """`up{job="router"}` is of the routers because a pod's name is the job."""
+    (monitor,) = [each for each in with_monitoring if each["kind"] == "PodMonitor"]
+    label = monitor["spec"]["jobLabel"]
+    jobs = {each["spec"]["template"]["metadata"]["labels"][label] for each in workloads.values()}
+    rules = [each for each in with_monitoring if each["kind"] == "PrometheusRule"]
+    asked = set(re.findall(r'job="(\w+)"', str(rules)))
+    assert {"router", "orchestrator"} <= asked <= jobs
+
+
+def test_the_sidecar_of_grafana_finds_the_dashboards(with_monitoring: list[Document]) -> None:
+    (dashboards,) = [each for each in with_monitoring if each["metadata"]["name"] == "ryzanstein-dashboards"]
+    kubernetes_validate.validate(dashboards, KUBERNETES, strict=True)
+    assert dashboards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert {json.loads(text)["uid"] for text in dashboards["data"].values()} == {
+        f"ryzanstein-{name.removesuffix('.json')}" for name in dashboards["data"]
+    }

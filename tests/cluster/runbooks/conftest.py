@@ -4,7 +4,8 @@ page shows.
 A page's blocks run in order. `console` blocks hold commands (`$ ...`) and lines of their output, in which `...` stands for
 anything and runs of spaces for any; `promql` blocks hold one expression each, which a real Prometheus evaluates and which must
 say more than before the fault. Outside of "Do" a command is asked again until it shows that, because detection takes a
-moment; in "Do" it runs once.
+moment; in "Do" it runs once. The Prometheus has the rules of k8s/components/monitoring, without their waits: an alert of the
+page fires, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 FOLDER = Path(__file__).parents[3] / "docs" / "operate" / "runbooks"
+RULES = sorted((Path(__file__).parents[3] / "k8s" / "components" / "monitoring" / "rules").glob("*.yaml"))
 SECTIONS = ("Symptom", "What fires", "Look", "Do", "Over")
 SHOWS_S = 30.0
 SCRAPED_S = 3  # of a window: at least two samples are before the strike
@@ -112,7 +114,8 @@ class Prometheus:
     def __init__(self, program: str, folder: Path, cluster: LocalCluster) -> None:
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
-        (folder / "prometheus.yml").write_text(_scrapes(cluster))
+        _write_rules(folder / "rules")
+        (folder / "prometheus.yml").write_text(_configuration(cluster, folder / "rules"))
         command = (
             program,
             f"--config.file={folder / 'prometheus.yml'}",
@@ -154,13 +157,29 @@ class Prometheus:
         return [float(series["value"][1]) for series in answer["data"]["result"]]
 
 
-def _scrapes(cluster: LocalCluster) -> str:
+def _write_rules(folder: Path) -> None:
+    """The rules as they are, but no alert waits."""
+    folder.mkdir()
+    for path in RULES:
+        (folder / path.name).write_text(re.sub(r"^ +for: .*\n", "", path.read_text(), flags=re.MULTILINE))
+
+
+def _alerts_of(page: str) -> list[str]:
+    """The alerts whose runbook is the page."""
+    text = "\n".join(path.read_text() for path in RULES)
+    return [
+        name for name, url in re.findall(r"- alert: (\w+)$.*?runbook_url: (\S+)$", text, re.M | re.S) if Path(url).name == page
+    ]
+
+
+def _configuration(cluster: LocalCluster, rules: Path) -> str:
     kinds = {"router": cluster.router_names, "worker": cluster.node_ids, "orchestrator": ["orchestrator"]}
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [_host(cluster.services[name].metrics_url) for name in names]}]}
         for job, names in kinds.items()
     ]
-    return json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs})
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    return json.dumps({"global": every, "rule_files": [f"{rules}/*.yaml"], "scrape_configs": jobs})
 
 
 def _host(url: str) -> str:
@@ -340,6 +359,7 @@ class Walk:
             self._show(section)
         for expression, values in before.items():
             self._fires(expression, values, struck)
+        self._alerts()
         for command in self.page.commands("Do"):
             done = self._execute(command.text)
             assert done.returncode == 0, f"{self.page.name}: $ {command.text}\n{done.stdout}{done.stderr}"
@@ -384,6 +404,15 @@ class Walk:
                 return
             time.sleep(0.3)
         pytest.fail(f"{self.page.name}: {expression} does not fire: {before} before, {now} now")
+
+    def _alerts(self) -> None:
+        """Waits until an alert of the page fires, if it has one."""
+        names = _alerts_of(self.page.name)
+        firing = f'ALERTS{{alertstate="firing", alertname=~"{"|".join(names)}"}}'
+        deadline = time.monotonic() + SHOWS_S
+        while names and not self.world.prometheus.ask(firing):
+            assert time.monotonic() < deadline, f"{self.page.name}: none of {names} fires"
+            time.sleep(0.3)
 
     def _in(self, command: Command) -> Command:
         """The same with the variables in the shown lines replaced."""

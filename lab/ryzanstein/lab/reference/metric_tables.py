@@ -38,13 +38,19 @@ share. [Observe](../operate/observe.md) says which metric answers which question
 def metrics_page() -> str:
     """Returns the page with a table for each service."""
     lines = [_INTRODUCTION]
-    registries = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
-    for service, registry in registries.items():
-        RpcMetrics(service, registry)
-        TlsMetrics(service, registry)
+    for service, registry in registries().items():
         rows = sorted(_rows(registry))
         lines += [f"## {service.capitalize()}", "", *table(("metric", "type", "labels", "meaning"), rows)]
     return "\n".join(lines)
+
+
+def registries() -> dict[str, CollectorRegistry]:
+    """Returns the registry of each service, with everything that it may have."""
+    made = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
+    for service, registry in made.items():
+        RpcMetrics(service, registry)
+        TlsMetrics(service, registry)
+    return made
 
 
 def _router() -> CollectorRegistry:
