@@ -82,7 +82,8 @@ def test_an_answer_goes_on_wherever_its_engine_is_killed(victims: tuple[LocalClu
         struck: list[float] = []
 
         def strike(node_id: str, struck: list[float] = struck) -> None:
-            os.kill(processes(cluster, node_id, VICTIMS[victim])[-1].pid, signal.SIGKILL)
+            found = processes(cluster, node_id, VICTIMS[victim])
+            os.kill(found[0 if victim == "API server" else -1].pid, signal.SIGKILL)
             struck.append(time.monotonic())
 
         tokens, nodes = answer_of(cluster, strike, at=at, **sampling)
