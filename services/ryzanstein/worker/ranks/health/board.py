@@ -205,15 +205,15 @@ class RankBoard:
     def end(self) -> None:
         """Records that the rank has left the collective."""
         self._phase[:] = self._outer
-        left_ns, arrived_ns = self._clock_ns(), self._arrived_ns
-        self._words[_COLLECTIVES_NS] += left_ns - arrived_ns
-        self._words[_PROGRESS_NS] = left_ns
-        count = self._words[_COLLECTIVE]
-        if left_ns - arrived_ns > self._longest_ns:
-            self._longest_ns, self._longest = left_ns - arrived_ns, count << OP_BITS | self._what & OP_MASK
+        words, arrived_ns, left_ns = self._words, self._arrived_ns, self._clock_ns()
+        words[_PROGRESS_NS] = left_ns
+        spent_ns, count = left_ns - arrived_ns, words[_COLLECTIVE]
+        words[_COLLECTIVES_NS] += spent_ns
+        if spent_ns > self._longest_ns:
+            self._longest_ns, self._longest = spent_ns, count << OP_BITS | self._what & OP_MASK
         number = self._epoch + count
         self._collectives.write(number, self._what, arrived_ns, left_ns)
-        self._words[_RECORDED] = number
+        words[_RECORDED] = number
 
     def rejoined(self) -> None:
         """Resets the count of collectives, as all ranks do, so that a rank that is behind shows."""
