@@ -59,10 +59,10 @@ def test_every_page_is_reached_from_the_list_of_pages() -> None:
 
 
 def test_the_pages_stay_few_and_short() -> None:
-    """Besides the runbooks. What draws a table is no word. Metrics took 760 of the last words, debug and logs 500."""
+    """Besides the runbooks. What draws a table is no word. Metrics took 780 of the last words, debug and logs 500."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
     assert len(pages) <= 40
-    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 67_860
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 67_880
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 

@@ -217,6 +217,7 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics, ev
         'ryzanstein_worker_collective_skew_seconds_count{model="demo",op="all_reduce"}',
         'ryzanstein_worker_collective_transfer_seconds_count{model="demo",op="all_reduce"}',
         'ryzanstein_worker_collective_last_total{model="demo",rank="1"}',
+        'ryzanstein_worker_collective_late_seconds_total{model="demo",rank="1"}',
     )
 
     async def shown() -> bool:

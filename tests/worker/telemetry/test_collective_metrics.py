@@ -23,6 +23,7 @@ def test_waits_and_transfers_are_shown_by_operation_and_who_came_last_by_rank() 
     assert value(telemetry, "transfer_seconds_count", op="all_reduce") == 2
     assert value(telemetry, "transfer_seconds_sum", op="broadcast") == 0.5
     assert value(telemetry, "last_total", rank="1") == 2
+    assert value(telemetry, "late_seconds_total", rank="1") == 0.006
     assert value(telemetry, "last_total", rank="0") == 0
 
 

@@ -16,7 +16,8 @@ class CollectiveMetrics:
     """How late ranks come to their collectives, and how long these take when all are there.
 
     The labels of an operation and of a rank are bound when they are first seen: several collectives
-    are observed at once, ten times a second.
+    are observed at once, ten times a second. A rank that gets its core in turns is seldom last and then
+    very late: that shows in the seconds, not in the number of times.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -25,14 +26,14 @@ class CollectiveMetrics:
 
         self._skew = histogram("collective_skew_seconds", "From a collective's first arrival to its last, sampled.")
         self._transfer = histogram("collective_transfer_seconds", "Duration of collectives from their last arrival, sampled.")
-        self._last = Counter(
-            "ryzanstein_worker_collective_last_total",
-            "Sampled collectives to which a rank came last.",
-            ["rank"],
-            registry=registry,
-        )
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"ryzanstein_worker_{name}", text, ["rank"], registry=registry)
+
+        self._last = counter("collective_last_total", "Sampled collectives to which a rank came last.")
+        self._late = counter("collective_late_seconds_total", "Waits for the rank that came last, of sampled collectives.")
         self._by_op: dict[str, tuple[Histogram, Histogram]] = {}
-        self._by_rank: dict[int, Counter] = {}
+        self._by_rank: dict[int, tuple[Counter, Counter]] = {}
 
     def ready(self, num_ranks: int) -> None:
         """Shows the ranks of a group, so that `increase()` sees the first time. A rank alone has no collectives."""
@@ -46,14 +47,16 @@ class CollectiveMetrics:
             skew.observe(timing.skew_s)
             transfer.observe(timing.transfer_s)
             if timing.last is not None:
-                self._of_rank(timing.last).inc()
+                last, late = self._of_rank(timing.last)
+                last.inc()
+                late.inc(timing.skew_s)
 
     def _of_op(self, op: str) -> tuple[Histogram, Histogram]:
         if op not in self._by_op:
             self._by_op[op] = self._skew.labels(op), self._transfer.labels(op)
         return self._by_op[op]
 
-    def _of_rank(self, rank: int) -> Counter:
+    def _of_rank(self, rank: int) -> tuple[Counter, Counter]:
         if rank not in self._by_rank:
-            self._by_rank[rank] = self._last.labels(str(rank))
+            self._by_rank[rank] = self._last.labels(str(rank)), self._late.labels(str(rank))
         return self._by_rank[rank]
