@@ -214,6 +214,10 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics, ev
         'ryzanstein_worker_rank_steps_total{model="demo",rank="1"}',
         'ryzanstein_worker_rank_collectives_total{model="demo",rank="1"}',
         'ryzanstein_worker_step_tokens_count{model="demo"}',
+        'ryzanstein_worker_collective_skew_seconds_count{model="demo",op="all_reduce"}',
+        'ryzanstein_worker_collective_transfer_seconds_count{model="demo",op="all_reduce"}',
+        'ryzanstein_worker_collective_last_total{model="demo",rank="1"}',
+        'ryzanstein_worker_collective_late_seconds_total{model="demo",rank="1"}',
     )
 
     async def shown() -> bool:

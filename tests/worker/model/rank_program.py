@@ -34,7 +34,7 @@ class Recorder:
         self.ops: list[str] = []
         self.depth = 0
 
-    def begin(self, op: str) -> None:
+    def begin(self, op: str, size_bytes: int) -> None:
         self.ops.append(op)
         self.depth += 1
 

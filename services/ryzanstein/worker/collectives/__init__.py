@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class CollectiveProgress(Protocol):
     """An observer of every collective, so that a rank that waits in one can be named."""
 
-    def begin(self, op: str) -> None:
-        """Reports that the rank enters the collective `op`."""
+    def begin(self, op: str, size_bytes: int) -> None:
+        """Reports that the rank enters the collective `op` with an operand of `size_bytes`."""
         ...
 
     def end(self) -> None:
@@ -89,7 +89,7 @@ class CannotRejoin(Exception):
 class NoProgress:
     """A CollectiveProgress that does nothing."""
 
-    def begin(self, op: str) -> None:
+    def begin(self, op: str, size_bytes: int) -> None:
         pass
 
     def end(self) -> None:

@@ -31,23 +31,23 @@ class DistributedCollectives:
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._sums_in_order:
             return self._sum_in_order(x)
-        self._wait("all_reduce", self._group.allreduce([x]))
+        self._wait("all_reduce", x, self._group.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._size)]
-        self._wait("all_gather", self._group.allgather([parts], [x]))
+        self._wait("all_gather", x, self._group.allgather([parts], [x]))
         return torch.cat(parts, dim)
 
     def gather_to_root(self, x: Tensor, dim: int = -1) -> Tensor | None:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._size)] if self._rank == 0 else []
-        self._wait("gather_to_root", self._group.gather([parts] if parts else [], [x], dist.GatherOptions()))
+        self._wait("gather_to_root", x, self._group.gather([parts] if parts else [], [x], dist.GatherOptions()))
         return torch.cat(parts, dim) if parts else None
 
     def broadcast(self, x: Tensor) -> Tensor:
-        self._wait("broadcast", self._group.broadcast([x], dist.BroadcastOptions()))
+        self._wait("broadcast", x, self._group.broadcast([x], dist.BroadcastOptions()))
         return x
 
     def _sum_in_order(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class DistributedCollectives:
         depend on the batch.
         """
         parts = [torch.empty_like(x) for _ in range(self._size)]
-        self._wait("all_reduce", self._group.allgather([parts], [x]))
+        self._wait("all_reduce", x, self._group.allgather([parts], [x]))
         torch.add(parts[0], parts[1], out=x)
         for part in parts[2:]:
             x.add_(part)
@@ -69,8 +69,8 @@ class DistributedCollectives:
     def close(self) -> None:
         self._group.shutdown()
 
-    def _wait(self, op: str, work: dist.Work) -> None:
-        self._progress.begin(op)
+    def _wait(self, op: str, x: Tensor, work: dist.Work) -> None:
+        self._progress.begin(op, x.nbytes)
         try:
             work.wait()
         except RuntimeError as error:

@@ -48,7 +48,7 @@ class ShmCollectives:
         self._slots = lru_cache(maxsize=512)(self._map_slots)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        self._progress.begin("all_reduce")
+        self._progress.begin("all_reduce", x.nbytes)
         flat_N = x.view(-1)
         add_up = self._add_up_parts if self._size > 2 and x.nbytes >= _SPLIT_BYTES else self._add_up
         for chunk_N in _chunks(flat_N):
@@ -57,20 +57,20 @@ class ShmCollectives:
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        self._progress.begin("all_gather")
+        self._progress.begin("all_gather", x.nbytes)
         gathered = self._gather(x.contiguous(), dim, keep=True)
         assert gathered is not None
         self._progress.end()
         return gathered
 
     def gather_to_root(self, x: Tensor, dim: int = -1) -> Tensor | None:
-        self._progress.begin("gather_to_root")
+        self._progress.begin("gather_to_root", x.nbytes)
         gathered = self._gather(x.contiguous(), dim, keep=self._rank == 0)
         self._progress.end()
         return gathered
 
     def broadcast(self, x: Tensor) -> Tensor:
-        self._progress.begin("broadcast")
+        self._progress.begin("broadcast", x.nbytes)
         for chunk_N in _chunks(x.view(-1)):
             slots = self._turn(chunk_N)
             if self._rank == 0:
@@ -83,7 +83,7 @@ class ShmCollectives:
 
     def rejoin(self) -> None:
         """Waits for all ranks in the next epoch. After that no rank reads an old slot."""
-        self._progress.begin("rejoin")
+        self._progress.begin("rejoin", 0)
         self._arrivals = self._epoch_end
         self._epoch_end += _EPOCH
         self._parity = 0

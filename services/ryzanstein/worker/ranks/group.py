@@ -24,6 +24,7 @@ from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.health.board import Board
 from ryzanstein.worker.ranks.health.last_words import summary
+from ryzanstein.worker.ranks.health.skew import CollectiveSample
 from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness, SlowRank
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
@@ -86,6 +87,7 @@ class RankGroup:
             raise
         self._watchdog = Watchdog(bounds.stall, bounds.watch_interval_s)
         self._slowness = Slowness(bounds.slow)
+        self._collectives = CollectiveSample(self._board, spec.tp)
         self._checks = IdleChecks(bounds.idle_check_s)
         self._named_slow: int | None = None
         self._answers: list[RankReady] = []
@@ -323,6 +325,8 @@ class RankGroup:
                 self.send(CheckRanks(self._checks.number))
             if (slow := self._slowness.observe(now, ranks)) is not None:
                 self._on_slow(slow)
+            if timings := self._collectives.take():
+                self._events.on_collectives(timings)
 
     def _on_unwatched(self, watch: asyncio.Task[None]) -> None:
         """Reports the group as lost when its watchdog fails: unwatched ranks must not serve on.

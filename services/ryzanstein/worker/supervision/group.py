@@ -118,9 +118,23 @@ class RankProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveTiming:
+    """What one collective of a group was spent on.
+
+    `skew_s` is how long the first rank waited for the last one, `transfer_s` how long the collective
+    took from then on. `last` is the rank that came last; None: all came at once.
+    """
+
+    op: str
+    skew_s: float
+    transfer_s: float
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupEvents:
-    """The callbacks of a group: each step's events, requested traces, whether work is pending, and
-    answers about pages.
+    """The callbacks of a group: each step's events, requested traces, whether work is pending,
+    answers about pages, and a sample of its collectives.
 
     Called in the loop; they must not block.
     """
@@ -129,6 +143,7 @@ class GroupEvents:
     on_trace: Callable[[ProfileTrace], None]
     pending: Callable[[], bool]
     on_pages: Callable[[PagesAnswer], None] = lambda _: None
+    on_collectives: Callable[[Sequence[CollectiveTiming]], None] = lambda _: None
 
 
 class EngineGroup(Protocol):

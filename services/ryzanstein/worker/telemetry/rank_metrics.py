@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from ryzanstein.observe.metrics import TIME_PER_OUTPUT_TOKEN_BUCKETS
 from ryzanstein.worker.supervision.group import IDLE, LossCause, RankLoss, RankProgress
 from ryzanstein.worker.supervision.messages import RankReady
+from ryzanstein.worker.telemetry.collective_metrics import CollectiveMetrics
 
 _SECONDS = "What the time of a rank was spent on, by phase; on rank 0 idle is without work, on the others between steps."
 
@@ -39,10 +40,12 @@ class RankMetrics:
             buckets=TIME_PER_OUTPUT_TOKEN_BUCKETS,
             registry=registry,
         )
+        self.collectives = CollectiveMetrics(registry)
         self._seen: dict[int, RankProgress] = {}
 
     def ready(self, ranks: Sequence[RankReady]) -> None:
         """Shows what ranks that are ready said of themselves."""
+        self.collectives.ready(len(ranks))
         for answer in ranks:
             rank = str(answer.rank)
             for phase, duration_s in answer.startup_phases.items():

@@ -77,7 +77,13 @@ class ModelVersion:
         self.running = RunningGenerations(self._send, telemetry, tracing, self._lead)
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
-        self._events = GroupEvents(self._on_step, self.profiling.on_trace, lambda: self.num_running > 0, self.pages.on_answer)
+        self._events = GroupEvents(
+            self._on_step,
+            self.profiling.on_trace,
+            lambda: self.num_running > 0,
+            self.pages.on_answer,
+            telemetry.ranks.collectives.observe,
+        )
         self._constraints, self._early_tokens = constraints, b""
         self.host = ModelHost(
             settings,

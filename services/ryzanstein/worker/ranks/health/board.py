@@ -1,9 +1,9 @@
 """The progress board: what each rank does, in shared memory, visible even when the rank hangs.
 
-It is one memfd (nothing in /dev/shm that could be left behind) with one slot of 128 bytes per rank,
-written only by that rank, without locks, at two writes per collective. Numbers are aligned 8-byte
-words, which a reader never sees half written. The phase's name is two words; torn names are
-possible and harmless.
+It is one memfd (nothing in /dev/shm that could be left behind) with one slot per rank, written only
+by that rank, without locks. A slot has what the rank does now, in aligned 8-byte words, which a
+reader never sees half written, and two rings of what it did: its last steps and its last
+collectives. The phase's name is two words; torn names are possible and harmless.
 """
 
 from __future__ import annotations
@@ -14,14 +14,34 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 
+from ryzanstein.worker.ranks.health.rings import (
+    COLLECTIVE_WORDS,
+    EPOCH,
+    NUM_COLLECTIVES,
+    NUM_STEPS,
+    OP_BITS,
+    OP_CODES,
+    OP_MASK,
+    STEP_WORDS,
+    CollectiveRecord,
+    RingView,
+    RingWriter,
+    StepRecord,
+    collective_record,
+    step_record,
+)
 from ryzanstein.worker.supervision.group import FORWARD, IDLE, RankProgress
 
-SLOT_BYTES = 128
+_NOW_BYTES = 256
+_STEPS_AT = _NOW_BYTES // 8
+_COLLECTIVES_AT = _STEPS_AT + NUM_STEPS * STEP_WORDS
+_SLOT_WORDS = _COLLECTIVES_AT + NUM_COLLECTIVES * COLLECTIVE_WORDS
+SLOT_BYTES = _SLOT_WORDS * 8
 _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = range(7)
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
-# The words after the phase. With these the slot is full.
-_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS = range(9, 16)
+# The words after the phase.
+_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS, _RECORDED = range(9, 17)
 
 
 def board_bytes(size: int) -> int:
@@ -35,13 +55,20 @@ class Board:
     def __init__(self, fd: int, size: int) -> None:
         self._map = mmap.mmap(fd, board_bytes(size), prot=mmap.PROT_READ)
         self._size = size
+        self._words = memoryview(self._map).cast("Q")
+        self._steps = [self._ring(rank, _STEPS_AT, NUM_STEPS, STEP_WORDS) for rank in range(size)]
+        self._collectives = [self._ring(rank, _COLLECTIVES_AT, NUM_COLLECTIVES, COLLECTIVE_WORDS) for rank in range(size)]
+
+    def _ring(self, rank: int, at: int, num_records: int, record_words: int) -> RingView:
+        begin = rank * _SLOT_WORDS + at
+        return RingView(self._words, begin, num_records, record_words)
 
     def read(self) -> list[RankProgress]:
         """Returns every rank's slot; pid 0: the rank has not started."""
         return [self._read(rank) for rank in range(self._size)]
 
     def _read(self, rank: int) -> RankProgress:
-        slot = self._map[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
+        slot = self._map[rank * SLOT_BYTES : rank * SLOT_BYTES + _NOW_BYTES]
         words = memoryview(slot).cast("Q")
         phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES].rstrip(b"\0").decode("ascii", "replace")
         return RankProgress(
@@ -63,7 +90,20 @@ class Board:
             words[_IDLE_NS] / 1e9,
         )
 
+    def steps(self, rank: int, first: int, last: int) -> list[StepRecord]:
+        """Returns those of the steps `first` to `last` that the rank has ended and that are still recorded."""
+        return [step_record(words) for words in self._steps[rank].read(first, last)]
+
+    def collectives(self, rank: int, first: int, last: int) -> list[CollectiveRecord]:
+        """Returns those of the collectives `first` to `last` that are still recorded."""
+        return [collective_record(words) for words in self._collectives[rank].read(first, last)]
+
+    def last_collective(self) -> int:
+        """Returns the number of the last collective that every rank has left; 0: of none."""
+        return min(self._words[rank * _SLOT_WORDS + _RECORDED] for rank in range(self._size))
+
     def close(self) -> None:
+        self._words.release()
         self._map.close()
 
 
@@ -82,9 +122,14 @@ class RankBoard:
         slot = memoryview(self._map)[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
         self._phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES]
         self._words = slot.cast("Q")
+        self._steps = RingWriter(self._words, _STEPS_AT, NUM_STEPS, STEP_WORDS)
+        self._collectives = RingWriter(self._words, _COLLECTIVES_AT, NUM_COLLECTIVES, COLLECTIVE_WORDS)
         self._words[_PID] = os.getpid() if pid is None else pid
         self._outer = b""
         self._collectives_before_ns = 0
+        self._epoch = 0
+        self._what = self._arrived_ns = 0
+        self._longest_ns = self._longest = 0
         self._between = _IDLE_NS
         self._since_ns = 0
         self.enter("start")
@@ -97,6 +142,7 @@ class RankBoard:
 
     def begin_step(self, step: int, num_tokens: int) -> None:
         self._collectives_before_ns = self._words[_COLLECTIVES_NS]
+        self._longest_ns = self._longest = 0
         self._words[_TOKENS] = num_tokens
         self._words[_STEP] = step
         self._words[_BEGUN_NS] = self._spend(self._between)
@@ -105,9 +151,21 @@ class RankBoard:
     def end_step(self) -> None:
         begun_ns, moved_ns = self._words[_BEGUN_NS], self._words[_PROGRESS_NS]
         in_collectives_ns = self._words[_COLLECTIVES_NS] - self._collectives_before_ns
-        self._words[_COMPUTE_NS] += max(0, moved_ns - begun_ns - in_collectives_ns)
+        compute_ns = max(0, moved_ns - begun_ns - in_collectives_ns)
+        self._words[_COMPUTE_NS] += compute_ns
         self._since_ns = moved_ns
-        self._words[_LAST_STEP_NS] = self._spend(_TAIL_NS) - begun_ns
+        ended_ns = self._spend(_TAIL_NS)
+        self._words[_LAST_STEP_NS] = ended_ns - begun_ns
+        self._steps.write(
+            self._words[_STEP],
+            begun_ns,
+            self._words[_TOKENS],
+            compute_ns,
+            in_collectives_ns,
+            ended_ns - moved_ns,
+            self._longest_ns,
+            self._longest,
+        )
         self._words[_BEGUN_NS] = 0
         self.enter(IDLE)
 
@@ -137,22 +195,30 @@ class RankBoard:
         """Records that the rank goes on, within a phase that takes long."""
         self._words[_PROGRESS_NS] = self._clock_ns()
 
-    def begin(self, op: str) -> None:
+    def begin(self, op: str, size_bytes: int = 0) -> None:
         """Records that the rank enters a collective; the name is cut at 16 characters."""
         self._phase[:] = _phase_bytes(op)
         self._words[_COLLECTIVE] += 1
-        self._words[_PROGRESS_NS] = self._clock_ns()
+        self._what = size_bytes << OP_BITS | OP_CODES.get(op, 0)
+        self._words[_PROGRESS_NS] = self._arrived_ns = self._clock_ns()
 
     def end(self) -> None:
         """Records that the rank has left the collective."""
         self._phase[:] = self._outer
-        now_ns = self._clock_ns()
-        self._words[_COLLECTIVES_NS] += now_ns - self._words[_PROGRESS_NS]
-        self._words[_PROGRESS_NS] = now_ns
+        words, arrived_ns, left_ns = self._words, self._arrived_ns, self._clock_ns()
+        words[_PROGRESS_NS] = left_ns
+        spent_ns, count = left_ns - arrived_ns, words[_COLLECTIVE]
+        words[_COLLECTIVES_NS] += spent_ns
+        if spent_ns > self._longest_ns:
+            self._longest_ns, self._longest = spent_ns, count << OP_BITS | self._what & OP_MASK
+        number = self._epoch + count
+        self._collectives.write(number, self._what, arrived_ns, left_ns)
+        words[_RECORDED] = number
 
     def rejoined(self) -> None:
         """Resets the count of collectives, as all ranks do, so that a rank that is behind shows."""
         self._words[_COLLECTIVE] = 0
+        self._epoch += EPOCH
 
     def close(self) -> None:
         """Closes the slot, for a user that outlives it; a rank's slot ends with the process."""
