@@ -37,6 +37,7 @@ ALLOWED = {
     "services/ryzanstein/worker/ranks/starting/shared_server.py": (1, "logs what it ended with, see `_on_ended`"),
     "services/ryzanstein/worker/engines/child/group.py": (3, "end with `start` or the group, which the watch's failure loses"),
     "services/ryzanstein/worker/engines/remote/group.py": (1, "whatever ends it loses the group, see `_on_end`"),
+    "services/ryzanstein/worker/engines/remote/answers/preparing.py": (1, "the choices that wait for it fail with it"),
     "services/ryzanstein/worker/engines/remote/answers/streams.py": (1, "whatever ends it loses the group, see `_on_done`"),
     "services/ryzanstein/worker/agent/pages/mover.py": (1, "ends with the call, which raises what it ended with"),
     "services/ryzanstein/worker/supervision/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),

@@ -23,6 +23,7 @@ from ryzanstein.cli.processes.cluster import ORCHESTRATOR, ClusterSpec, LocalClu
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.sight.__main__ import FOLDER
 from ryzanstein.lab.sight.recording import STEP_S, Recording, UsedSeries
+from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 RECORDED = Path(__file__).resolve().parents[4] / "tests" / "monitoring" / "recorded"
@@ -44,7 +45,7 @@ def _node_killed(cluster: LocalCluster) -> Iterator[None]:
 
 @contextmanager
 def _rank_stalled(cluster: LocalCluster) -> Iterator[None]:
-    with grpc.insecure_channel(cluster.services["node-1"].grpc_address) as channel:
+    with open_blocking_channel(cluster.services["node-1"].grpc_address) as channel:
         status = worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=10)
     os.kill(status.ranks[1].pid, signal.SIGSTOP)
     yield
@@ -125,7 +126,7 @@ def _load(address: str) -> Iterator[None]:
 def _ask(address: str, session_id: str, stopped: threading.Event) -> None:
     message = inference_pb2.Message(role=inference_pb2.ROLE_USER, content="Count from 1 to 60.")
     sampling = inference_pb2.SamplingParams(temperature=0.0, max_tokens=120)
-    with grpc.insecure_channel(address) as channel:
+    with open_blocking_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         turn = 0
         while not stopped.is_set():

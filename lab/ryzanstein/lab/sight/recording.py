@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+
+from ryzanstein.cli.status.scrape import page
 
 STEP_S = 5.0
 _TIMEOUT_S = 2.0
@@ -75,8 +76,7 @@ class Recording:
 def _scraped(url: str) -> list[Sample] | None:
     """Returns the samples of a service, or None if it does not answer."""
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
-            text = reply.read().decode()
+        text = page(url, _TIMEOUT_S)
     except OSError:
         return None
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]

@@ -36,7 +36,7 @@ def debug(
     request: Annotated[
         str, typer.Option(callback=text_value, help="The way of this request, generation, or response of the HTTP API.")
     ] = "",
-    older_than: Annotated[float, typer.Option(min=0, help="Only requests that are at least so many seconds old.")] = 0.0,
+    older_than: Annotated[float, typer.Option(min=0, max=86_400, help="Only requests of so many seconds or more.")] = 0.0,
     bundle: Annotated[
         Path | None,
         typer.Option("--zip", dir_okay=False, help="Write what all services say, and their last log lines, to a new file."),

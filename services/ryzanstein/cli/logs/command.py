@@ -32,7 +32,7 @@ def logs(
     request: Annotated[str, typer.Option(callback=text_value, help="Of this request alone.")] = "",
     generation: Annotated[str, typer.Option(callback=text_value, help="Of this generation, or response of the HTTP API.")] = "",
     node: Annotated[str, typer.Option(callback=text_value, help="Of this node or other service, such as router-0.")] = "",
-    rank: Annotated[int | None, typer.Option(min=0, help="Of this rank.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, max=63, help="Of this rank.")] = None,
     level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="The least level.")] = "debug",
     since: Annotated[
         str | None, typer.Option(help="From then on: a span such as 10m, or a time such as 2030-01-31T12:00.")
