@@ -43,7 +43,8 @@ class RouterProcess:
 @contextlib.asynccontextmanager
 async def router_process(*flags: str) -> AsyncIterator[RouterProcess]:
     command = (sys.executable, "-m", "ryzanstein.router", *flags)
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    # What nobody reads is kept up to twice the limit; beyond it the router would wait for its log to be read.
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, limit=2**24)
     try:
         yield RouterProcess(process)
     finally:

@@ -72,9 +72,9 @@ async def test_a_full_line_refuses_with_the_time_to_come_back_and_a_light_tenant
     async with connect(small.address) as link:
         await link.run(attempt(max_tokens=20, ignore_eos=True))
         heavy = [await link.submit(of(attempt(f"{i}", max_tokens=1500, ignore_eos=True), tenant="heavy")) for i in range(30)]
-        # Two run and sixteen wait. On a machine that stands still meanwhile some end before the last ones come.
+        # Sixteen wait, and two run if a step began meanwhile. On a slow machine some end before the last ones come.
         await link.until(lambda: any(link.streams[handle].failed for handle in heavy))
-        assert not any(link.streams[handle].failed for handle in heavy[:18])
+        assert not any(link.streams[handle].failed for handle in heavy[:16])
         for handle in (handle for handle in heavy if link.streams[handle].failed):
             failed = link.streams[handle].failed
             assert (failed.code, failed.reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
