@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -90,17 +90,20 @@ def _add(app: typer.Typer, name: str, module: str, help_text: str) -> None:
             where = "install it from the repository: pip install ./lab"
             typer.echo(f"`ryzanstein {name}` is in a package of its own, which is not installed; {where}", err=True)
             raise typer.Exit(2)
-        require(name, *_extras(program))
+        require(name, *_extras(program, arguments))
         command = [sys.executable, "-P", "-m", program, *arguments]
         if name in _SERVICES:
             become_service(command)
         os.execv(command[0], command)
 
 
-def _extras(program: str) -> tuple[str, ...]:
-    """Returns the extras that a program imports. A node needs torch only for ranks of its own, see its settings."""
-    if program in ("ryzanstein.worker", "ryzanstein.tools.vllm_plugin"):
+def _extras(program: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Returns the extras that a program imports. A node beside a server needs no torch, see its settings."""
+    if program == "ryzanstein.worker":
+        beside = "RYZANSTEIN_ENGINE" in os.environ or any(each.partition("=")[0] == "--engine" for each in arguments)
+        return ("node",) if beside else ("worker",)
+    if program == "ryzanstein.tools.vllm_plugin":
         return ("node",)
-    if program.startswith(("ryzanstein.worker", "ryzanstein.tools")):
+    if program.startswith("ryzanstein.tools"):
         return ("worker",)
     return ("router",) if program.startswith("ryzanstein.router") else ()
