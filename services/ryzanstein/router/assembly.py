@@ -171,7 +171,7 @@ async def _stored(stack: contextlib.AsyncExitStack, opened: AbstractAsyncContext
 def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     """Returns the public gRPC server, not yet started."""
     files = [inference.DESCRIPTOR, embedding.DESCRIPTOR, operators.DESCRIPTOR, used.DESCRIPTOR]
-    if not settings.exposed:  # whoever knows a generation's id can read it: without keys, strangers must not find it
+    if not settings.exposed:  # without keys, a generation's id is enough to read it, and this service lists ids
         files.append(debugged.DESCRIPTOR)
     services = [service for each in files for service in each.services_by_name.values()]
     server = RpcServer(

@@ -208,6 +208,31 @@ async def test_a_server_that_was_restarted_is_told_the_tokens_again(vllm: tuple[
         assert not group.lost.done()
 
 
+@pytest.mark.parametrize("escape", [VOCABULARY, 10**12, -1])
+def test_an_escape_token_of_no_vocabulary_harms_no_other_choice(sampler_class: Any, escape: int) -> None:
+    batch = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
+    batch.add(argued(asked_row(submitted(CASES["schema"], seed=1), 0, b"none", escape)), [5, 9])
+    other = submitted(SamplingParams(temperature=1.0), seed=1)
+    output = batch.add(argued(asked_row(other, 0)), [5, 9])
+    alone = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
+    expected = alone.add(argued(asked_row(other, 0)), [5, 9])
+    for _ in range(4):
+        batch.step()
+        alone.step()
+    assert output == expected
+
+
+def test_a_table_that_was_dropped_for_others_is_not_known(sampler_class: Any) -> None:
+    batch = Batch(sampler_class(SimpleNamespace(), torch.device("cpu"), False))
+    tables = [TokenTable([*TOKENS[:-1], f"<end {i}>".encode()], [EOS], [EOS]).encode() for i in range(6)]
+    for table in tables:
+        output = batch.add(argued(AskedRow(tokens=table, prepares=True)), [1])
+        batch.step()
+        assert output[0] in (READY, WAIT)
+    assert answered(batch, AskedRow(table=table_name(tables[0]), prepares=True))[0] == UNKNOWN
+    assert answered(batch, AskedRow(table=table_name(tables[-1]), prepares=True)) == [READY, EOS]
+
+
 async def test_logits_that_are_not_finite_end_a_constrained_choice_alone(vllm: tuple[Stub, Vllm], monkeypatch: Any) -> None:
     stub, _ = vllm
     monkeypatch.setattr("tests.worker.engines.vllm_batches.logits_after", lambda _: torch.full((VOCABULARY,), torch.nan))

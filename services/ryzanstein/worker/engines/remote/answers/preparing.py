@@ -32,13 +32,13 @@ class Preparations:
 
     def __init__(self, client: EngineClient, served: ServedEngine, moved: Callable[[], None]) -> None:
         self._client, self._served, self._moved = client, served, moved
-        self._table = b""
+        self._table = self._name = b""
         self._learning: asyncio.Task[int] | None = None
         self._prepared: OrderedDict[tuple[Constraint, bytes], None] = OrderedDict()
 
     def know(self, table: bytes) -> None:
         """Takes the packed table of the model's tokens. It is sent when a constraint first needs it."""
-        self._table = table
+        self._table, self._name = table, table_name(table)
 
     def forget(self) -> None:
         """Prepares everything again: the server may be another process than before."""
@@ -52,7 +52,7 @@ class Preparations:
         if constraint is None:
             return asked_row(message, choice)
         escape = await self.learned()
-        row = asked_row(message, choice, table_name(self._table), escape)
+        row = asked_row(message, choice, self._name, escape)
         key = constraint, message.cache_root
         if key not in self._prepared:
             await self._until_ready(asked_row(message, choice, row.table, prepares=True))
@@ -75,13 +75,13 @@ class Preparations:
 
     async def _learn(self) -> int:
         await self._asked(AskedRow(tokens=self._table, prepares=True))
-        answer = await self._until_ready(AskedRow(table=table_name(self._table), prepares=True))
+        answer = await self._until_ready(AskedRow(table=self._name, prepares=True))
         if answer[0] != READY:
             raise EngineProtocolError("the sampler in the engine cannot read the table of tokens")
         return answer[1]
 
     async def _until_ready(self, row: AskedRow) -> list[int]:
-        """Asks until the answer is not that it takes longer; returns it. A grammar that it refuses is told with the choice."""
+        """Asks again while the answer is WAIT; returns the first other one. A refused grammar fails the choice, not this."""
         ends_s, pause_s = time.monotonic() + _PATIENCE_S, _FIRST_S
         while (answer := await self._asked(row))[0] == WAIT:
             if time.monotonic() > ends_s:

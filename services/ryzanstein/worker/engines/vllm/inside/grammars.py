@@ -114,7 +114,7 @@ class Preparation:
         """Returns the token of the answer at this index: how far it is, then the escape token of a table that is ready."""
         if index:
             return self._escape() if self.answer(0) == READY else 0
-        if self._work is None or (self._work.done() and self._work.exception() is not None):
+        if self._work is None or _failed(self._work):
             return UNKNOWN
         return READY if self._work.done() else WAIT
 
@@ -127,8 +127,13 @@ def failed(state: TokenConstraint | None) -> ConstraintEnd | None:
 
 
 def _compiles(matcher: LLMatcher) -> None:
-    """Does nothing more: a refusal is told when the choice is to begin."""
+    """Does nothing: the grammar is compiled by then. The choice reports a refusal."""
 
 
 def _begin(grammars: Grammars, group: SubmitGroup, generated: Sequence[int], matcher: LLMatcher) -> GrammarState:
     return GrammarState(matcher.deep_copy(), grammars.bits, generated, keeps_on=group.sampling.ignore_eos)
+
+
+def _failed(work: Future[None]) -> bool:
+    """Returns whether it has ended without a result: with an error, or because its table was dropped for others."""
+    return work.cancelled() or (work.done() and work.exception() is not None)

@@ -191,6 +191,8 @@ def decide(logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammar
     tokens = {s: token for s, row in rows.items() if (token := row.forced()) is not None}
     left = {s: row for s, row in rows.items() if s not in tokens and row.sequence is not None and not row.plain}
     tokens |= _sampled(logits_SV, left, grammars)
+    # Whoever reaches vLLM may name an escape token that no vocabulary has.
+    tokens = {s: token for s, token in tokens.items() if 0 <= token < logits_SV.shape[1]}
     if not tokens:
         return {}
     index_R = torch.tensor(list(tokens), device=logits_SV.device)
