@@ -47,7 +47,7 @@ def vllm_server(given: argparse.Namespace, model: Path, folder: Path) -> Iterato
     (port,) = free_ports(1)
     write_plugin(folder / "plugin")
     sampler = [] if given.no_sampler else ["--logits-processors", SAMPLER]
-    command = [given.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    command = [given.vllm, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--served-model-name", "m", *sampler, *shlex.split(given.flags)]
     environment = os.environ | {"PYTHONPATH": str(folder / "plugin"), "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     log = (folder / "vllm.log").open("wb")
