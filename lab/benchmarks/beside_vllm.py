@@ -5,7 +5,8 @@
 
 One vLLM, and a cluster of one node beside it. The same client sends the same requests to `/v1/completions` of vLLM and of the
 router, in turns: tokens per second of all streams together, the time until the first token, and the processor time of a token
-by process. Without --model it is a random decoder of four layers. `make test-engines` installs vLLM.
+by process. vLLM computes with one thread, which has a core to itself, as a GPU does not share one with services. All else runs
+on the other cores. Without --model it is a random decoder of four layers. `make test-engines` installs vLLM.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from ryzanstein.worker.engines.vllm.packages import write_plugin
 
 WORDS = ["river", "stone", "moon", "house", "tree", "night", "cloud", "bread", "light", "water"]
 START_S = 600.0
+ENGINE = "VLLM::"
+"""Begins the names of vLLM's processes that schedule and compute."""
 
 
 @contextmanager
@@ -49,7 +52,9 @@ def vllm_server(given: argparse.Namespace, model: Path, folder: Path) -> Iterato
     sampler = [] if given.no_sampler else ["--logits-processors", SAMPLER]
     command = [given.vllm, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--served-model-name", "m", *sampler, *shlex.split(given.flags)]
+    first, *others = sorted(os.sched_getaffinity(0))
     environment = os.environ | {"PYTHONPATH": str(folder / "plugin"), "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = str(first)
     log = (folder / "vllm.log").open("wb")
     process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -62,6 +67,9 @@ def vllm_server(given: argparse.Namespace, model: Path, folder: Path) -> Iterato
                 if process.poll() is not None or time.monotonic() > until:
                     raise SystemExit((folder / "vllm.log").read_text()[-3000:]) from None
                 time.sleep(0.5)
+        for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            each.cpu_affinity([first] if ENGINE in each.name() else others)
+        os.sched_setaffinity(0, others)
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         os.killpg(process.pid, signal.SIGTERM)
@@ -91,9 +99,8 @@ async def run(url: str, given: argparse.Namespace, seed: int) -> tuple[float, fl
 
 
 def cpu_s(pid: int) -> float:
-    """Returns the processor time of a process and of those below it."""
-    every = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    return sum(sum(each.cpu_times()[:2]) for each in every)
+    """Returns the processor time of a process and of its threads, in seconds."""
+    return sum(psutil.Process(pid).cpu_times()[:2])
 
 
 def measure(given: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
@@ -102,6 +109,7 @@ def measure(given: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
         with LocalCluster(spec) as cluster:
             ways = {"vllm": url, "router": cluster.http_url}
             pids = {"vllm": vllm_pid, **{name: cluster.services[name].pid for name in ("node-0", "router-0")}}
+            pids |= {each.name(): each.pid for each in psutil.Process(vllm_pid).children(recursive=True) if ENGINE in each.name()}
             for way in ways.values():
                 asyncio.run(run(way, given, 0))
             found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

@@ -25,6 +25,7 @@ from ryzanstein.worker.engine.sequence import Account, SequenceGroup
 from ryzanstein.worker.engine.sequence import Sequence as EngineSequence
 from ryzanstein.worker.engines.asking import PROTOCOL, SIGN, AskedRow, ConstraintEnd
 from ryzanstein.worker.engines.vllm.inside.grammars import Preparation, RowGrammars, failed
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.sampling.sampler import sample
 
 logger = logging.getLogger("vllm.ryzanstein")
@@ -180,8 +181,12 @@ def _result(compiling: Future[GrammarState] | None) -> GrammarState | None:
         return None
 
 
-def decide(logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammars) -> dict[int, int]:
+def decide(
+    logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammars, kernels: NativeKernels | None = None
+) -> dict[int, int]:
     """Leaves one token of each of these rows finite, in place, and returns it: the one that is next.
+
+    The tokens are the same with kernels, which are for logits on a CPU, as with torch.
 
     Plain rows, and those without finite logits that have no way to say so, are left to vLLM. Never raises for what a
     request or a model can cause.
@@ -190,7 +195,7 @@ def decide(logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammar
         row.begin(logits_SV.shape[1])
     tokens = {s: token for s, row in rows.items() if (token := row.forced()) is not None}
     left = {s: row for s, row in rows.items() if s not in tokens and row.sequence is not None and not row.plain}
-    tokens |= _sampled(logits_SV, left, grammars)
+    tokens |= _sampled(logits_SV, left, grammars, kernels)
     # Whoever reaches vLLM may name an escape token that no vocabulary has.
     tokens = {s: token for s, token in tokens.items() if 0 <= token < logits_SV.shape[1]}
     if not tokens:
@@ -202,7 +207,9 @@ def decide(logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammar
     return tokens
 
 
-def _sampled(logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammars) -> dict[int, int]:
+def _sampled(
+    logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammars, kernels: NativeKernels | None
+) -> dict[int, int]:
     """Returns the next tokens of these rows, and of those that fail what says so."""
     sequences = {s: row.sequence.row for s, row in rows.items() if row.sequence is not None}
     allowed_RW = grammars.masks(list(sequences.values()), logits_SV.shape[1])
@@ -213,7 +220,7 @@ def _sampled(logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGramm
         logits_RV = logits_SV[torch.tensor(left, device=logits_SV.device)].float()
         try:
             sampled = sample(
-                logits_RV, [sequences[s] for s in left], allowed_SW=None if allowed_RW is None else allowed_RW[places]
+                logits_RV, [sequences[s] for s in left], kernels, None if allowed_RW is None else allowed_RW[places]
             )
         except SequencesFailed as unsound:
             failures |= {left[r]: ConstraintEnd.NOT_FINITE for r in unsound.rows}

@@ -11,6 +11,7 @@ import logging
 import os
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
@@ -19,6 +20,9 @@ from ryzanstein.worker.engines.asking import unpacked
 from ryzanstein.worker.engines.vllm.board import VARIABLE, BoardSlot
 from ryzanstein.worker.engines.vllm.inside.grammars import RowGrammars
 from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide, new_row
+from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.kernels.opening import open_kernels
+from ryzanstein.worker.settings.options import RunnerOptions
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2Processor
@@ -38,6 +42,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             raise ValueError("the ryzanstein sampler does not work with speculative decoding yet")
         self._state = state
         self._grammars = RowGrammars()
+        self._kernels = _kernels(state)
         self._board = _slot(vllm_config)
         self._places: dict[int, tuple[BatchRow, list[int]]] = {}
         """V1: the rows of the batch, each with the output of its request, which vLLM appends to."""
@@ -106,7 +111,7 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         places = {index: place for index, place in self._places.items() if index < len(logits)}
         for row, output_ids in places.values():
             row.take(output_ids)
-        decide(logits, {index: row for index, (row, _) in places.items()}, self._grammars)
+        decide(logits, {index: row for index, (row, _) in places.items()}, self._grammars, self._kernels)
         return logits
 
     def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
@@ -131,6 +136,19 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             num_prompt = int(self._state.prompt_len.np[slot])
             picked[:] = self._state.all_token_ids.gpu[slot, num_prompt : num_prompt + num_output].tolist()
         return picked[:num_output]
+
+
+def _kernels(state: Any) -> NativeKernels | None:
+    """Returns our own kernels where logits are on a CPU, compiled first if the package has none; None: there are none."""
+    if not isinstance(state, torch.device) or state.type != "cpu":
+        return None
+    try:
+        opened = open_kernels(RunnerOptions())
+    except Exception as error:  # of whatever kind: the tokens are the same without
+        logger.warning("no native kernels: %s", error)
+        return None
+    logger.info("the ryzanstein sampler draws with %s", opened.library or f"torch: {opened.reason}")
+    return opened.native
 
 
 def _slot(vllm_config: Any) -> BoardSlot | None:
