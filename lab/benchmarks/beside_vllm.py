@@ -109,7 +109,9 @@ def measure(given: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
         with LocalCluster(spec) as cluster:
             ways = {"vllm": url, "router": cluster.http_url}
             pids = {"vllm": vllm_pid, **{name: cluster.services[name].pid for name in ("node-0", "router-0")}}
-            pids |= {each.name(): each.pid for each in psutil.Process(vllm_pid).children(recursive=True) if ENGINE in each.name()}
+            pids |= {
+                each.name(): each.pid for each in psutil.Process(vllm_pid).children(recursive=True) if ENGINE in each.name()
+            }
             for way in ways.values():
                 asyncio.run(run(way, given, 0))
             found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

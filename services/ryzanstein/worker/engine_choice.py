@@ -35,7 +35,7 @@ def engines_of(settings: WorkerSettings, ranks_before: int = 0, new_server: NewR
 
 
 def _child(settings: WorkerSettings) -> NewEngines:
-    from ryzanstein.worker.engines.child.command import board, vllm_command, vllm_environment
+    from ryzanstein.worker.engines.child.command import board, can_sleep, vllm_command, vllm_environment
     from ryzanstein.worker.engines.child.group import ChildEngines, ChildSpec
 
     def socket(folder: Path) -> Path:
@@ -54,7 +54,8 @@ def _child(settings: WorkerSettings) -> NewEngines:
     def remote(folder: Path) -> RemoteSpec:
         return _spec(settings, f"unix://{socket(folder)}", board(folder))
 
-    return partial(ChildEngines, ChildSpec(command, vllm_environment, remote))
+    sleeps = can_sleep(settings.engine_arguments())
+    return partial(ChildEngines, ChildSpec(command, partial(vllm_environment, sleeps=sleeps), remote, sleeps))
 
 
 def _remote(settings: WorkerSettings) -> NewEngines:

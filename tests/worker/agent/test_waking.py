@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -25,6 +26,7 @@ from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine_choice import engines_of
+from ryzanstein.worker.supervision.group import EngineFactory, EngineModel, GroupEvents, NewEngines
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -48,9 +50,24 @@ class SleepingNode:
 
     def __init__(self) -> None:
         self.ranks = SimulatedRanks(random.Random(1), RankProfile(server_s=0.01, start_s=0.01, step_s=0.001))
-        engines = engines_of(SETTINGS, new_server=self.ranks.new_server)
+        self.closed: list[tuple[int, bool]] = []
+        """Which factory was closed, and whether to be used again."""
+        self.num_factories = 0
+        new = engines_of(SETTINGS, new_server=self.ranks.new_server)
+        engines = partial(self._recorded, new)
         self.node = NodeAgent(SETTINGS, WorkerTelemetry(), Tracing("worker"), LocalRenderer(), new_engines=engines)
         self.ahead = ReadAhead()
+
+    def _recorded(self, new: NewEngines, model: EngineModel, events: GroupEvents) -> EngineFactory:
+        factory, number = new(model, events), self.num_factories
+        self.num_factories, close = number + 1, factory.close
+
+        async def closing(*, sleeps: bool = False) -> None:
+            self.closed.append((number, sleeps))
+            await close(sleeps=sleeps)
+
+        factory.close = closing  # type: ignore[method-assign]
+        return factory
 
     async def start(self) -> None:
         choice = ModelChoice.at(str(MODEL_DIR))
@@ -124,6 +141,18 @@ async def test_attempts_that_waited_are_answered_when_the_model_is_loaded(sleepi
     assert (sorted(finished), failed) == ([1, 3], [])
     assert not sleeping.waiting
     assert sleeping.stream._waiting_bytes == 0
+
+
+async def test_the_engines_of_a_model_that_sleeps_stay_until_it_is_unloaded(sleeping: SleepingNode) -> None:
+    await sleeping.send(submit(1))
+    assert await sleeping.outputs(1) == ([1], [])
+    await until(lambda: sleeping.node.num_running == 0)
+    await sleeping.node.idleness.sleep()
+    assert (sleeping.num_factories, sleeping.closed) == (1, [(0, True), (0, True)])
+    await sleeping.node.versions.unload()
+    assert sleeping.closed[2:] == [(0, False)]
+    await sleeping.node.host.load(ModelChoice.at(str(MODEL_DIR)))
+    assert sleeping.num_factories == 2
 
 
 async def test_a_handle_that_waits_is_in_use(sleeping: SleepingNode) -> None:

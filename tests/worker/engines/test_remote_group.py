@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worker.engines.board_rank import Rank
 from tests.worker.engines.recorded import DONE, vllm_event, vllm_usage
 from tests.worker.engines.stub_server import EVENTS, Exchange, Stub, stub_server
 
@@ -256,6 +260,51 @@ async def test_silence_is_a_stall_though_its_health_says_all_is_well(stub: Stub,
     assert engines.condemned
     async with started(engines):
         assert not engines.condemned, "it answers again"
+
+
+async def test_a_rank_that_is_stopped_is_a_stall_however_slow_its_first_tokens_were(stub: Stub, tmp_path: Path) -> None:
+    async def slowly(exchange: Exchange) -> None:
+        await exchange.send(EVENTS)
+        for i in range(3):
+            await exchange.chunk(b"data: " + json.dumps(vllm_event([11 + i], i + 1, None)).encode() + b"\n\n")
+            await asyncio.sleep(0.25)
+        await exchange.gone.wait()
+
+    stub.behaviours["/v1/completions"] = answer_probes(slowly)
+    heard, board = Heard(), tmp_path / "board"
+    rank = Rank(board, 1)
+    rank.does("begin")
+    try:
+        async with started(engines_of(stub, heard, board=board)) as (group, _):
+            group.send(asked())
+            await heard.until(lambda: len(heard.tokens.get(1, [])) == 2)
+            os.kill(rank.process.pid, signal.SIGSTOP)
+            loss = await asyncio.wait_for(asyncio.shield(group.lost), 1.5)  # ten gaps are 2.5 s
+            assert (loss.cause, loss.rank) == (LossCause.STALLED, 1)
+            assert "rank 1 is stopped in step 1" in loss.message
+    finally:
+        rank.process.kill()
+        rank.process.communicate()
+
+
+async def test_a_rank_that_is_stopped_while_nothing_runs_is_a_stall(stub: Stub, tmp_path: Path) -> None:
+    board = tmp_path / "board"
+    rank = Rank(board, 0)
+    rank.does("begin", "end")
+    try:
+        async with started(engines_of(stub, Heard(), board=board)) as (group, _):
+            os.kill(rank.process.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.1)
+            os.kill(rank.process.pid, signal.SIGCONT)
+            await asyncio.sleep(0.4)
+            assert not group.lost.done(), "somebody looked at it for a moment"
+            os.kill(rank.process.pid, signal.SIGSTOP)
+            loss = await asyncio.wait_for(asyncio.shield(group.lost), 1.5)
+            assert (loss.cause, loss.rank) == (LossCause.STALLED, 0)
+            assert "computes nothing; rank 0 is stopped in step 1" in loss.message
+    finally:
+        rank.process.kill()
+        rank.process.communicate()
 
 
 async def test_a_prompt_that_takes_long_is_no_stall(stub: Stub) -> None:

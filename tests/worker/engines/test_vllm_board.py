@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.worker.engines.board_rank import Rank
 from tests.worker.engines.vllm_batches import BatchUpdate, sampler_class
 
 from ryzanstein.worker.engines.vllm.board import MAX_RANKS, VARIABLE, BoardSlot, read_board, standstill
 
 __all__ = ["sampler_class"]
-
-RANK = """
-import sys
-from ryzanstein.worker.engines.vllm.board import BoardSlot
-slot = BoardSlot(sys.argv[1], int(sys.argv[2]), 3)
-for line in sys.stdin:
-    getattr(slot, line.strip())()
-    print(flush=True)
-"""
-
-
-class Rank:
-    def __init__(self, path: Path, rank: int) -> None:
-        command = [sys.executable, "-c", RANK, str(path), str(rank)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def does(self, *what: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        for each in what:
-            print(each, file=self.process.stdin, flush=True)
-            self.process.stdout.readline()
 
 
 def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ryzanstein.observe.stacks import task_stacks
-from ryzanstein.worker.engines.child.group import ChildGroup, ChildSpec
+from ryzanstein.worker.engines.child.group import ChildEngines, ChildSpec
 from ryzanstein.worker.engines.remote.bounds import RemoteBounds
 from ryzanstein.worker.engines.remote.group import RemoteSpec
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
@@ -61,7 +61,7 @@ async def test_a_server_of_ours_shows_the_threads_of_its_processes(tmp_path: Pat
         ),
     )
     events = GroupEvents(lambda step: None, lambda trace: None, lambda: False)
-    group = ChildGroup(spec, EngineModel(str(tmp_path), 16, 16), events)
+    group = ChildEngines(spec, EngineModel(str(tmp_path), 16, 16), events).make()
     starting = asyncio.create_task(group.start())
     try:
         async with asyncio.timeout(20):

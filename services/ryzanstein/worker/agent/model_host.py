@@ -169,7 +169,7 @@ class ModelHost:
             raise replace(error, message=f"{where}{error.message}") from None
 
     def _supervise(self, choice: ModelChoice) -> None:
-        self._engines = self._engines_of(choice)
+        self._engines = self._engines or self._engines_of(choice)
         self._supervisor = Supervisor(self._engines, self._settings.tuning.recovery, self, self._log)
         run, background = self._supervisor.run, self._telemetry.background
         self._supervision = background.supervise("ranks", run, UNSPAWNED, finite=True, on_end=self._on_unsupervised)
@@ -186,6 +186,9 @@ class ModelHost:
         self._become(NodeState.STARTING, reason)
         try:
             await self._end_ranks()
+            if (engines := self._engines) is not None:
+                self._engines = None
+                await engines.close()
         finally:
             self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
@@ -213,7 +216,10 @@ class ModelHost:
         """Ends the ranks of a model on which nothing runs; returns when their memory is free."""
         if self.serving is None:
             return
-        self._slept, self.serving, self._supervisor = self.serving, None, None
+        self._slept, self.serving = self.serving, None
+        if self._supervisor is not None:
+            self._supervisor.sleeps = True
+        self._supervisor = None
         self._log.info("model put to sleep")
         self._on_change()
         await self._end_ranks()

@@ -56,7 +56,8 @@ class NativeEngines:
             await self._server.discard()
             self._server = self._new_server()  # before the pause, so that it imports meanwhile
 
-    async def close(self) -> None:
+    async def close(self, *, sleeps: bool = False) -> None:
+        """See `EngineFactory.close`. The fork server holds no memory of the model, and starts as fast as it."""
         if self._server is not None:
             await self._server.close()
             self._server = None

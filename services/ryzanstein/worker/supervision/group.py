@@ -225,8 +225,11 @@ class EngineFactory(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Ends everything that outlives a group."""
+    async def close(self, *, sleeps: bool = False) -> None:
+        """Ends everything that outlives a group.
+
+        `sleeps`: `make` will be called again, in a while. What makes that start faster may stay, without the model's memory.
+        """
         ...
 
 

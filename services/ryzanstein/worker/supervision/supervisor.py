@@ -58,6 +58,8 @@ class Supervisor:
         self._ladder = Ladder(policy, time.monotonic)
         self._revived = asyncio.Event()
         self._served = False
+        self.sleeps = False
+        """Whether the model will be started again after the end of `run`, see `EngineFactory.close`."""
 
     def revive(self) -> None:
         """Clears the record after an operator repaired the node, and ends a pause at once."""
@@ -69,7 +71,7 @@ class Supervisor:
         try:
             await self._run()
         finally:
-            await _to_the_end(self._engines.close())
+            await _to_the_end(self._engines.close(sleeps=self.sleeps))
 
     async def _run(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.generation.request import ChoiceProgress
 
 PROMPT = TokenPrompt((300, 7, 451, 12, 9))
-ARGUMENTS = "--dtype float32 --max-model-len 512 --enforce-eager"
+ARGUMENTS = "--dtype float32 --max-model-len 2048 --enforce-eager"
 SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "presence_penalty": 0.5, "max_tokens": 24}
 
 
@@ -60,7 +60,7 @@ async def test_whatever_is_killed_or_stopped_it_is_found_and_started_again(
         expected = (await link.run(attempt(**SAMPLED), 120)).tokens()
         strikes = [("VLLM::Engine", signal.SIGKILL), ("VLLM::Engine", signal.SIGSTOP), ("python", signal.SIGKILL)]
         for turn, (name, number) in enumerate(strikes, 1):
-            handle = await link.submit(attempt(prompt=PROMPT, max_tokens=450, ignore_eos=True))
+            handle = await link.submit(attempt(prompt=PROMPT, max_tokens=1900, ignore_eos=True))
             await link.wait(handle, lambda stream: len(stream.tokens()) > 3, 60)
             server = [each for each in processes(node, name) if "keeper.py" not in " ".join(each.cmdline())]
             os.kill(server[0].pid, number)
@@ -103,7 +103,7 @@ async def test_two_ranks_compute_as_one_and_the_one_that_hangs_is_named(
                     assert rest.rows == {choice: rows[at:] for choice, rows in expected.rows.items()}
         assert len(processes(node, "VLLM::Worker")) == 2
         for turn, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
-            handle = await link.submit(attempt(prompt=PROMPT, max_tokens=450, ignore_eos=True))
+            handle = await link.submit(attempt(prompt=PROMPT, max_tokens=1900, ignore_eos=True))
             await link.wait(handle, lambda stream: len(stream.tokens()) > 3, 60)
             os.kill(processes(node, "VLLM::Worker")[1].pid, number)
             struck = time.monotonic()

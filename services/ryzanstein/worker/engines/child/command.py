@@ -29,11 +29,19 @@ OURS = (
 """Flags that the node sets, and that `engine_args` may not."""
 
 
+_SLEEP_MODE = "--enable-sleep-mode"
+
+
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises ValueError if a flag is one that the node sets."""
     for word in arguments:
         if (flag := word.partition("=")[0].replace("_", "-")) in OURS:
             raise ValueError(f"engine_args: {flag} is set by the node")
+
+
+def can_sleep(arguments: Sequence[str]) -> bool:
+    """Returns whether vLLM is started so that it can free the memory of its model without ending."""
+    return any(word.replace("_", "-") == _SLEEP_MODE for word in arguments)
 
 
 def vllm_command(
@@ -54,8 +62,10 @@ def vllm_command(
     )
 
 
-def vllm_environment(folder: Path) -> dict[str, str]:
+def vllm_environment(folder: Path, *, sleeps: bool = False) -> dict[str, str]:
     """Returns the environment of vLLM's processes. What our sampler needs is linked into the folder, and nothing beside it.
+
+    `sleeps`: its paths for that are opened. They are others' too, that belong in no network: the socket is the agent's alone.
 
     The folder that we are installed in has other packages too, of other versions than vLLM's.
     """
@@ -69,7 +79,8 @@ def vllm_environment(folder: Path) -> dict[str, str]:
         paths.append(str(root))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RYZANSTEIN_"))}
     statistics = os.environ.get("VLLM_NO_USAGE_STATS", "1")
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(board(folder)), "VLLM_NO_USAGE_STATS": statistics}
+    ours = {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(board(folder)), "VLLM_NO_USAGE_STATS": statistics}
+    return {**kept, **ours, **({"VLLM_SERVER_DEV_MODE": "1"} if sleeps else {})}
 
 
 def board(folder: Path) -> Path:

@@ -1,70 +1,62 @@
-"""A server of ours as an engine group: started, reached like any other, ended with all of its processes."""
+"""A server of ours as an engine group: started, reached like any other, ended with all of its processes.
+
+Where it can sleep, the server of a model that sleeps outlives its group, without the accelerator's memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import structlog
 
-from ryzanstein.worker.engines.child import keeper, litter
+from ryzanstein.worker.engines.child.server import ChildServer
 from ryzanstein.worker.engines.remote.finding import RemoteSpec
 from ryzanstein.worker.engines.remote.group import RemoteGroup
+from ryzanstein.worker.engines.remote.http.faults import EngineFault
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost
 from ryzanstein.worker.supervision.messages import EngineMessage, RankReady
 from ryzanstein.worker.supervision.stacks import ProcessStacks, kernel_stacks
 
 log = structlog.get_logger(__name__)
 
-_END_S = 6 * keeper.GRACE_S
-_LOOK_S = 0.1
-_WORKING = "VLLM::"
-"""How vLLM names its processes that compute."""
-
 
 class ChildSpec(NamedTuple):
-    """How a server is started, in a folder of its own: with which command and environment, and how it is spoken to."""
+    """How a server is started, in a folder of its own: with which command and environment, and how it is spoken to.
+
+    `sleeps`: it can free its memory without ending.
+    """
 
     command: Callable[[EngineModel, Path], Sequence[str]]
     environment: Callable[[Path], Mapping[str, str]]
     remote: Callable[[Path], RemoteSpec]
+    sleeps: bool = False
 
 
 class ChildGroup:
-    """An `EngineGroup` whose server lives as long as the group."""
+    """An `EngineGroup` of a server that is started, or woken. `keep` is given a server that served until a graceful end."""
 
-    def __init__(self, spec: ChildSpec, model: EngineModel, events: GroupEvents) -> None:
-        self._spec, self._model = spec, model
-        self._folder = Path(tempfile.mkdtemp(prefix="ryzanstein-engine-"))
-        self._remote = RemoteGroup(spec.remote(self._folder), model, events, lambda: None)
+    def __init__(
+        self, spec: ChildSpec, model: EngineModel, events: GroupEvents, server: ChildServer, keep: Callable[[ChildServer], None]
+    ) -> None:
+        self._spec, self._model, self._server, self._keep = spec, model, server, keep
+        self._remote = RemoteGroup(spec.remote(server.folder), model, events, lambda: None)
         self.lost: asyncio.Future[RankLoss] = self._remote.lost
-        self._before = litter.present()
-        self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._served = False
 
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`."""
-        command = self._spec.command(self._model, self._folder)
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", keeper.__file__, *command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=2,  # what it prints is no line of our log, and stands beside it
-            env=self._spec.environment(self._folder),
-            cwd=self._folder,
-            start_new_session=True,  # it ends the server after whatever ends us, and us alone
-        )
-        log.info("engine started", pid=self._process.pid, command=" ".join(command))
-        self._watching = asyncio.create_task(self._watch(self._process))
+        if not self._server.started:
+            command = self._spec.command(self._model, self._server.folder)
+            await self._server.start(command, self._spec.environment(self._server.folder))
+        self._watching = asyncio.create_task(self._server.watch(self._lose))
         self._watching.add_done_callback(self._on_unwatched)
-        starting = asyncio.ensure_future(self._remote.start())
+        starting = asyncio.ensure_future(self._begin())
         either: list[asyncio.Future[Any]] = [starting, self.lost]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -72,6 +64,19 @@ class ChildGroup:
             await asyncio.wait([starting])
             raise RanksLost(self.lost.result())
         return starting.result()
+
+    async def _begin(self) -> list[RankReady]:
+        if self._server.asleep:
+            client = self._spec.remote(self._server.folder).new_client()
+            try:
+                await self._server.wake(client)
+            except EngineFault as error:
+                raise RanksLost(RankLoss(0, LossCause.START, f"the engine does not wake: {error}")) from None
+            finally:
+                await client.close()
+        ready = await self._remote.start()
+        self._served = True
+        return ready
 
     def send(self, message: EngineMessage) -> None:
         self._remote.send(message)
@@ -86,81 +91,32 @@ class ChildGroup:
         return self._remote.slowness()
 
     def resident_bytes(self) -> Sequence[int]:
-        return [sum(_memory(process, "rss") for process in self._processes())]
+        return [sum(_memory(process, "rss") for process in self._server.processes())]
 
     def private_bytes(self) -> Sequence[int]:
-        return [sum(_memory(process, "rss") - _memory(process, "shared") for process in self._processes())]
+        return [sum(_memory(process, "rss") - _memory(process, "shared") for process in self._server.processes())]
 
     async def stacks(self, watched_s: float) -> list[ProcessStacks]:
         """See `EngineGroup.stacks`. Its processes are not ours to ask for frames: what the kernel says is known."""
-        return await kernel_stacks([(_name(process), process.pid) for process in self._processes()], watched_s)
+        return await kernel_stacks([(_name(process), process.pid) for process in self._server.processes()], watched_s)
 
     async def end(self, *, graceful: bool) -> None:
-        """Ends all processes of the server; returns when none is left. Without grace they are killed at once."""
+        """See `EngineGroup.end`. A server that may sleep is kept."""
+        sound = graceful and self._served and self._server.runs and not self.lost.done()
         if self._watching is not None:
             self._watching.cancel()
         try:
             await self._remote.end(graceful=graceful)
         finally:
-            await self._end_processes(graceful=graceful)
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-
-    async def _end_processes(self, *, graceful: bool) -> None:
-        process = self._process
-        if process is None:
-            return
-        if not graceful:
-            for each in self._processes():
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), _END_S)
-        except TimeoutError:
-            log.error("engine does not end", pid=process.pid)
-            process.kill()
-            await process.wait()
-            await asyncio.to_thread(litter.remove_new, self._before)
-
-    def _processes(self) -> list[psutil.Process]:
-        """Returns the server's processes, without the one that keeps them."""
-        if self._process is None or self._process.returncode is not None:
-            return []
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Reports the loss as soon as a process that computes is gone, or the whole server."""
-        exited = asyncio.ensure_future(process.wait())
-        seen: dict[int, str] = {}
-        while not self.lost.done():
-            await asyncio.wait([exited], timeout=_LOOK_S)
-            if exited.done():
-                self._lose(f"the engine {_how(exited.result())}")
-                return
-            living = dict(await asyncio.to_thread(self._computing))
-            gone = [name for pid, name in seen.items() if pid not in living]
-            if gone:
-                self._lose(f"the engine's process {gone[0]} has ended")
-                return
-            seen = living
+            if sound and self._spec.sleeps:
+                self._keep(self._server)
+            else:
+                await self._server.end(graceful=graceful)
 
     def _on_unwatched(self, watching: asyncio.Task[None]) -> None:
         if not watching.cancelled() and (error := watching.exception()) is not None:
             log.error("watching an engine failed", exc_info=error)
             self._lose(f"the watch of the engine failed: {error!r}")
-
-    def _computing(self) -> list[tuple[int, str]]:
-        found = []
-        for process in self._processes():
-            with suppress(psutil.NoSuchProcess, OSError):
-                name = Path(f"/proc/{process.pid}/comm").read_text().strip()
-                if name.startswith(_WORKING) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append((process.pid, name))
-        return found
 
     def _lose(self, text: str) -> None:
         if not self.lost.done():
@@ -168,10 +124,11 @@ class ChildGroup:
 
 
 class ChildEngines:
-    """An `EngineFactory` whose groups each start a server."""
+    """An `EngineFactory` whose groups each start a server, or wake the one that was put to sleep."""
 
     def __init__(self, spec: ChildSpec, model: EngineModel, events: GroupEvents) -> None:
         self._spec, self._model, self._events = spec, model, events
+        self._kept: ChildServer | None = None
 
     @property
     def condemned(self) -> bool:
@@ -184,17 +141,37 @@ class ChildEngines:
 
     def make(self) -> ChildGroup:
         """See `EngineFactory.make`. OSError: there is no room for its folder."""
-        return ChildGroup(self._spec, self._model, self._events)
+        kept, self._kept = self._kept, None
+        if kept is not None and not kept.runs:  # it died in its sleep
+            kept.remove_folder()
+            kept = None
+        return ChildGroup(self._spec, self._model, self._events, kept or ChildServer(), self._keep)
 
     async def lost(self, loss: RankLoss, *, served: bool) -> None:
-        """See `EngineFactory.lost`: nothing outlives a group."""
+        """See `EngineFactory.lost`: nothing that was lost outlives a group."""
 
-    async def close(self) -> None:
-        """See `EngineFactory.close`."""
+    async def close(self, *, sleeps: bool = False) -> None:
+        """See `EngineFactory.close`. A server that does not fall asleep is ended."""
+        if (server := self._kept) is None or (sleeps and server.asleep):
+            return
+        if not (sleeps and await self._asleep(server)):
+            self._kept = None
+            await server.end(graceful=True)
 
+    def _keep(self, server: ChildServer) -> None:
+        self._kept = server
 
-def _how(code: int) -> str:
-    return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+    async def _asleep(self, server: ChildServer) -> bool:
+        client = self._spec.remote(server.folder).new_client()
+        try:
+            await server.sleep(client)
+        except EngineFault as error:
+            log.warning("engine does not sleep; it is ended", reason=str(error))
+            return False
+        finally:
+            await client.close()
+        log.info("engine sleeps", folder=str(server.folder))
+        return True
 
 
 def _name(process: psutil.Process) -> str:

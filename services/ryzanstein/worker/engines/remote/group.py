@@ -26,7 +26,7 @@ from ryzanstein.worker.engines.remote.http.faults import (
     EngineUnreachable,
 )
 from ryzanstein.worker.engines.remote.silence import Silence
-from ryzanstein.worker.engines.vllm.board import read_board, standstill
+from ryzanstein.worker.engines.vllm.board import RankSteps, read_board, standstill
 from ryzanstein.worker.supervision.group import (
     FORWARD,
     IDLE,
@@ -61,6 +61,7 @@ class RemoteGroup:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_parts, self._moved_s = 0, time.monotonic()
         self._told_s = self._checked_s = time.monotonic()
+        self._sound_s = 0.0
         self._checking = False
         self.lost: asyncio.Future[RankLoss] = asyncio.get_running_loop().create_future()
 
@@ -177,23 +178,37 @@ class RemoteGroup:
         return RankProgress(0, 0, self._num_parts, 0, phase, self._moved_s, self._moved_s, num_tokens, 0.0)
 
     async def _watch(self) -> None:
-        """Finds stalls while something runs, and asks for the server's health while nothing does."""
-        front = self._front
+        """Finds stalls, and asks for the server's health while nothing runs."""
+        front, self._sound_s = self._front, time.monotonic()
         while front is not None and not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
             now = time.monotonic()
             prompts = [sequence.num_tokens for sequence in front.prefilling]
             if self._silence.observe(now, self._num_parts, prompts, pending=len(front) > 0):
-                silent = f"has sent nothing for {self._silence.silent_s:.1f} s while it computes {len(front)} answers"
-                rank, where = standstill([] if self._spec.board is None else read_board(self._spec.board), now)
-                text = f"the engine at {self._spec.address} {silent}{f'; {where}' if where else ''}"
-                self._lose(LossCause.STALLED, text, rank)
+                what = f"has sent nothing for {self._silence.silent_s:.1f} s while it computes {len(front)} answers"
+                self._stall(what, now)
+            elif self._stopped_for(now) >= self._bounds.stall.min_s:
+                self._stall("computes nothing", now)
             elif not len(front) and now - self._checked_s >= self._bounds.check_s:
                 self._check_soon()
             elif front.prefilling and now - self._told_s >= _TELL_PREFILL_S:
                 self._told_s = now
                 for sequence in front.prefilling:
                     front.computing(sequence)
+
+    def _ranks(self) -> list[RankSteps]:
+        """Returns where the server's ranks are; none if it does not tell."""
+        return [] if self._spec.board is None else read_board(self._spec.board)
+
+    def _stopped_for(self, now: float) -> float:
+        """Returns for how long a rank's process has been stopped. No statistics are needed to know that it hangs."""
+        if not any(each.stopped for each in self._ranks()):
+            self._sound_s = now
+        return now - self._sound_s
+
+    def _stall(self, what: str, now: float) -> None:
+        rank, where = standstill(self._ranks(), now)
+        self._lose(LossCause.STALLED, f"the engine at {self._spec.address} {what}{f'; {where}' if where else ''}", rank)
 
     def _check_soon(self) -> None:
         if not self._checking and not self.lost.done():
@@ -251,5 +266,5 @@ class RemoteEngines:
     def _on_new(self) -> None:
         self.condemned = False
 
-    async def close(self) -> None:
-        """See `EngineFactory.close`."""
+    async def close(self, *, sleeps: bool = False) -> None:
+        """See `EngineFactory.close`. Others may use the server: it is not put to sleep."""
