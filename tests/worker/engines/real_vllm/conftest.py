@@ -27,7 +27,7 @@ START_S = 300
 class VllmServer:
     """`vllm serve` in a session of its own. `sampler`: with ours."""
 
-    def __init__(self, model: Path, log: Path, *, sampler: bool = True) -> None:
+    def __init__(self, model: Path, log: Path, *, sampler: bool = True, dtype: str = "float32") -> None:
         assert VLLM.exists(), "vLLM is missing: `make test-engines` installs it"
         (self.port,) = free_ports(1)
         self.log, self.model = log, model
@@ -46,7 +46,7 @@ class VllmServer:
             "--port",
             str(self.port),
         ]
-        command += ["--served-model-name", "theirs", "--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+        command += ["--served-model-name", "theirs", "--dtype", dtype, "--max-model-len", "512", "--enforce-eager"]
         command += ["--max-num-seqs", "16", *(["--logits-processors", SAMPLER] if sampler else [])]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
