@@ -62,7 +62,7 @@ def test_the_pages_stay_few_and_short() -> None:
     """Besides the runbooks. What draws a table is no word. Metrics took 700 of the last words, debug and logs 600."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
     assert len(pages) <= 40
-    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 67_980
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 68_400
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 

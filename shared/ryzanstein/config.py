@@ -63,6 +63,10 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field(
         "", description="host:port of an OTLP gRPC collector, https://host:port with TLS; empty: no traces"
     )
+    trace_dir: Path | None = Field(
+        None, description="directory for traces, of at most 32 MiB for each service, that `ryzanstein trace` reads; unset: none"
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the traces that begin here which are recorded")
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 

@@ -26,6 +26,9 @@ def test_a_refusal_is_the_last_that_a_service_says(tmp_path: Path) -> None:
     refused = json.dumps({"event": "cannot serve", "error": "/m: no config.json"})
     log.path.write_text(f"{refused}\n")
     assert log.refusal() == "/m: no config.json"
+    complaint = json.dumps({"event": "Exception ignored in: <function Server.__del__>", "logger": "native"})
+    log.path.write_text(f"{refused}\n" + f"{complaint}\n" * 20)
+    assert log.refusal() == "/m: no config.json"
     for later in ("Traceback", "[1]", '{"event": "stopped"}'):
         log.path.write_text(f"{refused}\n{later}\n")
         assert log.refusal() is None

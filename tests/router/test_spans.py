@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -39,7 +40,7 @@ async def sink() -> AsyncIterator[tuple[Sink, str]]:
     await server.stop(0)
 
 
-async def test_the_nodes_parent_is_the_generation_and_its_parent_the_face(
+async def test_each_spans_parent_is_what_asked_for_it(
     sink: tuple[Sink, str], start_node: Any, start_router: Any, until: Any
 ) -> None:
     collected, endpoint = sink
@@ -47,8 +48,23 @@ async def test_the_nodes_parent_is_the_generation_and_its_parent_the_face(
     client = await start_router(node, otlp_endpoint=endpoint)
     chat = inference.ChatRequest(messages=[inference.Message(role=inference.ROLE_USER, content="hello")])
     await client.inference.Chat(chat, metadata=(("traceparent", f"00-{TRACE}-{PARENT}-01"),))
-    await until(lambda: len(collected.spans) == 2)
-    face, generation = collected.spans["ryzanstein.v1.Chat"], collected.spans["generation"]
+    await until(lambda: len(collected.spans) == 3)
+    face, generation, attempt = (collected.spans[name] for name in ("ryzanstein.v1.Chat", "generation", "attempt"))
     assert (face[0], face[2]) == (TRACE, PARENT)
     assert (generation[0], generation[2]) == (TRACE, face[1])
-    assert node.submits[0].traceparent == f"00-{TRACE}-{generation[1]}-01"
+    assert (attempt[0], attempt[2]) == (TRACE, generation[1])
+    assert node.submits[0].traceparent == f"00-{TRACE}-{attempt[1]}-01"
+
+
+async def test_a_client_that_does_not_record_is_not_recorded(
+    sink: tuple[Sink, str], start_node: Any, start_router: Any
+) -> None:
+    collected, endpoint = sink
+    node = await start_node("a")
+    client = await start_router(node, otlp_endpoint=endpoint)
+    chat = inference.ChatRequest(messages=[inference.Message(role=inference.ROLE_USER, content="hello")])
+    await client.inference.Chat(chat, metadata=(("traceparent", f"00-{TRACE}-{PARENT}-00"),))
+    assert node.submits[0].traceparent.startswith(f"00-{TRACE}-")
+    assert node.submits[0].traceparent.endswith("-00")
+    await asyncio.sleep(1.0)  # spans leave every half second
+    assert not collected.spans

@@ -21,6 +21,7 @@ from ryzanstein.cli.rollout.drain import drain, undrain
 from ryzanstein.cli.status.audit import audit
 from ryzanstein.cli.status.command import status
 from ryzanstein.cli.status.usage import usage
+from ryzanstein.cli.trace.command import trace
 from ryzanstein.cli.up.command import up
 
 
@@ -40,7 +41,7 @@ def build() -> typer.Typer:
     """Returns the application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (demo, up, chat, status, debug, logs, usage, deploy, drain, undrain, audit):
+    for command in (demo, up, chat, status, debug, logs, trace, usage, deploy, drain, undrain, audit):
         app.command()(command)
     app.add_typer(models, name="models")
     app.add_typer(ca, name="ca")

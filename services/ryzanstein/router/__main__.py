@@ -88,6 +88,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         hosts=_host_names(router, settings),
         metrics=settings.http_metrics,
         socket_path=WebSocketFace.path if settings.websocket else "",
+        tracing=router.tracing,
     )
     refused = router.telemetry.http_refused
     return HttpServer(

@@ -121,7 +121,14 @@ async def assembled(settings: RouterSettings, open_limits: OpenLimits = open_all
     router_id = settings.router_id or (tls.peer.name if tls else f"{socket.gethostname()}-{os.getpid()}")
     dialer = dialer_of(tls)
     async with contextlib.AsyncExitStack() as stack:
-        tracing = Tracing("router", settings.otlp_endpoint, **{"service.instance.id": router_id})
+        tracing = Tracing(
+            "router",
+            settings.otlp_endpoint,
+            folder=settings.trace_dir,
+            ratio=settings.trace_ratio,
+            name=router_id,
+            **{"service.instance.id": router_id},
+        )
         # In a thread: it sends the remaining spans and blocks until that is done.
         stack.push_async_callback(asyncio.to_thread, tracing.close)
         access = await stack.enter_async_context(open_authenticator(settings, telemetry))

@@ -125,7 +125,14 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
     telemetry = NodeTelemetry()
     node = telemetry.node
     async with AsyncExitStack() as stack:
-        tracing = Tracing("worker", settings.otlp_endpoint, node_id=settings.node_id)
+        tracing = Tracing(
+            "worker",
+            settings.otlp_endpoint,
+            folder=settings.trace_dir,
+            ratio=settings.trace_ratio,
+            name=settings.node_id,
+            node_id=settings.node_id,
+        )
         stack.callback(tracing.close)
         metrics = machine.new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         stack.callback(metrics.close)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans from face to node to step, if an OTLP endpoint is configured.
+"""OpenTelemetry spans from face to node to step, if an OTLP endpoint or a folder for them is configured.
 
 An endpoint `https://host:port` is reached with TLS; the variables of the OpenTelemetry specification
 name the CA and the client's certificate. Trace context travels as a W3C `traceparent`: in gRPC
@@ -8,7 +8,7 @@ metadata and HTTP headers from clients, as a field of `Submit` to nodes. Spans n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,41 +16,50 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
     import grpc
 
 _PROPAGATOR = TraceContextTextMapPropagator()
+_EVERY_MS = 500
 
 
 class Tracing:
-    """A service's tracer. Without an endpoint its spans are no-ops that cost a microsecond.
+    """A service's tracer. Without an endpoint and a folder its spans are no-ops that cost a microsecond.
 
-    Raises OSError when a certificate that the environment names for the endpoint cannot be read.
+    `ratio` of the traces that begin here are recorded; of others it is their beginning that says so. `name` is the service's
+    own, of its file in `folder`. Raises OSError when a certificate that the environment names for the endpoint cannot be
+    read, or the folder cannot be used.
     """
 
-    def __init__(self, service: str, endpoint: str = "", **attributes: str) -> None:
+    def __init__(
+        self,
+        service: str,
+        endpoint: str = "",
+        *,
+        folder: Path | None = None,
+        ratio: float = 1.0,
+        name: str = "",
+        **attributes: str,
+    ) -> None:
         self._provider: TracerProvider | None = None
+        exporters: list[SpanExporter] = []
+        # Imported here: they import the exporters' whole stacks, which are not needed without.
         if endpoint:
-            # Imported here: it imports the exporter's whole stack, which is not needed without a
-            # collector.
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            exporters.append(_to_collector(endpoint))
+        if folder is not None:
+            from ryzanstein.observe.span_files import SpanFile
 
-            from ryzanstein.rpc.client import NO_PROXY
-
+            exporters.append(SpanFile(folder, name or service))
+        if exporters:
             resource = Resource.create({"service.name": f"ryzanstein-{service}", **attributes})
-            self._provider = TracerProvider(resource=resource)
-            credentials = _credentials() if endpoint.lower().startswith("https://") else None
-            exporter = OTLPSpanExporter(
-                endpoint=endpoint,
-                insecure=credentials is None,
-                credentials=credentials,
-                channel_options=(NO_PROXY,),  # type: ignore[arg-type]
-            )
-            self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+            self._provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(ratio)))
+            for exporter in exporters:
+                self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_EVERY_MS))
         self._tracer = (self._provider or trace.NoOpTracerProvider()).get_tracer("ryzanstein")
 
     @contextmanager
@@ -60,10 +69,23 @@ class Tracing:
         with self._tracer.start_as_current_span(name, context, attributes=attributes) as span:
             yield span
 
-    def start(self, name: str, traceparent: str = "", **attributes: str | int | float) -> Span:
-        """Returns a span that its caller ends, for work that outlives the block that began it."""
+    def start(
+        self,
+        name: str,
+        traceparent: str = "",
+        attributes: Mapping[str, str | int | float] | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        after: Sequence[Span] = (),
+        began_ns: int | None = None,
+    ) -> Span:
+        """Returns a span that its caller ends, for work that outlives the block that began it.
+
+        It is linked to those that it came `after`. `began_ns` is in Unix time; None: now.
+        """
         context = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
-        return self._tracer.start_span(name, context, attributes=attributes)
+        links = [Link(each.get_span_context()) for each in after]
+        return self._tracer.start_span(name, context, kind, attributes, links, began_ns)
 
     def close(self) -> None:
         """Sends the remaining spans."""
@@ -76,6 +98,20 @@ def traceparent(span: Span, received: str = "") -> str:
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get("traceparent", received)
+
+
+def _to_collector(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    from ryzanstein.rpc.client import NO_PROXY
+
+    credentials = _credentials() if endpoint.lower().startswith("https://") else None
+    return OTLPSpanExporter(
+        endpoint=endpoint,
+        insecure=credentials is None,
+        credentials=credentials,
+        channel_options=(NO_PROXY,),  # type: ignore[arg-type]
+    )
 
 
 def _credentials() -> grpc.ChannelCredentials:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ryzanstein.cli.access.certificates import LocalCertificates
 
 ORCHESTRATOR = "orchestrator"
+TRACES = "traces"
 OWN_RANKS = "own"
 _START_ATTEMPTS = 3
 _LOG_BYTES, _LOG_FILES = 32 * 2**20, 4
@@ -61,7 +62,8 @@ class ClusterSpec:
     Ranks beside servers are in reserve. `rank_flags` are for nodes with ranks. A start is given up when nothing has
     moved for `still_s`. `secure`: services talk to each
     other with TLS alone, with certificates in `state_dir`. `api_key` asks the routers for their nodes
-    where they have keys; it is passed to no process. `api_key_file` has it for clients.
+    where they have keys; it is passed to no process. `api_key_file` has it for clients. `traces`: routers and nodes
+    record all traces in `state_dir`, for `ryzanstein trace`.
     """
 
     model: Path
@@ -89,6 +91,7 @@ class ClusterSpec:
     api_key: str = field(default="", repr=False)
     api_key_file: Path | None = None
     router_tls: RouterTls | None = None
+    traces: bool = False
 
 
 class LocalCluster:
@@ -343,6 +346,8 @@ class LocalCluster:
                 (*extra_flags, *(self.spec.router_tls.flags if self.spec.router_tls else ())),
             )
         flags = {**flags, **self._tls_flags(name, service, flags)}
+        if self.spec.traces and service != "orchestrator":
+            flags = {**flags, "trace_dir": str(self.state_dir / TRACES)}
         flags = {**flags, "log_file_bytes": _LOG_BYTES, "log_files": _LOG_FILES, **self.spec.settings.get(name, {})}
         self.services[name] = ServiceProcess(name, service, flags, extra_flags, log_path, host=host, dialer=dialer)
 

@@ -10,6 +10,8 @@ from ryzanstein.observe.log_files import older
 
 _TAIL_BYTES = 16 * 2**10
 _REFUSED = "cannot serve"  # the event of `run_service` before exit code 1
+_NATIVE = "native"
+_LAST_WORDS = 50
 
 
 class ServiceLog:
@@ -26,14 +28,15 @@ class ServiceLog:
         return lines[-num_lines:]
 
     def refusal(self) -> str | None:
-        """Returns why the service could not serve, if that is the last that it said."""
-        for line in self.tail(1):
+        """Returns why the service could not serve, if that is the last that it said itself."""
+        for line in reversed(self.tail(_LAST_WORDS)):
             try:
                 record = json.loads(line)
             except ValueError:
                 return None
-            if isinstance(record, dict) and record.get("event") == _REFUSED:
-                return str(record.get("error", ""))
+            if not isinstance(record, dict) or record.get("logger") != _NATIVE:
+                refused = isinstance(record, dict) and record.get("event") == _REFUSED
+                return str(record.get("error", "")) if refused else None
         return None
 
 

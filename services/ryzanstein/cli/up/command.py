@@ -114,6 +114,7 @@ def up(
         Path | None,
         typer.Option(dir_okay=False, help="Its CA (PEM), if it is not self-signed."),
     ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Record traces, for `ryzanstein trace`.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C. Exit code 1: a port or the state directory is in use, or a service did not start."""
@@ -139,6 +140,7 @@ def up(
         state_dir=(directory := _state_dir(state_dir)),
         secure=secure,
         router_tls=RouterTls.given(tls_cert, tls_key, ca),
+        traces=trace,
         devices=_devices(device, nodes, tp * len(models)),
     )
     ports = _fixed_ports(spec)

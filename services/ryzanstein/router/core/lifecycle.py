@@ -251,7 +251,7 @@ class Lifecycle:
 
     def _run(self, generation: Generation, turn: Turn | None, place: Place, life: Life) -> None:
         request = generation.request
-        span = self._tracing.start("generation", request.traceparent, **{"gen_ai.request.model": request.model})
+        span = self._tracing.start("generation", request.traceparent, {"gen_ai.request.model": request.model})
         generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
         task = self._telemetry.background.once("generation", life)
         self._running[generation] = _Run(task, turn)
@@ -260,7 +260,8 @@ class Lifecycle:
             place.leave()
             self._wind_up(generation)
             tokens = generation.log.num_tokens
-            span.set_attributes({"ryzanstein.generation_id": generation.generation_id, "ryzanstein.tokens": tokens})
+            ids = {"ryzanstein.generation_id": generation.generation_id, "ryzanstein.request_id": request.request_id}
+            span.set_attributes({**ids, "gen_ai.usage.output_tokens": tokens})
             span.end()
 
         task.add_done_callback(ended)
@@ -271,7 +272,7 @@ class Lifecycle:
         with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
             try:
                 async with asyncio.timeout((request.deadline or 0.0) - clock.unix_s()):
-                    await Runner(generation, self._links, self._policy.runner, self._hedges, self._telemetry).run()
+                    await self._runner(generation).run()
             except TimeoutError:
                 # The last token may arrive in the same loop iteration as the deadline.
                 if not generation.log.complete:
@@ -287,6 +288,10 @@ class Lifecycle:
                 await self._recorder.flushed(generation)
                 await _commit(generation, turn)
             return None
+
+    def _runner(self, generation: Generation) -> Runner:
+        policy, telemetry, tracing = self._policy.runner, self._telemetry, self._tracing
+        return Runner(generation, self._links, policy, self._hedges, telemetry=telemetry, tracing=tracing)
 
     async def _live_again(self, generation: Generation) -> RyzansteinError | None:
         """Runs a generation again with a new claim on its session.

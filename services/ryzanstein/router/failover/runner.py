@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
 
 from ryzanstein.generation.request import Attempt
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.router.failover.attempt import (
     BACK_PRESSURE,
     NO_PROGRESS,
@@ -33,6 +34,7 @@ from ryzanstein.router.failover.attempt import (
 )
 from ryzanstein.router.failover.hedges import HedgeBudget
 from ryzanstein.router.failover.placement import NodePlacement, RunnerPolicy
+from ryzanstein.router.failover.spans import AttemptSpans
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.nodes.links.connection import PROTOCOL
 from ryzanstein.router.nodes.roster import Roster
@@ -50,7 +52,7 @@ class _Reroute:
     """Why an attempt other than the first was started, and how long that took."""
 
     cause: str
-    from_node: str
+    lost: AttemptRun
     detected_at: float
     took_s: float = 0.0
 
@@ -62,7 +64,14 @@ class Runner:
     """
 
     def __init__(
-        self, generation: Generation, links: Roster, policy: RunnerPolicy, hedges: HedgeBudget, telemetry: RouterTelemetry
+        self,
+        generation: Generation,
+        links: Roster,
+        policy: RunnerPolicy,
+        hedges: HedgeBudget,
+        *,
+        telemetry: RouterTelemetry,
+        tracing: Tracing,
     ) -> None:
         self._generation = generation
         self._links = links
@@ -71,6 +80,7 @@ class Runner:
         self._hedges = hedges
         self._racing = False
         self._telemetry = telemetry
+        self._spans = AttemptSpans(tracing, generation.request.traceparent)
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._runs: dict[AttemptRun, _Reroute | None] = {}
         generation.attempts = self._runs.keys()
@@ -102,6 +112,7 @@ class Runner:
                 self._abandon(run)
                 self._hedges.forget(run)
             self._runs.clear()
+            self._spans.close()
             self._end_race()
 
     def _end_race(self) -> None:
@@ -157,6 +168,7 @@ class Runner:
             case Complete(run):
                 run.release()
                 self._runs.pop(run)
+                self._spans.end(run.attempt)
 
     def _on_worked(self, run: AttemptRun) -> None:
         self._breaker_worked(run.node_id)
@@ -173,6 +185,7 @@ class Runner:
     def _decide_race(self, winner: AttemptRun, loser: AttemptRun) -> None:
         reroute = self._runs[winner]
         del self._runs[loser]
+        self._spans.end(loser.attempt)
         if reroute is None or loser.attempt > winner.attempt:
             self._telemetry.hedges.labels("false_alarm").inc()
             return
@@ -185,10 +198,11 @@ class Runner:
 
     async def _on_lost(self, lost: Lost) -> None:
         reroute = self._runs.pop(lost.run)
+        self._spans.end(lost.run.attempt, lost.cause)
         self._blame(lost)
         self._placing.note(lost)
         if not self._runs:
-            self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run.node_id, lost.at))
+            self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run, lost.at))
             return
         (left,) = self._runs
         remaining = self._runs[left]
@@ -236,7 +250,7 @@ class Runner:
             self._racing = True
             self._telemetry.hedges.labels("started").inc()
             run.race()
-            self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, suspicion.at), hedge=True)
+            self._start(nodes[0], _Reroute(suspicion.cause, run, suspicion.at), hedge=True)
 
     def _wants_hedge(self, run: AttemptRun) -> bool:
         return run in self._runs and run.suspect
@@ -254,10 +268,12 @@ class Runner:
         self._runs[run] = reroute
         generation.log.admit(number)
         accepted_before = generation.started is not None
+        why = None if reroute is None else (reroute.cause, reroute.lost.attempt)
+        context = self._spans.begin(number, node_id, why, hedge=hedge)
         attempt = Attempt(
             generation.generation_id,
             number,
-            generation.to_run,
+            generation.to_run if context == generation.to_run.traceparent else replace(generation.to_run, traceparent=context),
             generation.log.progress,
             accepted_before,
             self._placing.backup(node_id),
@@ -279,7 +295,7 @@ class Runner:
             generation_id=self._generation.generation_id,
             attempt=run.attempt,
             cause=reroute.cause,
-            from_node=reroute.from_node,
+            from_node=reroute.lost.node_id,
             to_node=run.node_id,
             tokens=self._generation.log.num_tokens,
             detected_to_rerouted_s=round(reroute.took_s, 6),

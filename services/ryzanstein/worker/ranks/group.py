@@ -24,7 +24,7 @@ from ryzanstein.worker.engine.messages import StepEvents
 from ryzanstein.worker.ranks.channel import AgentChannel
 from ryzanstein.worker.ranks.health.board import Board
 from ryzanstein.worker.ranks.health.last_words import summary
-from ryzanstein.worker.ranks.health.skew import CollectiveSample
+from ryzanstein.worker.ranks.health.skew import CollectiveSample, recorded_steps
 from ryzanstein.worker.ranks.health.slowness import SlowBounds, Slowness, SlowRank
 from ryzanstein.worker.ranks.messages import (
     PEER_LOST,
@@ -38,7 +38,15 @@ from ryzanstein.worker.ranks.messages import (
 from ryzanstein.worker.ranks.starting.forking import ForkFailed, ForkServerLost
 from ryzanstein.worker.ranks.starting.process import end, exit_text
 from ryzanstein.worker.ranks.starting.source import ForkedRank, RankServer
-from ryzanstein.worker.supervision.group import GroupEvents, LossCause, RankLoss, RankProgress, RanksLost, RanksRefused
+from ryzanstein.worker.supervision.group import (
+    GroupEvents,
+    LossCause,
+    RankLoss,
+    RankProgress,
+    RanksLost,
+    RanksRefused,
+    RankStep,
+)
 from ryzanstein.worker.supervision.messages import PagesAnswer, ProfileTrace, RankReady
 from ryzanstein.worker.supervision.stacks import ProcessStacks
 from ryzanstein.worker.supervision.watchdog import IdleChecks, StallBounds, Watchdog
@@ -137,6 +145,10 @@ class RankGroup:
     def progress(self) -> list[RankProgress]:
         """Returns what each rank does now."""
         return self._board.read()
+
+    def steps(self, step: int) -> list[RankStep]:
+        """See `EngineGroup.steps`."""
+        return recorded_steps(self._board, self._spec.tp, step)
 
     def slowness(self) -> Mapping[int, float]:
         """Returns how long each rank computes, relative to the median of the others.

@@ -118,6 +118,34 @@ class RankProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class RankWait:
+    """A rank's stay in one collective, from `began_s` in monotonic seconds. `last` is who came last, if that is known."""
+
+    op: str
+    number: int
+    began_s: float
+    took_s: float
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """What a rank did in one step that is over: see `RankProgress` for its times. `longest`: where it waited longest."""
+
+    rank: int
+    begun_s: float
+    num_tokens: int
+    compute_s: float
+    collective_s: float
+    tail_s: float
+    longest: RankWait | None = None
+
+    @property
+    def ended_s(self) -> float:
+        return self.begun_s + self.compute_s + self.collective_s + self.tail_s
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveTiming:
     """What one collective of a group was spent on.
 
@@ -172,6 +200,10 @@ class EngineGroup(Protocol):
 
     def progress(self) -> Sequence[RankProgress]:
         """Returns what each rank does now, by rank."""
+        ...
+
+    def steps(self, step: int) -> Sequence[RankStep]:
+        """Returns what each rank did in a step, one of the last 64; empty where that is not recorded."""
         ...
 
     def slowness(self) -> Mapping[int, float]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+from opentelemetry.trace import SpanKind
 from structlog.contextvars import get_contextvars
 
 from ryzanstein import clock
@@ -120,7 +121,8 @@ class Calls:
         """
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         received = metadata.get(TRACEPARENT, "")
-        span = self._tracing.start(f"ryzanstein.v1.{method}", received, **{"rpc.system": "grpc", "rpc.method": method})
+        about = {"rpc.system": "grpc", "rpc.method": method}
+        span = self._tracing.start(f"ryzanstein.v1.{method}", received, about, kind=SpanKind.SERVER)
         code, began_s = "OK", time.monotonic()
         try:
             yield metadata, traceparent(span, received)

@@ -40,6 +40,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ryzanstein import errors
 from ryzanstein.auth.rules import PUBLIC_ROUTES
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
@@ -124,6 +125,7 @@ def create_app(
     hosts: HostNames | None = None,
     metrics: bool = True,
     socket_path: str = "",
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
@@ -131,11 +133,13 @@ def create_app(
     in. `origins` may read answers from a browser (CORS); none: no other origin may. `sessions` keep the
     conversations of responses, by default in memory. `hosts` are its names, by default any. `metrics`:
     they are served here too. `socket_path` is where the server takes WebSockets; empty: nowhere.
+    `tracing` records requests.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
     app.add_middleware(HeadAnswers)
-    app.add_middleware(Gate, limits=limits, telemetry=telemetry, entrance=entrance, hosts=hosts or HostNames(any_name=True))
+    hosts, tracing = hosts or HostNames(any_name=True), tracing or Tracing("router")
+    app.add_middleware(Gate, limits=limits, telemetry=telemetry, entrance=entrance, hosts=hosts, tracing=tracing)
     if origins:  # around the gate: a page may read why it was refused
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=_METHODS, **_CORS)
     _handle_errors(app, telemetry)

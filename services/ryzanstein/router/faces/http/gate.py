@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import ANYONE, Caller
+from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.request_id import request_id
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http.arrival import BodyArrival, BodyBounds, ByteBudget, Departure
@@ -28,6 +30,7 @@ from ryzanstein.router.telemetry import RouterTelemetry
 log = structlog.get_logger(__name__)
 
 REQUEST_ID = "X-Request-Id"
+TRACEPARENT = "traceparent"
 _CALL = "ryzanstein.call"
 ROUTER_STOPS = errors.unavailable("DRAINING", "the router stops: send the request again", 1.0)
 _QUIET = frozenset({"/health", "/healthz", "/readyz"})
@@ -94,13 +97,20 @@ class Gate:
     """ASGI middleware around the application."""
 
     def __init__(
-        self, app: ASGIApp, limits: HttpLimits, telemetry: RouterTelemetry, entrance: Entrance, hosts: HostNames
+        self,
+        app: ASGIApp,
+        *,
+        limits: HttpLimits,
+        telemetry: RouterTelemetry,
+        entrance: Entrance,
+        hosts: HostNames,
+        tracing: Tracing,
     ) -> None:
         self._app = app
         self._hosts = hosts
         self._entrance = entrance
         self._limits = limits
-        self._telemetry = telemetry
+        self._telemetry, self._tracing = telemetry, tracing
         self._bounds = BodyBounds(limits.max_body_bytes, limits.body_timeout_s)
         self._arriving = ByteBudget(limits.max_arriving_bytes)
         self._leaving = ByteBudget(limits.max_leaving_bytes)
@@ -111,7 +121,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         call = scope[_CALL] = HttpCall(request_id(Headers(scope=scope).get(REQUEST_ID, "")))
-        began = time.monotonic()
+        began, span = time.monotonic(), self._traced(scope)
         self._running += 1
         with bound_contextvars(request_id=call.request_id):
             try:
@@ -122,6 +132,20 @@ class Gate:
             finally:
                 self._running -= 1
                 self._ended(scope, call, time.monotonic() - began)
+                span.set_attribute("http.response.status_code", call.code)
+                span.end()
+
+    def _traced(self, scope: Scope) -> Span:
+        """Begins the span of a request, which becomes the one that the application sees as its client's."""
+        if scope["path"] in _QUIET:
+            return INVALID_SPAN
+        headers = MutableHeaders(scope=scope)
+        received = headers.get(TRACEPARENT, "")
+        about = {"http.request.method": scope["method"], "url.path": scope["path"][:256]}
+        span = self._tracing.start(scope["method"], received, about, kind=SpanKind.SERVER)
+        if span.is_recording():
+            headers[TRACEPARENT] = traceparent(span, received)
+        return span
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: HttpCall) -> None:
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind
 
 from ryzanstein.errors import LOGITS_NOT_FINITE, Code, RyzansteinError
 from ryzanstein.generation.reply_format import ReplyStyle
@@ -22,9 +22,10 @@ from ryzanstein.generation.tokens import FinishReason, PromptScores, PromptToken
 from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.attempt_times import AttemptTimes
+from ryzanstein.worker.agent.versions.step_spans import StepSpans
 from ryzanstein.worker.agent.versions.vectors import error_of
 from ryzanstein.worker.engine.messages import CancelGroup, ChoiceEnd, FinishChoice, StepEvents, SubmitGroup
-from ryzanstein.worker.supervision.group import RankProgress
+from ryzanstein.worker.supervision.group import RankProgress, RankStep
 from ryzanstein.worker.telemetry import WorkerTelemetry
 from ryzanstein.worker.text.choice import ChoiceText
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -96,11 +97,12 @@ class RunningGenerations:
         telemetry: WorkerTelemetry,
         tracing: Tracing,
         lead: Callable[[], RankProgress | None] = lambda: None,
+        steps: Callable[[int], Sequence[RankStep]] = lambda _: (),
     ) -> None:
         self._send, self._lead = send, lead
         self._step, self._step_s = 0, 0.0
         self._telemetry = telemetry
-        self._tracing = tracing
+        self._tracing, self._step_spans = tracing, StepSpans(tracing, steps)
         self._groups: dict[int, RunningGeneration] = {}
         self.idle = asyncio.Event()
         self.idle.set()
@@ -139,13 +141,15 @@ class RunningGenerations:
         again.
         """
         choices = [_resume(submit, number, text) for number, text in enumerate(texts)]
-        span = self._tracing.start("node.generation", attempt.request.traceparent, prompt_tokens=len(submit.prompt_ids))
+        about = {"prompt_tokens": len(submit.prompt_ids)}
+        span = self._tracing.start("node.generation", attempt.request.traceparent, about, kind=SpanKind.SERVER)
         phase = self._tracing.start("node.prefill", traceparent(span))
         times = AttemptTimes(self._telemetry.attempts)
         generation = RunningGeneration(
             submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, times, reply, num_omitted
         )
         self._groups[submit.group] = generation
+        self._step_spans.begin(submit.group, phase)
         self.idle.clear()
         link.handles[handle] = submit.group
         if submit.sampling.constraint is None:
@@ -160,6 +164,7 @@ class RunningGenerations:
     def on_step(self, events: StepEvents) -> None:
         """Sends one step's tokens, ends and failures to their links."""
         self._step, self._step_s = events.step, events.step_s
+        self._step_spans.on_step(events)
         self._accept_all(events.accepted)
         self._report_prefilled(events.prefilled)
         for group, first, rows in events.scores:
@@ -290,6 +295,7 @@ class RunningGenerations:
         generation.times.first_token()
         generation.phase.end()
         generation.phase = self._tracing.start("node.decode", traceparent(generation.span))
+        self._step_spans.begin(generation.group, generation.phase, decodes=True)
 
     def _end_choice(self, generation: RunningGeneration, end: ChoiceEnd) -> None:
         choice = generation.choices[end.choice]
@@ -317,6 +323,7 @@ class RunningGenerations:
         if not self._groups:
             self.idle.set()
         self._telemetry.attempts.outcomes.labels(outcome).inc()
+        self._step_spans.end(generation.group)
         generation.phase.end()
         generation.span.set_attribute("outcome", outcome)
         generation.span.end()

@@ -35,6 +35,7 @@ from ryzanstein.worker.supervision.group import (
     GroupEvents,
     NewEngines,
     RankProgress,
+    RankStep,
 )
 from ryzanstein.worker.supervision.messages import RankReady
 from ryzanstein.worker.supervision.recovery import Rung
@@ -74,7 +75,7 @@ class ModelVersion:
         self.seen_bytes = 0
         self._informed: EngineGroup | None = None
         self.profiling = Profiling()
-        self.running = RunningGenerations(self._send, telemetry, tracing, self._lead)
+        self.running = RunningGenerations(self._send, telemetry, tracing, self._lead, self._steps)
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._events = GroupEvents(
@@ -136,6 +137,9 @@ class ModelVersion:
 
     def _lead(self) -> RankProgress | None:
         return next(iter(self.progress()), None)
+
+    def _steps(self, step: int) -> Sequence[RankStep]:
+        return [] if self.host.serving is None else self.host.serving.group.steps(step)
 
     @property
     def profiled(self) -> bool:

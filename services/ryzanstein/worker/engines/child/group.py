@@ -18,7 +18,7 @@ from ryzanstein.worker.engines.child.server import ChildServer
 from ryzanstein.worker.engines.remote.finding import RemoteSpec
 from ryzanstein.worker.engines.remote.group import RemoteGroup
 from ryzanstein.worker.engines.remote.http.faults import EngineFault
-from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost
+from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RankLoss, RankProgress, RanksLost, RankStep
 from ryzanstein.worker.supervision.messages import EngineMessage, RankReady
 from ryzanstein.worker.supervision.stacks import ProcessStacks, kernel_stacks
 
@@ -86,6 +86,9 @@ class ChildGroup:
 
     def progress(self) -> list[RankProgress]:
         return self._remote.progress()
+
+    def steps(self, step: int) -> Sequence[RankStep]:
+        return self._remote.steps(step)
 
     def slowness(self) -> Mapping[int, float]:
         return self._remote.slowness()

@@ -36,6 +36,7 @@ from ryzanstein.worker.supervision.group import (
     LossCause,
     RankLoss,
     RankProgress,
+    RankStep,
 )
 from ryzanstein.worker.supervision.messages import EngineMessage, ProfileTrace, RankReady, StartProfile
 from ryzanstein.worker.supervision.stacks import ProcessStacks
@@ -118,6 +119,10 @@ class RemoteGroup:
         """See `EngineGroup.progress`. A step is a part that arrived. Nothing arrives while it computes prompts alone."""
         only_prompts = self._front is not None and len(self._front) > 0 and len(self._front.prefilling) == len(self._front)
         return [self._progress(PREFILL if only_prompts else FORWARD)]
+
+    def steps(self, step: int) -> Sequence[RankStep]:
+        """See `EngineGroup.steps`. What a server does in a step is not known."""
+        return []
 
     def slowness(self) -> Mapping[int, float]:
         return {}

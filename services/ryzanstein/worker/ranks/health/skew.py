@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ryzanstein.worker.ranks.health.board import Board
-from ryzanstein.worker.ranks.health.rings import CollectiveRecord
-from ryzanstein.worker.supervision.group import CollectiveTiming
+from ryzanstein.worker.ranks.health.rings import CollectiveRecord, StepRecord
+from ryzanstein.worker.supervision.group import CollectiveTiming, RankStep, RankWait
 
 NUM_SAMPLED = 16
 """How many collectives are taken at once. Looks keep no pace with steps, so all places in a step are sampled."""
@@ -44,3 +44,25 @@ def timing(meeting: Sequence[CollectiveRecord]) -> CollectiveTiming:
     left_ns = max(record.left_ns for record in meeting)
     last = arrivals.index(last_ns) if last_ns > first_ns else None
     return CollectiveTiming(meeting[0].op, (last_ns - first_ns) / 1e9, max(0, left_ns - last_ns) / 1e9, last)
+
+
+def recorded_steps(board: Board, size: int, step: int) -> list[RankStep]:
+    """Returns what each rank did in a step; empty until all of them have recorded it, and when one has overwritten it."""
+    records = [board.steps(rank, step, step) for rank in range(size)]
+    if not all(records):
+        return []
+    return [_rank_step(board, size, rank, *record) for rank, record in enumerate(records)]
+
+
+def _rank_step(board: Board, size: int, rank: int, record: StepRecord) -> RankStep:
+    times = (record.compute_s, record.collective_s, record.tail_s)
+    return RankStep(rank, record.begun_s, record.num_tokens, *times, _longest(board, size, rank, record.longest_number))
+
+
+def _longest(board: Board, size: int, rank: int, number: int) -> RankWait | None:
+    """Returns where a rank waited longest, if its collective is still recorded."""
+    if number <= 0 or not (own := board.collectives(rank, number, number)):
+        return None
+    meeting = [each for other in range(size) for each in board.collectives(other, number, number)]
+    last = timing(meeting).last if len(meeting) == size else None
+    return RankWait(own[0].op, number, own[0].arrived_ns / 1e9, (own[0].left_ns - own[0].arrived_ns) / 1e9, last)

@@ -1,0 +1,1 @@
+"""`ryzanstein trace`: what a request spent its time on, without a collector."""
