@@ -76,5 +76,5 @@ def test_a_share_of_the_traces_is_recorded(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="traces|file"):
+    with pytest.raises(OSError, match="file"):
         Tracing("router", folder=tmp_path / "file" / "traces")

@@ -147,6 +147,16 @@ def test_the_waits_of_another_routers_generation_are_not_observed_again(measured
     assert measured.value("generations_total", model="m", outcome="complete") == 1
 
 
+def test_the_first_failure_of_a_model_is_an_increase(measured: Measured) -> None:
+    generation = measured.begun()
+    measured.measures.began(generation)
+    failures = ("internal", "unavailable", "deadline_exceeded", "unknown", "data_loss", "resource_exhausted")
+    assert [measured.value("generations_total", model="m", outcome=each) for each in failures] == [0.0] * len(failures)
+    measured.measures.ended(generation, "unavailable")
+    measured.measures.began(generation)
+    assert measured.value("generations_total", model="m", outcome="unavailable") == 1
+
+
 def test_so_many_tenants_have_series_of_their_own() -> None:
     telemetry = RouterTelemetry()
     for number in range(2 * MOST_TENANTS):

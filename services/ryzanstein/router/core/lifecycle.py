@@ -251,6 +251,7 @@ class Lifecycle:
 
     def _run(self, generation: Generation, turn: Turn | None, place: Place, life: Life) -> None:
         request = generation.request
+        self.retained.measures.began(generation)
         span = self._tracing.start("generation", request.traceparent, {"gen_ai.request.model": request.model})
         generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
         task = self._telemetry.background.once("generation", life)

@@ -10,6 +10,17 @@ import structlog
 from ryzanstein.router.generations.generation import STAGES, Generation
 from ryzanstein.router.telemetry import RouterTelemetry
 
+_OUTCOMES = (
+    "complete",
+    "cancelled",
+    "internal",
+    "unavailable",
+    "deadline_exceeded",
+    "unknown",
+    "data_loss",
+    "resource_exhausted",
+)
+
 log = structlog.get_logger(__name__)
 
 
@@ -21,6 +32,7 @@ class GenerationMeasures:
 
     def __init__(self, telemetry: RouterTelemetry) -> None:
         self._telemetry = telemetry
+        self._models: set[str] = set()
         self._stages = {stage: telemetry.times.stage.labels(stage) for stage in STAGES}
 
     def watch(self, running: Collection[Generation]) -> None:
@@ -31,6 +43,13 @@ class GenerationMeasures:
             _longest(running, lambda each: not each.times.first_token_at and each.times.last_token_at)
         )
         waits.silent.set_function(_longest(running, lambda each: each.times.first_token_at and each.times.last_token_at))
+
+    def began(self, generation: Generation) -> None:
+        """Shows how many generations of its model ended in each way, so that `increase()` sees the first one that failed."""
+        if (model := generation.request.model) not in self._models:
+            self._models.add(model)
+            for outcome in _OUTCOMES:
+                self._telemetry.generations.labels(model, outcome)
 
     def first_token(self, generation: Generation) -> None:
         """Observes how long the first token took. It shows while the answer goes on, and if it fails."""
