@@ -52,7 +52,8 @@ class _Reroute:
     """Why an attempt other than the first was started, and how long that took."""
 
     cause: str
-    lost: AttemptRun
+    from_node: str
+    from_attempt: int
     detected_at: float
     took_s: float = 0.0
 
@@ -202,7 +203,7 @@ class Runner:
         self._blame(lost)
         self._placing.note(lost)
         if not self._runs:
-            self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run, lost.at))
+            self._start(await self._placing.next(lost), _Reroute(lost.cause, lost.run.node_id, lost.run.attempt, lost.at))
             return
         (left,) = self._runs
         remaining = self._runs[left]
@@ -250,7 +251,7 @@ class Runner:
             self._racing = True
             self._telemetry.hedges.labels("started").inc()
             run.race()
-            self._start(nodes[0], _Reroute(suspicion.cause, run, suspicion.at), hedge=True)
+            self._start(nodes[0], _Reroute(suspicion.cause, run.node_id, run.attempt, suspicion.at), hedge=True)
 
     def _wants_hedge(self, run: AttemptRun) -> bool:
         return run in self._runs and run.suspect
@@ -268,7 +269,7 @@ class Runner:
         self._runs[run] = reroute
         generation.log.admit(number)
         accepted_before = generation.started is not None
-        why = None if reroute is None else (reroute.cause, reroute.lost.attempt)
+        why = None if reroute is None else (reroute.cause, reroute.from_attempt)
         context = self._spans.begin(number, node_id, why, hedge=hedge)
         attempt = Attempt(
             generation.generation_id,
@@ -295,7 +296,7 @@ class Runner:
             generation_id=self._generation.generation_id,
             attempt=run.attempt,
             cause=reroute.cause,
-            from_node=reroute.lost.node_id,
+            from_node=reroute.from_node,
             to_node=run.node_id,
             tokens=self._generation.log.num_tokens,
             detected_to_rerouted_s=round(reroute.took_s, 6),

@@ -6,6 +6,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from ryzanstein.observe.tracing import Tracing, traceparent
 
+_KEPT = 8
+"""Spans of ended attempts that a later one may be linked to."""
+
 
 class AttemptSpans:
     """One span per attempt, each a child of the generation's. `parent` is the generation's trace context."""
@@ -36,6 +39,8 @@ class AttemptSpans:
             span.set_status(Status(StatusCode.ERROR, cause))
         span.end()
         self._ended[attempt] = span
+        if len(self._ended) > _KEPT:
+            del self._ended[min(self._ended)]
 
     def close(self) -> None:
         """Ends the spans of attempts that nobody needs any more."""
