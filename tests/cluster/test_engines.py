@@ -182,12 +182,16 @@ def test_when_all_servers_are_gone_the_reserve_goes_on_and_the_next_turn_returns
 @pytest.mark.timeout(240)
 def test_a_hung_server_is_found_in_seconds_and_taken_back(mixed: Any, servers: Servers, healed: Callable[[], None]) -> None:
     undisturbed = mixed.client.chat(QUESTION, **LONG)
-    on_delta, struck = strike(servers, 12, signal.SIGSTOP)
-    began = time.monotonic()
-    answer = mixed.client.chat(QUESTION, user="hung", on_delta=on_delta, **LONG)
-    took = time.monotonic() - began
-    assert answer.token_ids == undisturbed.token_ids
-    assert took < 20
+    for number in range(8):  # an answer may be complete before the server stands
+        healed()
+        on_delta, struck = strike(servers, 12, signal.SIGSTOP)
+        began = time.monotonic()
+        answer = mixed.client.chat(QUESTION, user=f"hung {number}", on_delta=on_delta, **LONG)
+        took = time.monotonic() - began
+        assert answer.token_ids == undisturbed.token_ids
+        assert took < 20
+        if len(answer.nodes) == 2:
+            break
     losses = [line for line in mixed.log_of(struck[0]) if line["event"] == "ranks lost"]
     assert losses[-1]["cause"] == "RANK_STALLED"
     assert "has sent nothing for" in losses[-1]["reason"]
