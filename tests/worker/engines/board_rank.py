@@ -17,7 +17,7 @@ for line in sys.stdin:
 
 
 class Rank:
-    """Writes to the board what it is told to."""
+    """A process that calls the methods of its board slot by name."""
 
     def __init__(self, path: Path, rank: int) -> None:
         command = [sys.executable, "-c", RANK, str(path), str(rank)]

@@ -187,8 +187,8 @@ class ModelHost:
         try:
             await self._end_ranks()
             if (engines := self._engines) is not None:
+                await engines.close()  # before it is forgotten: when this is cancelled, the next unload ends it
                 self._engines = None
-                await engines.close()
         finally:
             self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 

@@ -158,8 +158,8 @@ class ChildEngines:
         if (server := self._kept) is None or (sleeps and server.asleep):
             return
         if not (sleeps and await self._asleep(server)):
-            self._kept = None
             await server.end(graceful=True)
+            self._kept = None
 
     def _keep(self, server: ChildServer) -> None:
         self._kept = server
