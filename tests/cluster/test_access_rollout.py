@@ -22,11 +22,11 @@ from ryzanstein.cli.access.local_key import TENANT, LocalKey
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.processes.service_process import ServiceProcess, wait_all_ready
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.chaos.clients.load import ClientLoad
-from ryzanstein.lab.chaos.clients.questions import QUESTIONS
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
-from ryzanstein.lab.chaos.clients.transport import RouterAddress
-from ryzanstein.lab.chaos.trial.judge import judge
+from ryzanstein.lab.chaos.client_load import ClientLoad
+from ryzanstein.lab.chaos.questions import QUESTIONS
+from ryzanstein.lab.clients.judge import judge
+from ryzanstein.lab.clients.reading import AnswerReading
+from ryzanstein.lab.clients.transport import RouterAddress
 from ryzanstein.rpc.client import PLAIN
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub

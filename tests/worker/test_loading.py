@@ -19,13 +19,13 @@ CODE_BYTES = 16 * 2**20  # torch's own pages that loading is the first to run: a
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    """What `ryzanstein bench load` tells of one and of two ranks, for a checkpoint of a dtype, served in float32."""
+    """What `ryzanstein bench loading` tells of one and of two ranks, for a checkpoint of a dtype, served in float32."""
 
     def measure(dtype: str) -> list[dict[str, Any]]:
         model_dir = tmp_path_factory.mktemp(dtype)
         synthesize(model_dir, Recipe("llama", SHAPE, dtype, seed=0, num_files=3))
         result_file = model_dir / "load.json"
-        command = ["load", "--model", str(model_dir), "--tp", "1,2", "--rounds", "1", "--threads", "1"]
+        command = ["loading", "--model", str(model_dir), "--tp", "1,2", "--rounds", "1", "--threads", "1"]
         result = CliRunner().invoke(app, [*command, "--json", str(result_file)])
         assert result.exit_code == 0, result.output
         return json.loads(result_file.read_text())["results"]
@@ -56,14 +56,14 @@ def test_a_rank_takes_the_memory_of_its_slice(loaded: Callable[[str], list[dict[
 
 @pytest.mark.parametrize(("tp", "why"), [("0", "tp: must be at least 1"), ("two", "tp: must be comma-separated integers")])
 def test_a_number_of_ranks_that_is_none_is_refused(tmp_path: Path, tp: str, why: str) -> None:
-    result = CliRunner().invoke(app, ["load", "--model", str(tmp_path), "--tp", tp])
+    result = CliRunner().invoke(app, ["loading", "--model", str(tmp_path), "--tp", tp])
     assert result.exit_code == 1
     assert why in result.output
 
 
 @pytest.mark.distributed
 def test_a_model_that_ranks_refuse_is_refused_naming_the_file(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["load", "--model", str(tmp_path), "--tp", "2", "--threads", "1"])
+    result = CliRunner().invoke(app, ["loading", "--model", str(tmp_path), "--tp", "2", "--threads", "1"])
     assert result.exit_code == 1
     assert "config.json" in result.output
 

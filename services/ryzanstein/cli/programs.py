@@ -52,10 +52,11 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "ryzanstein.lab.simulation",
             "Simulate whole clusters in one process: one seed, or many new ones.",
         ),
+        "load": ("ryzanstein.lab.load", "Send a load to a cluster: measure it and check every token."),
         "bench": (
             "ryzanstein.lab.bench.engine",
-            "Run a benchmark: engine, load, collectives, scaling, predict, machine, suite, compare, quality, kv, "
-            "router, failover.",
+            "Run a benchmark: engine, loading, collectives, scaling, predict, machine, suite, compare, quality, kv, "
+            "router, failover, soak.",
         ),
     }
 )
@@ -65,6 +66,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
         "router": "ryzanstein.lab.bench.router",
         "failover": "ryzanstein.lab.chaos",
+        "soak": "ryzanstein.lab.soak",
     }
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, by_layout, chosen
-from ryzanstein.lab.chaos.clients.questions import FORM_QUESTIONS, LONG_QUESTIONS
 from ryzanstein.lab.chaos.fault import Fault, Resume, Scope
+from ryzanstein.lab.chaos.questions import FORM_QUESTIONS, LONG_QUESTIONS
 from ryzanstein.lab.chaos.stage.layouts import ClusterLayout
 from ryzanstein.lab.chaos.trial.series import GAP_S, LATE_S
 from ryzanstein.router.config import RouterSettings

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.chaos.catalog import chosen
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, TokenArrival
 from ryzanstein.lab.chaos.stage.logs import LogLine, LogReader, parse
 from ryzanstein.lab.chaos.stage.scrape import BREAKER_STATE, moved
 from ryzanstein.lab.chaos.trial import evidence
 from ryzanstein.lab.chaos.trial.evidence import Moment
+from ryzanstein.lab.clients.reading import AnswerReading, TokenArrival
 
 
 def line(at: float, service: str, event: str, **fields: Any) -> LogLine:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from ryzanstein.lab.chaos.clients.load import next_question
-from ryzanstein.lab.chaos.clients.questions import QUESTIONS
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
+from ryzanstein.lab.chaos.client_load import next_question
+from ryzanstein.lab.chaos.questions import QUESTIONS
+from ryzanstein.lab.clients.reading import AnswerReading
 
 ASKED = [question for question in QUESTIONS if question.face == "grpc"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ryzanstein.lab.chaos.catalog import CATALOG
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
 from ryzanstein.lab.chaos.trial.evidence import Moment
 from ryzanstein.lab.chaos.trial.findings import Strike
 from ryzanstein.lab.chaos.trial.series import Struck, answers_of
+from ryzanstein.lab.clients.reading import AnswerReading
 
 
 def struck(*readings: AnswerReading) -> Struck:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ryzanstein.lab.chaos.clients.questions import QUESTIONS, questions_to
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, TokenArrival
+from ryzanstein.lab.chaos.questions import QUESTIONS, questions_to
 from ryzanstein.lab.chaos.stage.logs import LogLine
 from ryzanstein.lab.chaos.trial import spared
-from ryzanstein.lab.chaos.trial.judge import Verdict
+from ryzanstein.lab.clients.judge import Verdict
+from ryzanstein.lab.clients.reading import AnswerReading, TokenArrival
 
 
 def reading(*times: float, nodes: str = "a", calls: int = 1) -> AnswerReading:

@@ -22,9 +22,10 @@ from ryzanstein.lab.chaos.campaign import Campaign, Order, Results
 from ryzanstein.lab.chaos.catalog import CATALOG, UnknownFaultError, chosen
 from ryzanstein.lab.chaos.machines.network import HostNetwork, NetworkImpossibleError
 from ryzanstein.lab.chaos.report.document import CampaignFacts as Made
-from ryzanstein.lab.chaos.report.document import cpu, document
+from ryzanstein.lab.chaos.report.document import document
 from ryzanstein.lab.chaos.report.page import page
 from ryzanstein.lab.chaos.report.progress import Conditions, ForeignProgressError, Progress
+from ryzanstein.lab.machine import cpu
 from ryzanstein.process.allotment import whole_cores
 
 CLIENTS = 3

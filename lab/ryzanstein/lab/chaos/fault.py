@@ -8,11 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ryzanstein.lab.chaos.clients.questions import LoadQuestion
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, TokenArrival
 from ryzanstein.lab.chaos.stage.layouts import PLAIN, ClusterLayout
 from ryzanstein.lab.chaos.stage.logs import LogLine
 from ryzanstein.lab.chaos.stage.stage import Stage
+from ryzanstein.lab.clients.question import LoadQuestion
+from ryzanstein.lab.clients.reading import AnswerReading, TokenArrival
 
 
 class Scope(Enum):

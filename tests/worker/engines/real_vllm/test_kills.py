@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "JSON schema": {**SAMPLED, "ignore_eos": False, "constraint": SCHEMA},
     "log probabilities": {**SAMPLED, "logprobs": 2},
 }
+TRIES = 20
 VICTIMS = {"engine core": "VLLM::Engine", "API server": "python", "second rank": "VLLM::Worker"}
 
 
@@ -83,11 +84,16 @@ def test_an_answer_goes_on_wherever_its_engine_is_killed(victims: tuple[LocalClu
 
         def strike(node_id: str, struck: list[float] = struck) -> None:
             found = processes(cluster, node_id, VICTIMS[victim])
-            os.kill(found[0 if victim == "API server" else -1].pid, signal.SIGKILL)
-            struck.append(time.monotonic())
+            if found:  # there is none where the node in reserve answers, while the other one seems silent
+                os.kill(found[0 if victim == "API server" else -1].pid, signal.SIGKILL)
+                struck.append(time.monotonic())
 
-        tokens, nodes = answer_of(cluster, strike, at=at, **sampling)
-        assert tokens == whole[name], (name, at)
+        for _ in range(TRIES):
+            tokens, nodes = answer_of(cluster, strike, at=at, **sampling)
+            assert tokens == whole[name], (name, at)
+            if struck:
+                break
+            time.sleep(1.0)
         num_moved += len(nodes) > 1
         slowest = max(slowest, time.monotonic() - struck[0])
         print(f"{victim} at token {at}: {name}, {'moved' if len(nodes) > 1 else 'was complete'}", flush=True)

@@ -7,7 +7,7 @@ import typer
 from ryzanstein.lab.bench.engine.collectives.command import collectives
 from ryzanstein.lab.bench.engine.compare.command import compare
 from ryzanstein.lab.bench.engine.engine_command import engine
-from ryzanstein.lab.bench.engine.loading import load
+from ryzanstein.lab.bench.engine.loading import loading
 from ryzanstein.lab.bench.engine.peers.install_command import install_peers
 from ryzanstein.lab.bench.engine.reference_ceilings import machine
 from ryzanstein.lab.bench.engine.scaling.command import scaling
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.command()(engine)
 app.command()(install_peers)
-app.command()(load)
+app.command()(loading)
 app.command()(collectives)
 app.command()(scaling)
 app.command("predict")(predict_steps)

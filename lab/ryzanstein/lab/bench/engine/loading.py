@@ -1,4 +1,4 @@
-"""The command `ryzanstein bench load`: how long ranks take to start, and their weights' memory.
+"""The command `ryzanstein bench loading`: how long ranks take to start, and their weights' memory.
 
 It uses real ranks under the same group as a node's, started again in each round, with the numbers
 of ranks interleaved. Times are by phase. Each rank reports its own measurements; the size of its
@@ -172,7 +172,7 @@ def rank_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def load(
+def loading(
     *,
     model: Annotated[Path, typer.Option(help="checkpoint directory", exists=True, file_okay=False)],
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from ryzanstein.lab.chaos.clients.questions import LoadQuestion, context_question
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import DEATH_S, LINK_DOWN
+from ryzanstein.lab.chaos.questions import context_question
 from ryzanstein.lab.chaos.stage.layouts import CONTEXT, TIERS
 from ryzanstein.lab.chaos.stage.stage import LaboratoryError, Stage
+from ryzanstein.lab.clients.question import LoadQuestion
 
 _SILENCE_S = 1.0
 _CUT_S = 1.0

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import psutil
 
-from ryzanstein.lab.chaos.clients.questions import long_prompt
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Sign, Victim
 from ryzanstein.lab.chaos.machines.child import Child
+from ryzanstein.lab.chaos.questions import long_prompt
 from ryzanstein.lab.chaos.stage.layouts import RANKS
 from ryzanstein.lab.chaos.stage.signals import send, stopped
 from ryzanstein.lab.chaos.stage.stage import Stage

@@ -13,10 +13,10 @@ from functools import cache, partial
 
 import grpc
 
-from ryzanstein.lab.chaos.clients.http_stream import HttpRequest, send
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Scope, Sign, Victim
 from ryzanstein.lab.chaos.faults.nodes import LINK_DOWN
 from ryzanstein.lab.chaos.stage.stage import Stage
+from ryzanstein.lab.clients.http_stream import HttpRequest, send
 from ryzanstein.rpc.client import open_channel
 
 _POSTED_S = 2.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from ryzanstein.lab.chaos.report.budget import BudgetRow, Quantiles
-from ryzanstein.process.allotment import memory_bytes, whole_cores
+from ryzanstein.lab.machine import machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +28,6 @@ class CampaignFacts:
 def document(rows: Sequence[BudgetRow], campaign: CampaignFacts) -> dict[str, Any]:
     """Returns the document: `faults` as `bench failover --json` promises, and more."""
     return {"faults": [_fault(row) for row in rows], "machine": machine(), "campaign": asdict(campaign)}
-
-
-def machine() -> dict[str, Any]:
-    """Returns the machine that the figures were measured on."""
-    return {
-        "cpu": cpu(),
-        "cores": whole_cores(),
-        "memory_bytes": memory_bytes(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-def cpu() -> str:
-    """Returns the name of the processor."""
-    with open("/proc/cpuinfo") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _fault(row: BudgetRow) -> dict[str, Any]:

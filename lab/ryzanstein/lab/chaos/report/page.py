@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ryzanstein.lab.chaos.report.budget import MAX_FALSE_ALARM_SHARE, BudgetRow, Quantiles
-from ryzanstein.lab.chaos.report.document import CampaignFacts, machine
+from ryzanstein.lab.chaos.report.document import CampaignFacts
+from ryzanstein.lab.machine import machine
 
 _MOST_LISTED = 6
 _NEVER = "-"

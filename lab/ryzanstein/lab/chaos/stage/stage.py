@@ -18,25 +18,25 @@ from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.processes.cluster import LocalCluster
 from ryzanstein.cli.processes.service_process import ServiceFailedError, wait_all_ready
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.chaos.clients.forms import AnswerForm
-from ryzanstein.lab.chaos.clients.load import ClientLoad
-from ryzanstein.lab.chaos.clients.questions import (
+from ryzanstein.lab.chaos.client_load import ClientLoad
+from ryzanstein.lab.chaos.machines.network import HostNetwork
+from ryzanstein.lab.chaos.questions import (
     FORM_QUESTIONS,
     LONG_QUESTIONS,
     PATIENT_QUESTIONS,
     QUESTIONS,
     SERVER_QUESTIONS,
-    LoadQuestion,
     questions_to,
 )
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
-from ryzanstein.lab.chaos.clients.transport import RouterAddress
-from ryzanstein.lab.chaos.machines.network import HostNetwork
 from ryzanstein.lab.chaos.stage.layouts import ClusterLayout
 from ryzanstein.lab.chaos.stage.logs import LogReader
 from ryzanstein.lab.chaos.stage.plan import TrialPlan, plan
 from ryzanstein.lab.chaos.stage.scrape import BREAKER_STATE, scrape
-from ryzanstein.lab.chaos.trial import judge
+from ryzanstein.lab.clients import judge
+from ryzanstein.lab.clients.forms import AnswerForm
+from ryzanstein.lab.clients.question import LoadQuestion
+from ryzanstein.lab.clients.reading import AnswerReading
+from ryzanstein.lab.clients.transport import RouterAddress
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
 from ryzanstein.lab.chaos.fault import Fault
 from ryzanstein.lab.chaos.stage.logs import LogLine
 from ryzanstein.lab.chaos.stage.scrape import BREAKER_STATE, Samples
 from ryzanstein.lab.chaos.trial.spared import node_of
+from ryzanstein.lab.clients.reading import AnswerReading
 
 CLIENT = "client"
 # A line this much later was written with a clock that jumped: its time means nothing.

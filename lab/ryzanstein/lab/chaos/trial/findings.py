@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
 from ryzanstein.lab.chaos.fault import Fault, Scope, Victim
 from ryzanstein.lab.chaos.stage.logs import LogLine
 from ryzanstein.lab.chaos.stage.scrape import Samples
@@ -15,6 +14,7 @@ from ryzanstein.lab.chaos.trial import evidence
 from ryzanstein.lab.chaos.trial import spared as alongside
 from ryzanstein.lab.chaos.trial.evidence import Moment
 from ryzanstein.lab.chaos.trial.observation import Observation
+from ryzanstein.lab.clients.reading import AnswerReading
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
 from ryzanstein.lab.chaos.fault import Fault, Victim
 from ryzanstein.lab.chaos.stage.logs import LogLine
 from ryzanstein.lab.chaos.stage.scrape import moved
@@ -23,6 +22,7 @@ from ryzanstein.lab.chaos.stage.stage import LaboratoryError, Stage
 from ryzanstein.lab.chaos.trial import findings
 from ryzanstein.lab.chaos.trial.findings import Strike, Usual
 from ryzanstein.lab.chaos.trial.observation import Observation
+from ryzanstein.lab.clients.reading import AnswerReading
 
 LATE_S = 20.0
 GAP_S = 15.5

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
 from ryzanstein.lab.chaos.stage.logs import LogLine
-from ryzanstein.lab.chaos.trial.judge import Verdict
+from ryzanstein.lab.clients.judge import Verdict
+from ryzanstein.lab.clients.reading import AnswerReading
 
 # How a router says that it left a node or lost faith in it.
 _MOVED = {"generation failed over": "from_node", "node suspected": "node_id", "link down": "node_id"}

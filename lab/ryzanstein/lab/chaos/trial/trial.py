@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from ryzanstein.lab.chaos.clients.questions import LoadQuestion
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
 from ryzanstein.lab.chaos.fault import Fault, Victim
 from ryzanstein.lab.chaos.stage.scrape import moved
 from ryzanstein.lab.chaos.stage.stage import LaboratoryError, Stage
@@ -23,6 +21,8 @@ from ryzanstein.lab.chaos.trial.beats import LISTENER, BeatCounter
 from ryzanstein.lab.chaos.trial.findings import Aftermath, Strike, Usual
 from ryzanstein.lab.chaos.trial.observation import Observation
 from ryzanstein.lab.chaos.trial.spared import longest_pause, node_of
+from ryzanstein.lab.clients.question import LoadQuestion
+from ryzanstein.lab.clients.reading import AnswerReading
 
 _AIM_S = 60.0
 _STREAM_S = 60.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ryzanstein.lab.chaos.clients.forms import CallForm, ObjectForm
-from ryzanstein.lab.chaos.clients.questions import FORM_QUESTIONS
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, CallPiece, ChoiceRead, Piece
+from ryzanstein.lab.chaos.questions import FORM_QUESTIONS
 from ryzanstein.lab.chaos.stage.layouts import FORMS
-from ryzanstein.lab.chaos.trial.judge import judge
+from ryzanstein.lab.clients.forms import CallForm, ObjectForm
+from ryzanstein.lab.clients.judge import judge
+from ryzanstein.lab.clients.reading import AnswerReading, CallPiece, ChoiceRead, Piece
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 OBJECT, CALL = ObjectForm(SCHEMA), CallForm({"f": SCHEMA, "g": {"type": "object", "maxProperties": 0}})

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 
-from ryzanstein.lab.chaos.clients.reading import ChoiceRead
+from ryzanstein.lab.clients.reading import ChoiceRead
 
 Schema = Mapping[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, Piece
-from ryzanstein.lab.chaos.trial.judge import judge
+from ryzanstein.lab.clients.judge import judge
+from ryzanstein.lab.clients.reading import AnswerReading, Piece
 
 TOKENS = [11, 12, 13, 14]
 

@@ -68,7 +68,7 @@ class ChoiceRead:
 
 @dataclass(frozen=True, slots=True)
 class TokenArrival:
-    """The arrival of tokens: when (time.monotonic()), from which node and on which call.
+    """The arrival of tokens: when (time.monotonic()), from which node, on which call, and how many.
 
     `node_id` is empty if the protocol does not report it.
     """
@@ -76,6 +76,7 @@ class TokenArrival:
     at: float
     node_id: str
     call: int
+    num_tokens: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +84,7 @@ class AnswerReading:
     """One answer with `num_choices` expected choices.
 
     `troubles` is what the client saw besides tokens, in order. `model` is the one that was asked,
-    empty where nodes have one.
+    empty where nodes have one. `refused`: it failed before it began, and the router said when to ask again.
     """
 
     kind: str
@@ -102,6 +103,7 @@ class AnswerReading:
     troubles: list[str] = field(default_factory=list)
     broken_at: list[float] = field(default_factory=list)
     failure: str = ""
+    refused: bool = False
     model: str = ""
     _next: dict[int, int] = field(default_factory=dict)
 
@@ -137,7 +139,7 @@ class AnswerReading:
         self._next[piece.choice] = max(expected, piece.first_index + len(piece.tokens))
         self.node_id = piece.node_id or self.node_id
         if piece.tokens:
-            self.arrivals.append(TokenArrival(time.monotonic(), piece.node_id, self.calls))
+            self.arrivals.append(TokenArrival(time.monotonic(), piece.node_id, self.calls, len(piece.tokens)))
 
     def finished(self, choice: int, reason: str) -> None:
         """Ends a choice. One that ends again with another reason counts as repeated."""

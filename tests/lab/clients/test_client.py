@@ -10,11 +10,11 @@ import pytest
 
 from ryzanstein import errors
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.clients import client as clients
-from ryzanstein.lab.chaos.clients.client import LoadClient
-from ryzanstein.lab.chaos.clients.questions import QUESTIONS
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, Piece
-from ryzanstein.lab.chaos.clients.transport import Request
+from ryzanstein.lab.chaos.questions import QUESTIONS
+from ryzanstein.lab.clients import client as clients
+from ryzanstein.lab.clients.client import LoadClient
+from ryzanstein.lab.clients.reading import AnswerReading, Piece
+from ryzanstein.lab.clients.transport import Request
 
 REQUEST = Request(QUESTIONS[0], 0, "", "user")
 BROKEN = RyzansteinError("connection reset", Code.UNAVAILABLE, "UNAVAILABLE")

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ryzanstein.lab.chaos.clients.questions import LoadQuestion
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
+from ryzanstein.lab.clients.question import LoadQuestion
+from ryzanstein.lab.clients.reading import AnswerReading
 
 
 @dataclass(frozen=True, slots=True)
 class RouterAddress:
-    """Both faces of a router, and the key that it asks for, if any."""
+    """Both faces of a router, and the key that it asks for, if any. `roots`: its CA in PEM form; empty: it has no TLS."""
 
     grpc: str
     http_host: str
     http_port: int
     key: str = field(default="", repr=False)
+    roots: bytes = field(default=b"", repr=False)
 
     @property
     def credential(self) -> dict[str, str]:
         """Returns the headers, or metadata, of a request."""
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """Returns what HTTP and WebSockets connect with; None: nothing."""
+        return ssl.create_default_context(cadata=self.roots.decode()) if self.roots else None
 
 
 @dataclass(frozen=True, slots=True)

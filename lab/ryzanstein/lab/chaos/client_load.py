@@ -17,13 +17,13 @@ from functools import partial
 from itertools import count
 from types import MappingProxyType
 
-from ryzanstein.lab.chaos.clients.client import LoadClient
-from ryzanstein.lab.chaos.clients.grpc_transport import GrpcTransport
-from ryzanstein.lab.chaos.clients.http_transport import HttpTransport
-from ryzanstein.lab.chaos.clients.questions import LoadQuestion
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
-from ryzanstein.lab.chaos.clients.socket_transport import SocketTransport
-from ryzanstein.lab.chaos.clients.transport import Request, RouterAddress, Transport
+from ryzanstein.lab.clients.client import LoadClient
+from ryzanstein.lab.clients.grpc_transport import GrpcTransport
+from ryzanstein.lab.clients.http_transport import HttpTransport
+from ryzanstein.lab.clients.question import LoadQuestion
+from ryzanstein.lab.clients.reading import AnswerReading
+from ryzanstein.lab.clients.socket_transport import SocketTransport
+from ryzanstein.lab.clients.transport import Request, RouterAddress, Transport
 
 _POLL_S = 0.01
 _MOST = "grpc"

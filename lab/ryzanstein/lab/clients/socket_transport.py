@@ -17,9 +17,9 @@ from websockets.typing import Subprotocol
 
 from ryzanstein.addresses import join_address
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.clients.http_transport import CODES, chat_body, take_choice
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
-from ryzanstein.lab.chaos.clients.transport import Request, RouterAddress
+from ryzanstein.lab.clients.http_transport import CODES, chat_body, take_choice
+from ryzanstein.lab.clients.reading import AnswerReading
+from ryzanstein.lab.clients.transport import Request, RouterAddress
 
 _SUBPROTOCOL = Subprotocol("ryzanstein.v1")
 _CONNECT_S = 2.0
@@ -64,11 +64,13 @@ class SocketTransport:
             await self.leave()
         if self._socket is None:
             address = self._routers[router]
-            url = f"ws://{join_address(address.http_host, address.http_port)}/v1/ws"
+            scheme = "wss" if address.roots else "ws"
+            url = f"{scheme}://{join_address(address.http_host, address.http_port)}/v1/ws"
             self._socket = await connect(
                 url,
                 subprotocols=[_SUBPROTOCOL],
                 additional_headers=address.credential,
+                ssl=address.tls,
                 open_timeout=_CONNECT_S,
                 max_size=None,
                 proxy=None,

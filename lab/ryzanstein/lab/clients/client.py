@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.clients.reading import AnswerReading
-from ryzanstein.lab.chaos.clients.transport import Request, Transport
+from ryzanstein.lab.clients.reading import AnswerReading
+from ryzanstein.lab.clients.transport import Request, Transport
 
 PATIENCE_S = 30.0
 _FIRST_BACKOFF_S = 0.02
@@ -26,8 +26,10 @@ _LOST_CONNECTION = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN, Code.INTERNA
 class LoadClient:
     """Reads one answer at a time. `go_away` makes it drop its connection and come back later."""
 
-    def __init__(self, transport: Transport, num_routers: int, rng: random.Random) -> None:
+    def __init__(self, transport: Transport, num_routers: int, rng: random.Random, *, waits: bool = True) -> None:
+        """Without `waits` a request that is refused before it began is given up."""
         self._transport = transport
+        self._waits = waits
         self._num_routers = num_routers
         self._rng = rng
         self._away_s = 0.0
@@ -54,6 +56,7 @@ class LoadClient:
                 if reading.complete:
                     return
                 if not self._may_go_on(reading, error) or now > patience_until:
+                    reading.refused = error.retry_after_s is not None and not reading.generation_id
                     reading.failure = f"{error.code.name} {error.reason}: {error.message}"[:300]
                     return
                 await self._wait(error, failures)
@@ -79,7 +82,7 @@ class LoadClient:
     def _may_go_on(self, reading: AnswerReading, error: RyzansteinError) -> bool:
         lost_connection = error.code in _LOST_CONNECTION and error.reason == error.code.name
         if lost_connection or error.retry_after_s is not None:
-            return True
+            return self._waits or lost_connection or bool(reading.generation_id)
         return bool(reading.generation_id) and error.code is Code.NOT_FOUND and self._num_routers > 1 and reading.calls > 1
 
     async def _wait(self, error: RyzansteinError, failures: int) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.clients.forms import AnswerForm, CallForm, ObjectForm
-from ryzanstein.lab.chaos.clients.http_stream import HttpAnswer, HttpRequest, ServerSentEvent, send
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, CallPiece, Piece
-from ryzanstein.lab.chaos.clients.transport import Request, RouterAddress
+from ryzanstein.lab.clients.forms import AnswerForm, CallForm, ObjectForm
+from ryzanstein.lab.clients.http_stream import HttpAnswer, HttpRequest, ServerSentEvent, send
+from ryzanstein.lab.clients.reading import AnswerReading, CallPiece, Piece
+from ryzanstein.lab.clients.transport import Request, RouterAddress
 
 CODES = {
     400: Code.INVALID_ARGUMENT,
@@ -65,14 +65,15 @@ class HttpTransport:
 
     async def _ask(self, request: Request, reading: AnswerReading) -> HttpAnswer:
         router = self._routers[reading.router]
+        tls = router.tls
         if reading.generation_id:
             path = f"/v1/generations/{_ID_PREFIX}{reading.generation_id}/events?include_usage=true"
             attach = HttpRequest("GET", path, {"last-event-id": self._cursor, **router.credential})
-            return await send(router.http_host, router.http_port, attach)
+            return await send(router.http_host, router.http_port, attach, tls)
         self._cursor = ""
         headers = {"content-type": "application/json", **router.credential}
         body = json.dumps(chat_body(request)).encode()
-        return await send(router.http_host, router.http_port, HttpRequest("POST", "/v1/chat/completions", headers, body))
+        return await send(router.http_host, router.http_port, HttpRequest("POST", "/v1/chat/completions", headers, body), tls)
 
     def _take(self, event: ServerSentEvent, reading: AnswerReading) -> None:
         if event.name == "error":

@@ -7,6 +7,7 @@ It is our own because a laboratory must see each connection break, and break con
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
@@ -72,13 +73,13 @@ class HttpRequest:
     body: bytes = b""
 
 
-async def send(host: str, port: int, request: HttpRequest) -> HttpAnswer:
+async def send(host: str, port: int, request: HttpRequest, tls: ssl.SSLContext | None = None) -> HttpAnswer:
     """Sends a request and reads the head of the answer.
 
     Raises OSError or ConnectionError if there is none.
     """
     async with asyncio.timeout(_CONNECT_S):
-        reader, writer = await asyncio.open_connection(host, port, limit=_MAX_LINE_BYTES)
+        reader, writer = await asyncio.open_connection(host, port, limit=_MAX_LINE_BYTES, ssl=tls)
     try:
         fixed = {"host": join_address(host, port), "connection": "close", "content-length": len(request.body)}
         lines = [f"{request.method} {request.path} HTTP/1.1"]

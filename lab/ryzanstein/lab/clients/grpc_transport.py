@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 import grpc
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.chaos.clients.forms import CallForm, ObjectForm
-from ryzanstein.lab.chaos.clients.questions import LoadQuestion
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, CallPiece, Piece
-from ryzanstein.lab.chaos.clients.transport import Request, RouterAddress
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.lab.clients.forms import CallForm, ObjectForm
+from ryzanstein.lab.clients.question import LoadQuestion
+from ryzanstein.lab.clients.reading import AnswerReading, CallPiece, Piece
+from ryzanstein.lab.clients.transport import Request, RouterAddress
+from ryzanstein.rpc.client import client_options, open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
@@ -62,7 +62,7 @@ class GrpcTransport:
         if router != self._router:
             await self._close()
         if self._channel is None:
-            self._channel = open_channel(self._routers[router].grpc, retries=False)
+            self._channel = _open(self._routers[router])
             self._router = router
         return self._channel
 
@@ -78,6 +78,12 @@ class GrpcTransport:
             return stub.StreamChat(chat, timeout=limit_s, metadata=metadata)
         attach = pb.AttachGenerationRequest(generation_id=reading.generation_id, from_index=reading.next_index)
         return stub.AttachGeneration(attach, timeout=limit_s, metadata=metadata)
+
+
+def _open(router: RouterAddress) -> grpc.aio.Channel:
+    if not router.roots:
+        return open_channel(router.grpc, retries=False)
+    return grpc.aio.secure_channel(router.grpc, grpc.ssl_channel_credentials(router.roots), client_options(retries=False))
 
 
 def _chat(question: LoadQuestion, request: Request) -> pb.ChatRequest:

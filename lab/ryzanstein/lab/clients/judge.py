@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ryzanstein.lab.chaos.clients.forms import AnswerForm
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, CallRead, ChoiceRead
+from ryzanstein.lab.clients.forms import AnswerForm
+from ryzanstein.lab.clients.reading import AnswerReading, CallRead, ChoiceRead
 
 LOGPROB_TOLERANCE = 1e-3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, Piece
+from ryzanstein.lab.clients.reading import AnswerReading, Piece
 
 
 def test_indices_in_order_are_neither_lost_nor_repeated() -> None:

@@ -16,15 +16,15 @@ from websockets.typing import Subprotocol
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.lab.chaos.clients.client import LoadClient
-from ryzanstein.lab.chaos.clients.forms import CallForm, ObjectForm
-from ryzanstein.lab.chaos.clients.grpc_transport import GrpcTransport
-from ryzanstein.lab.chaos.clients.http_transport import HttpTransport, chat_body, next_index
-from ryzanstein.lab.chaos.clients.questions import FORM_QUESTIONS, QUESTIONS
-from ryzanstein.lab.chaos.clients.reading import AnswerReading, CallRead
-from ryzanstein.lab.chaos.clients.socket_transport import SocketTransport
-from ryzanstein.lab.chaos.clients.transport import Request, RouterAddress, Transport
-from ryzanstein.lab.chaos.trial.judge import judge
+from ryzanstein.lab.chaos.questions import FORM_QUESTIONS, QUESTIONS
+from ryzanstein.lab.clients.client import LoadClient
+from ryzanstein.lab.clients.forms import CallForm, ObjectForm
+from ryzanstein.lab.clients.grpc_transport import GrpcTransport
+from ryzanstein.lab.clients.http_transport import HttpTransport, chat_body, next_index
+from ryzanstein.lab.clients.judge import judge
+from ryzanstein.lab.clients.reading import AnswerReading, CallRead
+from ryzanstein.lab.clients.socket_transport import SocketTransport
+from ryzanstein.lab.clients.transport import Request, RouterAddress, Transport
 from ryzanstein.rpc.status import abort
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc

@@ -1,1 +1,0 @@
-"""Clients of the laboratory, over every transport."""

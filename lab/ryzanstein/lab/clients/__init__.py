@@ -1,0 +1,1 @@
+"""Clients of a cluster, over every face, that check the index of each token."""

@@ -1,0 +1,1 @@
+"""`ryzanstein load`: a load that checks what it gets, token by token."""

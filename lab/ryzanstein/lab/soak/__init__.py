@@ -1,0 +1,1 @@
+"""`ryzanstein bench soak`: hours of load with faults, and what grows meanwhile."""

@@ -1,0 +1,57 @@
+"""Growth of what is sampled for hours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ryzanstein.lab.soak.report import missed
+from ryzanstein.lab.soak.slopes import Slope, slope_of
+from ryzanstein.lab.soak.strikes import STRIKES, order
+
+TIMES = [10.0 * number for number in range(660)]
+
+
+def noisy(growth_per_hour: float, seed: int) -> list[float]:
+    """100 that grows, with noise that stays for a minute, and outliers."""
+    rng = np.random.default_rng(seed)
+    noise = np.repeat(rng.normal(0, 1.0, len(TIMES) // 6 + 1), 6)[: len(TIMES)]
+    values = 100 * (1 + growth_per_hour * np.asarray(TIMES) / 3600) + noise
+    values[rng.integers(0, len(TIMES), 20)] += 50
+    return [float(value) for value in values]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leak_is_seen_and_noise_is_not(seed: int) -> None:
+    leak, still = slope_of(TIMES, noisy(0.03, seed)), slope_of(TIMES, noisy(0.0, seed))
+    assert leak is not None
+    assert still is not None
+    assert leak.per_hour == pytest.approx(0.03, abs=0.006)
+    assert still.lower < 0 < still.upper
+    assert missed(leak, 1.8)
+    assert not missed(still, 1.8)
+
+
+def test_steps_that_stay_are_a_slope_and_a_step_at_the_start_is_not() -> None:
+    climbing = slope_of(TIMES, [100.0 + number // 60 for number in range(len(TIMES))])
+    warmed = slope_of(TIMES, [90.0] * 20 + [100.0] * (len(TIMES) - 20))
+    assert climbing is not None
+    assert climbing.per_hour > 0.05
+    assert warmed is not None
+    assert warmed.per_hour == 0
+
+
+def test_what_is_always_0_or_was_seldom_seen_has_no_slope() -> None:
+    assert slope_of(TIMES, [0.0] * len(TIMES)) is None
+    assert slope_of(TIMES, [float("nan")] * (len(TIMES) - 5) + [1.0] * 5) is None
+
+
+def test_ten_minutes_prove_only_what_is_certain() -> None:
+    assert not missed(Slope(1.0, 0.02, -0.1, 0.2), 0.125)
+    assert missed(Slope(1.0, 0.5, 0.3, 0.7), 0.125)
+
+
+def test_every_strike_comes_once_before_any_comes_again() -> None:
+    following = order(3)
+    first, second = ([following().name for _ in STRIKES] for _ in range(2))
+    assert sorted(first) == sorted(second) == sorted(strike.name for strike in STRIKES)
