@@ -62,17 +62,19 @@ gpu: ## Whatever needs a GPU, on a machine that has one; never run on hardware s
 coverage: dev ## Run the tests with line coverage, of the services' processes too
 	$(PYTEST) --cov --cov-report=term:skip-covered
 
-test-lab: parts dev ## Every fault once, runbooks, real models and clients, ten minutes of simulations; continues after a stop
+test-lab: parts dev ## Every fault once, runbooks, real models and clients, ten minutes of simulations and of a soak; continues after a stop
 	bash .ci/parts emulation
 	PYTHON=$(PYTHON) bash .ci/parts judges
 	PYTHON=$(PYTHON) bash .ci/parts lm-eval
 	bash .ci/parts browser
 	bash .ci/parts tokenizers
 	PYTHON=$(PYTHON) bash .ci/parts clients
+	PYTHON=$(PYTHON) bash .ci/parts load
 	@code=0; \
 	$(BIN)/python -m pytest $(RESUMING) --session-timeout 3600 $(LABORATORY) || code=$$?; \
 	$(PYTEST) $(RESUMING) --session-timeout 1800 -m lab || code=$$?; \
 	$(BIN)/ryzanstein simulate --minutes $(MINUTES) || code=$$?; \
+	$(BIN)/ryzanstein bench soak --minutes $(MINUTES) --json build/soak.json || code=$$?; \
 	exit $$code
 
 parts: ## Install the programs that tests and benchmarks use: Redis, nginx, haproxy, iproute2, nftables, prometheus (apt)

@@ -134,6 +134,8 @@ def test_no_token_is_lost_or_repeated_by_servers_that_are_struck(stage: Stage) -
                 stage.strike(number % 2, KINDS[number % len(KINDS)])
                 if number % 5 == 4:
                     stage.harness.cluster.wait_nodes(3, 60)
+                if number % 50 == 49:
+                    print(f"{number + 1} strikes", flush=True)
                 assert not any(each.done() for each in asking), [each.exception() for each in asking if each.done()]
         finally:
             over.set()

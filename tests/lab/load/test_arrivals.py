@@ -22,7 +22,7 @@ def test_constant_times_are_even() -> None:
 
 
 def test_gaps_of_random_times_are_exponential() -> None:
-    """Pearson's chi-square over ten bins of equal probability: 27.9 is exceeded once in a thousand seeds, and this seed is fixed."""
+    """Pearson's chi-square over ten equal bins: 27.9 is exceeded by one seed in a thousand, and this one is fixed."""
     rate, num = 50.0, 20_000
     times = list(islice(poisson(rate, random.Random(7)), num))
     gaps = [after - before for before, after in pairwise(times)]

@@ -31,9 +31,12 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, script: Script) -> None:
         self._script = script
         self.num_requests = 0
+        self.came = asyncio.Condition()
 
-    async def StreamChat(self, request: Any, context: Any) -> AsyncIterator[pb.StreamChatResponse]:  # noqa: N802
+    async def StreamChat(self, request: Any, context: Any) -> AsyncIterator[pb.StreamChatResponse]:
         number, self.num_requests = self.num_requests, self.num_requests + 1
+        async with self.came:
+            self.came.notify_all()
         async for response in self._script(number, context):
             yield response
 
@@ -81,7 +84,7 @@ async def test_a_closed_loop_asks_as_often_as_it_may_and_finds_nothing() -> None
 
 
 async def test_the_time_that_a_request_waited_to_be_sent_counts() -> None:
-    """One request at a time may be open and the first takes a second: those behind it would look fast if only their own time counted."""
+    """One request at a time may be open and the first takes a second: on their own, those behind it are fast."""
 
     async def first_is_slow(number: int, _: Any) -> AsyncIterator[pb.StreamChatResponse]:
         if number == 0:
@@ -106,13 +109,12 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
     async with serving(silent) as (service, router):
         run = LoadRun([router], LoadBounds(num_requests=30))
         task = asyncio.ensure_future(run.open(conversations(SHAPE, 1, 0), constant(100)))
-        async with asyncio.timeout(20):
-            while service.num_requests < 30:
-                await asyncio.sleep(0.01)
-        assert not run.outcomes or run.num_open >= 1
+        async with asyncio.timeout(20), service.came:
+            await service.came.wait_for(lambda: service.num_requests == 30)
         assert run.num_came == 30
         await task
     assert len(run.outcomes) == 30
+    assert min(each.ended for each in run.outcomes) > run.started + 1.0
 
 
 async def test_lost_repeated_and_changed_tokens_are_found() -> None:

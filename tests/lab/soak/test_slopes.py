@@ -28,8 +28,8 @@ def test_a_leak_is_seen_and_noise_is_not(seed: int) -> None:
     assert still is not None
     assert leak.per_hour == pytest.approx(0.03, abs=0.006)
     assert still.lower < 0 < still.upper
-    assert missed(leak, 1.8)
-    assert not missed(still, 1.8)
+    assert missed("router-0 files", leak, 1.8)
+    assert not missed("router-0 files", still, 1.8)
 
 
 def test_steps_that_stay_are_a_slope_and_a_step_at_the_start_is_not() -> None:
@@ -47,8 +47,11 @@ def test_what_is_always_0_or_was_seldom_seen_has_no_slope() -> None:
 
 
 def test_ten_minutes_prove_only_what_is_certain() -> None:
-    assert not missed(Slope(1.0, 0.02, -0.1, 0.2), 0.125)
-    assert missed(Slope(1.0, 0.5, 0.3, 0.7), 0.125)
+    noise, growth = Slope(1.0, 0.02, -0.1, 0.2), Slope(1.0, 0.7, 0.5, 0.9)
+    assert not missed("router-0 files", noise, 0.125)
+    assert missed("router-0 files", growth, 0.125)
+    assert not missed("router-0 series", growth, 0.125)
+    assert missed("router-0 series", growth, 1.8)
 
 
 def test_every_strike_comes_once_before_any_comes_again() -> None:

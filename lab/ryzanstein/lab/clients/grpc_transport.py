@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 
+from ryzanstein.cli.access.router_trust import RouterTrust
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.clients.forms import CallForm, ObjectForm
 from ryzanstein.lab.clients.question import LoadQuestion
 from ryzanstein.lab.clients.reading import AnswerReading, CallPiece, Piece
 from ryzanstein.lab.clients.transport import Request, RouterAddress
-from ryzanstein.rpc.client import client_options, open_channel
+from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
@@ -83,7 +84,7 @@ class GrpcTransport:
 def _open(router: RouterAddress) -> grpc.aio.Channel:
     if not router.roots:
         return open_channel(router.grpc, retries=False)
-    return grpc.aio.secure_channel(router.grpc, grpc.ssl_channel_credentials(router.roots), client_options(retries=False))
+    return RouterTrust(router.roots).open(router.grpc, None)
 
 
 def _chat(question: LoadQuestion, request: Request) -> pb.ChatRequest:
