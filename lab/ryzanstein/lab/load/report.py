@@ -79,7 +79,7 @@ def document(run: LoadRun, window: Window, objectives: Objectives) -> dict[str, 
         },
         "sessions": _sessions(counted),
         "nodes": dict(Counter(each.nodes[-1] for each in complete if each.nodes).most_common()),
-        "failures": dict(Counter(each.failure.partition(":")[0] for each in run.outcomes if each.failure).most_common()),
+        "failures": dict(Counter(each.failure.split(":", 1)[0] for each in run.outcomes if each.failure).most_common()),
         "verdict": verdict(run.outcomes),
         "seconds": _seconds(run),
     }
