@@ -182,6 +182,15 @@ async def test_a_page_has_everything_in_itself() -> None:
     assert 'src="' not in text
 
 
+async def test_a_load_of_which_nothing_counts_has_tables_and_a_page_too() -> None:
+    run = LoadRun([], LoadBounds(num_requests=1))
+    await run.closed(iter(()), 1)
+    made = {"command": "c", "machine": {"cpu": "c", "cores": 1, "date": "d"}}
+    figures = {**made, **document(run, Window(0.0, 9.0), Objectives(ttft_s=1.0))}
+    assert len(tables(figures)) == 2
+    assert page(figures, run.outcomes, run.started).count("<svg") == 3
+
+
 @pytest.mark.parametrize("text", ["ttft", "ttft=", "ttft=0", "ttft=nan", "speed=1", "e2e=1e9", "tpot=-1"])
 def test_a_wrong_objective_is_refused(text: str) -> None:
     with pytest.raises(ObjectiveError):

@@ -11,25 +11,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from types import MappingProxyType
 
-from ryzanstein.lab.clients.client import LoadClient
-from ryzanstein.lab.clients.grpc_transport import GrpcTransport
-from ryzanstein.lab.clients.http_transport import HttpTransport
+from ryzanstein.lab.clients.client import TRANSPORTS, LoadClient
 from ryzanstein.lab.clients.question import LoadQuestion
 from ryzanstein.lab.clients.reading import AnswerReading
-from ryzanstein.lab.clients.socket_transport import SocketTransport
-from ryzanstein.lab.clients.transport import Request, RouterAddress, Transport
+from ryzanstein.lab.clients.transport import Request, RouterAddress
 
 _POLL_S = 0.01
 _MOST = "grpc"
-_TRANSPORTS: Mapping[str, Callable[[Sequence[RouterAddress]], Transport]] = MappingProxyType(
-    {_MOST: GrpcTransport, "sse": HttpTransport, "websocket": SocketTransport}
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +175,7 @@ class ClientLoad:
         return readings
 
     def _client(self, question: LoadQuestion, rng: random.Random) -> LoadClient:
-        return LoadClient(_TRANSPORTS[question.face](self._routers), len(self._routers), rng)
+        return LoadClient(TRANSPORTS[question.face](self._routers), len(self._routers), rng)
 
     def _look(self, reading: AnswerReading) -> None:
         if self._aim is not None:

@@ -11,11 +11,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.lab.clients.grpc_transport import GrpcTransport
+from ryzanstein.lab.clients.http_transport import HttpTransport
 from ryzanstein.lab.clients.reading import AnswerReading
-from ryzanstein.lab.clients.transport import Request, Transport
+from ryzanstein.lab.clients.socket_transport import SocketTransport
+from ryzanstein.lab.clients.transport import Request, RouterAddress, Transport
+
+TRANSPORTS: Mapping[str, Callable[[Sequence[RouterAddress]], Transport]] = MappingProxyType(
+    {"grpc": GrpcTransport, "sse": HttpTransport, "websocket": SocketTransport}
+)
+"""By the face of a question."""
 
 PATIENCE_S = 30.0
 _FIRST_BACKOFF_S = 0.02

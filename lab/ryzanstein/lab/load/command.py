@@ -38,6 +38,7 @@ from ryzanstein.lab.load.report import document, flawless, tables, window_of
 from ryzanstein.lab.load.run import LoadBounds, LoadRun
 from ryzanstein.lab.load.workload import Shape, conversations, recorded
 from ryzanstein.lab.machine import machine
+from ryzanstein.lab.output_files import check_writable
 
 _FLAWED = 1
 _LINE_EVERY_S, _LIVE_EVERY_S = 10.0, 0.5
@@ -134,6 +135,8 @@ def load(
     """
     people = display.people()
     objectives = _objectives(objective)
+    check_writable(None if json_path in ("", "-") else Path(json_path), "--json")
+    check_writable(page_path, "--page")
     rows = _rows(trace, speed)
     loops = [name for name, value in (("--streams", streams), ("--rate", rate), ("--trace", trace)) if value is not None]
     if len(loops) > 1:
@@ -203,12 +206,10 @@ async def _show(run: LoadRun, people: Console) -> None:
 def _line(run: LoadRun) -> str:
     now_s = time.monotonic() - run.started if run.started else 0.0
     lately = [each.ttft_s for each in run.outcomes[-100:] if each.first]
-    wrong = sum(not each.verdict.flawless and not each.refused for each in run.outcomes)
     first = f", first token {sorted(lately)[len(lately) // 2] * 1e3:.0f} ms" if lately else ""
-    refused = sum(each.refused for each in run.outcomes)
     return (
         f"{now_s:.0f} s: {run.num_came} came, {run.num_open} open, {len(run.outcomes)} answers, "
-        f"{run.num_tokens / max(now_s, 1e-9):.0f} tokens/s{first}, {refused} refused, {wrong} wrong"
+        f"{run.num_tokens / max(now_s, 1e-9):.0f} tokens/s{first}, {run.num_refused} refused, {run.num_wrong} wrong"
     )
 
 

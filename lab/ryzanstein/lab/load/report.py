@@ -128,7 +128,9 @@ def tables(figures: dict[str, Any]) -> list[Table]:
     if bounds := [
         f"{name.removesuffix('_s')} {objective[name]} s" for name in ("ttft_s", "tpot_s", "e2e_s") if name in objective
     ]:
-        whole.add_row("goodput", f"{objective['goodput_per_s']} a second, {objective['met']:.1%} within {', '.join(bounds)}")
+        whole.add_row(
+            "goodput", f"{objective['goodput_per_s']} a second, {objective['met'] or 0:.1%} within {', '.join(bounds)}"
+        )
     if sessions := figures["sessions"]:
         whole.add_row(
             "sessions", f"{sessions['same_node']} of {sessions['further_turns']} turns on the node of the turn before"

@@ -9,26 +9,19 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from types import MappingProxyType
 
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.lab.clients.client import LoadClient
-from ryzanstein.lab.clients.grpc_transport import GrpcTransport
-from ryzanstein.lab.clients.http_transport import HttpTransport
+from ryzanstein.lab.clients.client import TRANSPORTS, LoadClient
 from ryzanstein.lab.clients.judge import Verdict, judge
 from ryzanstein.lab.clients.question import LoadQuestion
 from ryzanstein.lab.clients.reading import AnswerReading
-from ryzanstein.lab.clients.socket_transport import SocketTransport
-from ryzanstein.lab.clients.transport import Request, RouterAddress, Transport
+from ryzanstein.lab.clients.transport import Request, RouterAddress
 from ryzanstein.lab.load.outcome import Outcome, Times, outcome_of
 from ryzanstein.lab.load.workload import Shape, probe
 
-_TRANSPORTS: Mapping[str, Callable[[Sequence[RouterAddress]], Transport]] = MappingProxyType(
-    {"grpc": GrpcTransport, "sse": HttpTransport, "websocket": SocketTransport}
-)
 _PROBES = (40, 240)
 
 
@@ -56,6 +49,8 @@ class LoadRun:
     num_came: int = 0
     num_open: int = 0
     num_tokens: int = 0
+    num_refused: int = 0
+    num_wrong: int = 0
     started: float = 0.0
     ended: float = 0.0
     _idle: list[LoadClient] = field(default_factory=list)
@@ -171,10 +166,12 @@ class LoadRun:
     def _count(self, outcome: Outcome, reading: AnswerReading) -> None:
         self.outcomes.append(outcome)
         self.num_tokens += outcome.num_tokens
+        self.num_refused += outcome.refused
+        self.num_wrong += not outcome.refused and not outcome.verdict.flawless
         for arrival in reading.arrivals:
             self.token_seconds[int(arrival.at - self.started)] += arrival.num_tokens
 
     def _client(self, question: LoadQuestion) -> LoadClient:
         rng = random.Random(f"{self.seed}/{next(self._numbers)}")
-        transport = _TRANSPORTS[question.face](self.routers)
+        transport = TRANSPORTS[question.face](self.routers)
         return LoadClient(transport, len(self.routers), rng, waits=self.bounds.waits)

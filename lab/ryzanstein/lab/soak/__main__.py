@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from ryzanstein.lab.load.workload import Shape
+from ryzanstein.lab.output_files import check_writable
 from ryzanstein.lab.soak.report import figures, misses, page
 from ryzanstein.lab.soak.soak import Soak, SoakPlan, soak
 
@@ -32,6 +33,8 @@ def soak_command(
     report: Annotated[Path | None, typer.Option(dir_okay=False, help="File for the Markdown report.")] = None,
 ) -> None:
     """Serve a load for hours, with a fault a minute: nothing may be lost, and nothing may grow."""
+    check_writable(None if json_path == "-" else Path(json_path), "--json")
+    check_writable(report, "--report")
     plan = SoakPlan(60 * minutes, share, every, seed=seed, shape=Shape(num_input=64, num_output=96))
     seen = asyncio.run(_interruptible(plan))
     command = f".venv/bin/ryzanstein bench soak {shlex.join(sys.argv[1:])}".strip()

@@ -72,6 +72,9 @@ async def _all_of_it(seen: Soak, shape: Shape, cluster: LocalCluster, tell: Call
         done, _ = await asyncio.wait([load, *beside], return_when=asyncio.FIRST_COMPLETED)
         if load not in done:
             (failed, *_) = done
+        else:
+            failed = load
+        if failed.exception() is not None:
             seen.broken = f"the laboratory failed: {failed.exception()!r}"
     except asyncio.CancelledError:
         seen.broken = "interrupted"
@@ -104,8 +107,7 @@ async def _strike(seen: Soak, cluster: LocalCluster, tell: Callable[[str], None]
         await asyncio.sleep(max(0.0, started + at_s - time.monotonic()))
         strike = following()
         seen.strikes.append((round(time.monotonic() - started, 1), strike.name))
-        wrong = sum(not each.verdict.flawless for each in seen.run.outcomes)
-        tell(f"{at_s / 60:.1f} min: {strike.name}; {len(seen.run.outcomes)} answers so far, {wrong} wrong")
+        tell(f"{at_s / 60:.1f} min: {strike.name}; {len(seen.run.outcomes)} answers so far, {seen.run.num_wrong} wrong")
         await strike.act(cluster)
         at_s += seen.plan.strike_every_s
     await asyncio.Event().wait()
