@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 import pytest
 
+from ryzanstein.cli.node_devices import NodeDevices
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1 import inference_pb2 as inference
@@ -170,8 +172,16 @@ class Harness:
         return self.client
 
 
+def _placed(spec: ClusterSpec) -> ClusterSpec:
+    """The same cluster on one GPU that all nodes share, a rank each, where RYZANSTEIN_TEST_DEVICE is cuda: see `.ci/gpu`."""
+    if os.environ.get("RYZANSTEIN_TEST_DEVICE") != "cuda":
+        return spec
+    devices = NodeDevices("cuda", (("0",),) * spec.num_nodes)
+    return replace(spec, tp=1, devices=devices, rank_flags=(*spec.rank_flags, "--dtype", "float32"))
+
+
 def _harness(spec: ClusterSpec) -> Iterator[Harness]:
-    with LocalCluster(spec) as cluster:
+    with LocalCluster(_placed(spec)) as cluster:
         harness = Harness(cluster)
         yield harness
         harness.client.close()

@@ -35,6 +35,21 @@ def test_our_engine_computes_as_on_a_cpu(tp: int) -> None:
     assert sampled == on_cpu(DEMO, **SAMPLED)
 
 
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_node_on_a_cpu_continues_what_one_on_a_gpu_began(sampling: dict[str, Any]) -> None:
+    """And the other way round, in float32. Whichever of them answers is killed."""
+    devices = NodeDevices("auto", (("0",), ("-1",)))
+    spec = ClusterSpec(DEMO, num_nodes=2, tp=1, devices=devices, rank_flags=("--dtype", "float32"))
+    expected = on_cpu(DEMO, **sampling)
+    with LocalCluster(spec) as cluster:
+        for turn in range(4):
+            tokens, nodes = answer_of(cluster, cluster.kill, at=5 + 7 * turn, **sampling)
+            assert tokens == expected
+            assert len(nodes) == 2
+            cluster.restart(nodes[0])
+            cluster.wait_nodes(2)
+
+
 SCHEMA: dict[str, Any] = {
     "temperature": 1.0,
     "seed": 3,
