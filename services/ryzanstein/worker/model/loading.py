@@ -93,7 +93,8 @@ class LoadedModel:
         assert self.zones is None, "only our own kernels read compressed blocks"
         assert not rules, "only our own kernels read sparsely"
         batches = DecodeBatches(layout, ScoreMasks(layout, options.torch_dtype, bias), staging)
-        view_keys = fastest_view(self.cache.slot_bytes, torch.get_num_threads())
+        on_gpu = options.torch_device.type == "cuda"
+        view_keys = fastest_view(self.cache.slot_bytes, torch.get_num_threads(), on_gpu=on_gpu)
         return torch_readers(batches, extents.windows, view_keys, knows_causal=spec.score_cap is None)
 
     def pages(self, tp: TensorParallel, options: RunnerOptions) -> RankPages:

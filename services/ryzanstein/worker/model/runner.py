@@ -86,6 +86,9 @@ class ModelRunner:
         """
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
+        if options.torch_device.type == "cuda":
+            # cuDNN's attention compiles a plan for each new shape, and a sequence has one more key in each step.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         load = load_chosen if options.quantization == "auto" else load_model
         return cls(load(model_dir, tp, options), tp, options)
 

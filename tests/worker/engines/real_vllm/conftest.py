@@ -22,6 +22,10 @@ ROOT = Path(__file__).parents[4]
 VLLM = ROOT / "build/vllm/bin/python"
 SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
 START_S = 300
+ON_GPU = os.environ.get("RYZANSTEIN_TEST_DEVICE") == "cuda"
+"""Where vLLM in build/vllm is one for GPUs: see `.ci/gpu`. Nodes of ours compute on the CPU all the same."""
+GPU_FLAGS = ["--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "0.1"] if ON_GPU else []
+"""Its other attention kernels do not take numbers of 32 bits; several servers share the GPU's memory."""
 
 
 class VllmServer:
@@ -47,9 +51,9 @@ class VllmServer:
             str(self.port),
         ]
         command += ["--served-model-name", "theirs", "--dtype", dtype, "--max-model-len", "512", "--enforce-eager"]
-        command += ["--max-num-seqs", "16", *(["--logits-processors", SAMPLER] if sampler else [])]
+        command += ["--max-num-seqs", "16", *(["--logits-processors", SAMPLER] if sampler else []), *GPU_FLAGS]
         # On a core of its own: its threads spin, and an agent and a router that get no time look silent to each other.
-        cores = ["taskset", "--cpu-list", str(max(os.sched_getaffinity(0)))]
+        cores = [] if ON_GPU else ["taskset", "--cpu-list", str(max(os.sched_getaffinity(0)))]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*cores, *command],

@@ -11,14 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.worker.engines.real_vllm.conftest import VLLM
+from tests.worker.engines.real_vllm.conftest import GPU_FLAGS, VLLM
 
 from ryzanstein.constraints import Constraint
 from ryzanstein.generation.prompts import TokenPrompt
 from ryzanstein.generation.request import ChoiceProgress
 
 PROMPT = TokenPrompt((300, 7, 451, 12, 9))
-ARGUMENTS = "--dtype float32 --max-model-len 2048 --enforce-eager"
+ARGUMENTS = " ".join(["--dtype float32 --max-model-len 2048 --enforce-eager", *GPU_FLAGS])
 SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "presence_penalty": 0.5, "max_tokens": 24}
 
 

@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 from tests.worker.engines.answering import answer_of
-from tests.worker.engines.real_vllm.conftest import VLLM
+from tests.worker.engines.real_vllm.conftest import GPU_FLAGS, VLLM
 
 from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
 from ryzanstein.worker.engines.child.litter import present
 
 INDICES = range(1, 32, int(os.environ.get("RYZANSTEIN_KILLS_EVERY", "15")))
-ARGUMENTS = "--dtype float32 --max-model-len 512 --enforce-eager"
+ARGUMENTS = " ".join(["--dtype float32 --max-model-len 512 --enforce-eager", *GPU_FLAGS])
 SCHEMA = {"json_schema": '{"type": "array", "items": {"type": "integer"}, "minItems": 20, "maxItems": 40}'}
 SAMPLED = {"temperature": 1.0, "seed": 2026, "max_tokens": 360}
 CASES: dict[str, dict[str, Any]] = {

@@ -19,11 +19,14 @@ from ryzanstein.worker.model.inputs.step import GroupInputs
 # the calls.
 _VIEW_BYTES = 96 * 2**10
 _VIEW_BYTES_THREADS = 384 * 2**10
+VIEW_BYTES_GPU = 8 * 2**20
+"""On a GPU a call takes as long as a copy of far more. This bounds what a batch of the longest sequences copies."""
 
 
-def fastest_view(slot_bytes: int, num_threads: int) -> int:
+def fastest_view(slot_bytes: int, num_threads: int, *, on_gpu: bool = False) -> int:
     """Returns the best `view_keys` for a cache with `slot_bytes` per token and layer."""
-    return (_VIEW_BYTES if num_threads == 1 else _VIEW_BYTES_THREADS) // slot_bytes
+    on_cpu = _VIEW_BYTES if num_threads == 1 else _VIEW_BYTES_THREADS
+    return (VIEW_BYTES_GPU if on_gpu else on_cpu) // slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
