@@ -56,7 +56,7 @@ test-engines: dev ## Nodes beside a real vLLM, on CPUs (3.5 GB to fetch once, 5 
 	PYTHON=$(PYTHON) bash .ci/parts vllm
 	$(BIN)/python -m pytest tests/worker/engines/real_vllm --timeout 600
 
-gpu: ## Whatever needs a GPU, on a machine that has one; never run on hardware so far
+gpu: ## Whatever needs a GPU, on a machine that has one
 	PYTHON=$(PYTHON) bash .ci/gpu
 
 coverage: dev ## Run the tests with line coverage, of the services' processes too

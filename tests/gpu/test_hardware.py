@@ -14,12 +14,12 @@ from ryzanstein.worker.sizing import DEVICE_BYTES
 
 pytestmark = pytest.mark.gpu
 
-CONTEXT = """
+PRODUCTS = """
 import torch
-free, _ = torch.cuda.mem_get_info(0)
 x = torch.randn(512, 512, device="cuda")
-(x @ x.bfloat16().float()).softmax(dim=1).sum().item(), (x.bfloat16() @ x.bfloat16()).sum().item()
-print(free - torch.cuda.mem_get_info(0)[0])
+(x @ x).softmax(dim=1).sum().item(), (x.bfloat16() @ x.bfloat16()).sum().item()
+print("computed", flush=True)
+input()
 """
 
 
@@ -40,7 +40,12 @@ def test_free_memory_is_that_of_the_device() -> None:
 
 
 def test_a_rank_without_a_model_takes_no_more_than_is_planned_for_it() -> None:
-    """The context, and the workspaces of products."""
-    output = subprocess.run([sys.executable, "-c", CONTEXT], capture_output=True, text=True, check=True, timeout=120).stdout
-    print(f"a context takes {int(output) / 2**20:.0f} MiB")
-    assert int(output) <= DEVICE_BYTES
+    """The context, and the workspaces of products. Another process sees the context, too."""
+    before, _ = torch.cuda.mem_get_info(0)
+    with subprocess.Popen([sys.executable, "-c", PRODUCTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "computed\n"
+        taken = before - torch.cuda.mem_get_info(0)[0]
+        rank.communicate("\n", timeout=60)
+    print(f"a rank takes {taken / 2**20:.0f} MiB")
+    assert 100 * 2**20 < taken <= DEVICE_BYTES

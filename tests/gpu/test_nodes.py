@@ -1,4 +1,4 @@
-"""Clusters whose nodes compute on GPUs, with our own engine and beside vLLM."""
+"""Clusters whose nodes compute on GPUs with our own engine. Beside vLLM: tests/worker/engines/real_vllm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.gpu.conftest import DEMO, need
 from tests.worker.engines.answering import answer_of
 
 from ryzanstein.cli.node_devices import NodeDevices
-from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.process.gpus import find_gpus
 
 pytestmark = pytest.mark.gpu
@@ -48,22 +48,3 @@ def test_a_node_on_a_cpu_continues_what_one_on_a_gpu_began(sampling: dict[str, A
             assert len(nodes) == 2
             cluster.restart(nodes[0])
             cluster.wait_nodes(2)
-
-
-SCHEMA: dict[str, Any] = {
-    "temperature": 1.0,
-    "seed": 3,
-    "ignore_eos": False,
-    "constraint": {"json_schema": '{"type": "array", "items": {"type": "integer"}, "minItems": 9, "maxItems": 12}'},
-}
-
-
-@pytest.mark.parametrize("sampling", [{}, SAMPLED, SCHEMA], ids=["greedy", "sampled", "constrained"])
-def test_a_node_in_reserve_continues_what_vllm_began(vllm: str, small_model: Path, sampling: dict[str, Any]) -> None:
-    spec = ClusterSpec(small_model, num_nodes=2, tp=1, engines=(vllm, OWN_RANKS))
-    with LocalCluster(spec) as cluster:
-        whole, nodes = answer_of(cluster, **sampling)
-        assert nodes == ["node-0"], "the node in reserve has nothing to do"
-        tokens, nodes = answer_of(cluster, cluster.kill, **sampling)
-    assert nodes == ["node-0", "node-1"]
-    assert tokens == whole

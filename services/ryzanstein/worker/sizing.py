@@ -49,8 +49,8 @@ shares with its fork server until it writes to them.
 """
 STREAM_BYTES = 16 * 2**20
 """What the node itself keeps of the answers of a server beside it, about."""
-DEVICE_BYTES = 512 * 2**20
-"""What a rank takes on its GPU without a model (the context). Never measured."""
+DEVICE_BYTES = 768 * 2**20
+"""What a rank takes on its GPU beside weights and cache: the context and workspaces of products, 687 MiB on an H200."""
 _SLACK = 0.1  # of the weights, which the allocator does not give back
 _TWICE_NUMBERS = 4 * 2**20  # 8-bit weights up to this size may be kept in two packings
 _COPIED_BYTES = 8 * 2**20  # tied heads up to this size are copied

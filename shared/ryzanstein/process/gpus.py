@@ -1,7 +1,7 @@
 """The GPUs of this machine that processes may use, and whether ranks get them; without torch.
 
 They are asked through NVIDIA's management library, which comes with the driver
-(https://docs.nvidia.com/deploy/nvml-api). Never run on hardware: the decisions are tested with counts.
+(https://docs.nvidia.com/deploy/nvml-api).
 """
 
 from __future__ import annotations

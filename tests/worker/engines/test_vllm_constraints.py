@@ -177,7 +177,6 @@ def answered(batch: Batch, row: AskedRow) -> list[int]:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "nothing is allowed"])
 def test_the_second_interface_decides_alike(sampler_class: Any, name: str) -> None:
-    """This interface has never run in vLLM here: its model runner needs a GPU."""
     message = submitted(CASES[name], seed=5)
     tokens, _ = our_answer(message)
     slots = Slots(sampler_class)

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from tests.worker.engines.vllm_batches import VOCABULARY, Batch, BatchUpdate, Slots, argued, logits_after, sampler_class
@@ -172,6 +173,25 @@ def test_the_second_interface_decides_alike(sampler_class, name: str) -> None:
     assert slots.add(2, argued(asked_row(again, 0)), [8, 8]), "a slot is used again"
     slots.step([2], {})
     assert slots.tokens.gpu[2, 2].item() == our_answer(again)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "greedy"])
+def test_a_preempted_request_goes_on_by_the_second_interface(sampler_class, name: str) -> None:
+    """It enters a slot again with its output, in pieces that end anywhere."""
+    message = submitted(CASES[name], [7, 1, 8, 2], seed=11)
+    whole = our_answer(message)
+    for piece in range(5, 4 + len(whole) - 1):
+        slots = Slots(sampler_class)
+        assert slots.add(0, argued(asked_row(message, 0)), message.prompt_ids, whole[:-1])
+        slots.step([0], {0: piece})
+        slots.step([0], {})
+        assert slots.tokens.gpu[0, 4 + len(whole) - 1].item() == whole[-1], piece
+
+
+def test_words_that_are_banned_later_are_not_left_to_vllm(sampler_class) -> None:
+    message = replace_stop(submitted(SamplingParams(temperature=0.0), [5], seed=1))
+    message = msgspec.structs.replace(message, bad_sequences=[[3, 4]])
+    assert Slots(sampler_class).add(0, argued(asked_row(message, 0)), [5])
 
 
 def test_a_plain_greedy_request_is_declined_by_the_second_interface(sampler_class) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,26 +115,36 @@ class Batch:
 
 
 class Slots:
-    """vLLM's second model runner: slots, rows in any order, prompts in pieces whose samples are thrown away."""
+    """vLLM's second model runner: slots, rows in any order, prompts in pieces whose samples are thrown away.
+
+    As there, what a request brings is written to the device after `add_request`, just before the step.
+    """
 
     def __init__(self, sampler_class, num_slots: int = 4) -> None:
-        self.prompt_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int64).numpy())
+        self.prompt_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int32).numpy())
+        self.prefill_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int32).numpy())
         self.tokens = SimpleNamespace(gpu=torch.zeros(num_slots, 128, dtype=torch.int64))
-        state = SimpleNamespace(prompt_len=self.prompt_len, all_token_ids=self.tokens)
+        state = SimpleNamespace(prompt_len=self.prompt_len, prefill_len=self.prefill_len, all_token_ids=self.tokens)
         self.sampler = sampler_class(SimpleNamespace(), state)
         self.length: dict[int, int] = {}
+        self._staged: dict[int, list[int]] = {}
 
-    def add(self, slot: int, params, token_ids: list[int]) -> bool:
-        self.prompt_len.np[slot] = self.length[slot] = len(token_ids)
-        self.tokens.gpu[slot, : len(token_ids)] = torch.tensor(token_ids)
+    def add(self, slot: int, params, token_ids: list[int], output: list[int] = ()) -> bool:
+        """`output`: what was generated before the request was preempted."""
+        self.prompt_len.np[slot] = len(token_ids)
+        self.prefill_len.np[slot] = self.length[slot] = len(token_ids) + len(output)
+        self._staged[slot] = [*token_ids, *output]
         return self.sampler.add_request(slot, params)
 
     def step(self, slots: list[int], partly: dict[int, int]) -> None:
         """Feeds these slots; of those that are `partly` fed, only the first so many tokens."""
+        for slot, token_ids in self._staged.items():
+            self.tokens.gpu[slot, : len(token_ids)] = torch.tensor(token_ids)
+        self._staged = {}
+        self.sampler.apply_staged_writes()
         ends = [partly.get(slot, self.length[slot]) for slot in slots]
         texts = [self.tokens.gpu[slot, :end].tolist() for slot, end in zip(slots, ends, strict=True)]
-        positions = torch.tensor([end - 1 for end in ends])
-        ctx = SimpleNamespace(expanded_idx_mapping=torch.tensor(slots), pos=positions)
+        ctx = SimpleNamespace(idx_mapping_np=np.array(slots, np.int32), seq_lens_upper_bound_np=np.array(ends, np.int32))
         logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]), ctx)
         for slot, token in zip(slots, logits.argmax(dim=1).tolist(), strict=True):
             if slot not in partly:

@@ -19,11 +19,11 @@ from ryzanstein.worker.engines.child.litter import present, remove_new
 from ryzanstein.worker.engines.vllm.packages import write_plugin
 
 ROOT = Path(__file__).parents[4]
-VLLM = ROOT / "build/vllm/bin/python"
 SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
 START_S = 300
 ON_GPU = os.environ.get("RYZANSTEIN_TEST_DEVICE") == "cuda"
-"""Where vLLM in build/vllm is one for GPUs: see `.ci/gpu`. Nodes of ours compute on the CPU all the same."""
+"""vLLM is one for GPUs: see `.ci/gpu`. Nodes of ours compute on the CPU all the same."""
+VLLM = ROOT / ("build/gpu/vllm" if ON_GPU else "build/vllm") / "bin/python"
 GPU_FLAGS = ["--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "0.1"] if ON_GPU else []
 """Its other attention kernels do not take numbers of 32 bits; several servers share the GPU's memory."""
 

@@ -168,6 +168,16 @@ def new_row(asked: AskedRow, token_ids: Sequence[int], grammars: RowGrammars) ->
     return ConstrainedRow(asked, message, state, grammars)
 
 
+def is_plain(asked: AskedRow) -> bool:
+    """Returns whether vLLM's own greedy choices are what is wanted, whatever the tokens of the request are."""
+    group = asked.group
+    if group is None or asked.probes or asked.prepares or group.sampling.constraint is not None or group.bad_sequences:
+        return False
+    sampling = replace(group.sampling, logprobs=None)
+    begun = _sequence(msgspec.structs.replace(group, prompt_ids=[0], sampling=sampling), asked.choice)
+    return not needs_full_logits(begun.row)
+
+
 def _sequence(message: SubmitGroup, choice: int, state: GrammarState | None = None) -> EngineSequence:
     return EngineSequence(SequenceGroup(message, 0, 0.0, Account("")), choice, state)
 

@@ -2,7 +2,7 @@
 
 vLLM has two interfaces for such processors, one for each of its model runners, and one class has both:
 `apply(logits)` with the state of `update_state` for V1, `apply(logits, ctx)` with that of
-`add_request` for V2. The second has never run on hardware: V2 needs a GPU.
+`add_request` for V2, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from ryzanstein.worker.engines.asking import unpacked
+from ryzanstein.worker.engines.asking import AskedRow, unpacked
 from ryzanstein.worker.engines.vllm.board import VARIABLE, BoardSlot
 from ryzanstein.worker.engines.vllm.inside.grammars import RowGrammars
-from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide, new_row
+from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide, is_plain, new_row
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.kernels.opening import open_kernels
 from ryzanstein.worker.settings.options import RunnerOptions
@@ -46,6 +46,8 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         self._board = _slot(vllm_config)
         self._places: dict[int, tuple[BatchRow, list[int]]] = {}
         """V1: the rows of the batch, each with the output of its request, which vLLM appends to."""
+        self._entering: dict[int, AskedRow] = {}
+        """V2: the requests of slots whose tokens are not on the device before the next step."""
         self._rows: dict[int, BatchRow] = {}
         self._picked: dict[int, list[int]] = {}
 
@@ -79,21 +81,22 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """V2: takes a request that enters a slot; returns whether its tokens are decided here."""
-        self._rows.pop(req_idx, None)
-        self._picked.pop(req_idx, None)
-        if (asked := unpacked(sampling_params.extra_args)) is None:
+        for known in (self._rows, self._picked, self._entering):
+            known.pop(req_idx, None)
+        asked = unpacked(sampling_params.extra_args)
+        if asked is None or is_plain(asked):
             return False
-        num_prompt = int(self._state.prompt_len.np[req_idx])
-        row = new_row(asked, self._state.all_token_ids.gpu[req_idx, :num_prompt].tolist(), self._grammars)
-        if row.plain:
-            return False
-        self._rows[req_idx], self._picked[req_idx] = row, []
+        self._entering[req_idx] = asked
         return True
 
     def apply_staged_writes(self) -> None:
-        """V2: is called before each step."""
+        """V2: is called before each step, when the tokens of new requests are on the device."""
         if self._board is not None:
             self._board.begin()
+        while self._entering:
+            slot, asked = self._entering.popitem()
+            self._rows[slot] = new_row(asked, self._tokens(slot, 0, int(self._state.prompt_len.np[slot])), self._grammars)
+            self._picked[slot] = []
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
         """Leaves one finite logit in each row that is decided here. Never raises: vLLM's engine would end with it."""
@@ -115,16 +118,15 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         return logits
 
     def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
-        """V2: rows are in any order; a row whose position is before the request's end is of a prompt that goes on."""
+        """V2: rows are in any order, one for each request. What is read of `ctx` is on the host: nothing waits for the GPU."""
         rows: dict[int, BatchRow] = {}
-        slots, positions = ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist()
-        for s, (slot, position) in enumerate(zip(slots, positions, strict=True)):
-            if (row := self._rows.get(slot)) is None:
-                continue
-            num_output = position + 1 - int(self._state.prompt_len.np[slot])
-            if num_output >= 0:
-                row.take(self._output(slot, num_output))
-                rows[s] = row
+        slots, lengths = ctx.idx_mapping_np.tolist(), ctx.seq_lens_upper_bound_np.tolist()
+        for s, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+            row = self._rows.get(slot)
+            if row is None or length < self._state.prefill_len.np[slot]:
+                continue  # others' requests, and tokens that go on: what is drawn after these is thrown away
+            row.take(self._output(slot, length - int(self._state.prompt_len.np[slot])))
+            rows[s] = row
         for s, token_id in decide(logits, rows, self._grammars).items():
             self._picked[slots[s]][rows[s].num_taken :] = [token_id]
         return logits
@@ -134,8 +136,12 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         picked = self._picked[slot]
         if len(picked) < num_output:
             num_prompt = int(self._state.prompt_len.np[slot])
-            picked[:] = self._state.all_token_ids.gpu[slot, num_prompt : num_prompt + num_output].tolist()
+            picked[:] = self._tokens(slot, num_prompt, num_prompt + num_output)
         return picked[:num_output]
+
+    def _tokens(self, slot: int, begin: int, end: int) -> list[int]:
+        """V2: waits for the GPU."""
+        return list(self._state.all_token_ids.gpu[slot, begin:end].tolist())
 
 
 def _kernels(state: Any) -> NativeKernels | None:
