@@ -23,7 +23,7 @@ from ryzanstein.worker.architectures.registry import read_config, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.sizes import CacheRequest, CacheSize, cache_size, slot_width
-from ryzanstein.worker.cache.staging import BUDGET_BYTES
+from ryzanstein.worker.cache.staging import BUDGET_BYTES, GPU_VIEW_BYTES
 from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
@@ -295,7 +295,8 @@ class MemoryNeed:
         # torch's 16-bit products on a CPU convert and reorder the weight in each call.
         largest = max((math.prod(entry.shape) for entry in self.entries.values()), default=0)
         reordered = 2 * largest * self._item_bytes if self._item_bytes == 2 and not self.on_gpu else 0
-        return settings.tp * states + logits + reordered
+        copied = settings.max_sequences * GPU_VIEW_BYTES if self.on_gpu else 0
+        return settings.tp * (states + copied) + logits + reordered
 
 
 def _gguf(path: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:

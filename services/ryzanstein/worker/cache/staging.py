@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 
+GPU_VIEW_BYTES = 8 * 2**20
+"""On a GPU, where a call takes as long as a copy of megabytes, sequences are copied together up to this size each."""
 BUDGET_BYTES = 64 * 2**20
 _GROWTH = 64  # keys; a stride longer than needed saves gathering the batch again in every step
 _MOST_PADDING = 2.0  # padded keys to real ones; above it, the sequences are faster one by one

@@ -30,6 +30,8 @@ def paged_readers(
     return found
 
 
-def torch_readers(batches: DecodeBatches, windows: Windows, view_keys: int, *, knows_causal: bool) -> list[GroupReader]:
+def torch_readers(
+    batches: DecodeBatches, windows: Windows, view_keys: int, *, knows_causal: bool, on_gpu: bool = False
+) -> list[GroupReader]:
     """Returns readers for torch, which reads neither sparsely nor compressed blocks."""
-    return [TorchReader(batches, window, view_keys, knows_causal) for window in windows]
+    return [TorchReader(batches, window, view_keys, knows_causal, on_gpu) for window in windows]

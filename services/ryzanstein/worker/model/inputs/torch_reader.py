@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from ryzanstein.worker.cache.staging import GPU_VIEW_BYTES
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.attention import Segment, Span
 from ryzanstein.worker.model.inputs.batches import DecodeBatches
@@ -19,14 +20,12 @@ from ryzanstein.worker.model.inputs.step import GroupInputs
 # the calls.
 _VIEW_BYTES = 96 * 2**10
 _VIEW_BYTES_THREADS = 384 * 2**10
-VIEW_BYTES_GPU = 8 * 2**20
-"""On a GPU a call takes as long as a copy of far more. This bounds what a batch of the longest sequences copies."""
 
 
 def fastest_view(slot_bytes: int, num_threads: int, *, on_gpu: bool = False) -> int:
     """Returns the best `view_keys` for a cache with `slot_bytes` per token and layer."""
     on_cpu = _VIEW_BYTES if num_threads == 1 else _VIEW_BYTES_THREADS
-    return (VIEW_BYTES_GPU if on_gpu else on_cpu) // slot_bytes
+    return (GPU_VIEW_BYTES if on_gpu else on_cpu) // slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,15 @@ class TorchReader:
 
     `view_keys`: a single new token with at least that many keys in adjacent slots is not batched,
     unless the batch can be staged. `knows_causal`: scores have no cap, so that a whole prompt needs
-    no mask.
+    no mask. `on_gpu`: so many keys are not batched either where their slots are apart, because a batch is as
+    large as its longest sequence, and a GPU has less memory.
     """
 
     batches: DecodeBatches
     window: int | None
     view_keys: int
     knows_causal: bool
+    on_gpu: bool = False
 
     def inputs(self, plan: StepPlan, fed: FedTokens, tables: PageTables) -> GroupInputs:
         layout = self.batches.layout
@@ -51,7 +52,7 @@ class TorchReader:
     def _segments(self, keys: SeenKeys) -> list[Segment]:
         single_S, adjacent_S = keys.num_new_S == 1, keys.adjacent(self.batches.layout.block_size)
         staging = self.batches.staging_for(keys, single_S)
-        viewed_S = adjacent_S & (keys.length_S - keys.begin_S >= self.view_keys)
+        viewed_S = (adjacent_S | self.on_gpu) & (keys.length_S - keys.begin_S >= self.view_keys)
         together_S = single_S if staging is not None else single_S & ~viewed_S
         together = np.flatnonzero(together_S)
         alone_S = ~together_S if len(together) > 1 else np.ones_like(together_S)
