@@ -169,17 +169,18 @@ def test_when_all_servers_are_gone_the_reserve_goes_on_and_the_next_turn_returns
             for number in range(2):
                 servers.signal(number, signal.SIGKILL)
 
-    for _ in range(10):  # an answer may be complete before both servers are dead
+    for number in range(10):  # an answer may be complete before both servers are dead
+        session_id = f"reserve {number}"
         killed.clear()
         healed()
-        answer = mixed.client.chat(QUESTION, session_id="reserve", on_delta=on_delta, **LONG)
+        answer = mixed.client.chat(QUESTION, session_id=session_id, on_delta=on_delta, **LONG)
         assert answer.token_ids == undisturbed.token_ids
         if answer.nodes[-1] == "node-2":
             break
     assert answer.nodes[-1] == "node-2"
     servers.heal()
     mixed.cluster.wait_nodes(3)
-    following = mixed.client.chat("Count from 1 to 9.", session_id="reserve", max_tokens=20)
+    following = mixed.client.chat("Count from 1 to 9.", session_id=session_id, max_tokens=20)
     assert following.nodes == [killed[0]]
 
 
