@@ -120,7 +120,8 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
     def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
         """V2: rows are in any order, one for each request. What is read of `ctx` is on the host: nothing waits for the GPU."""
         rows: dict[int, BatchRow] = {}
-        slots, lengths = ctx.idx_mapping_np.tolist(), ctx.seq_lens_upper_bound_np.tolist()
+        slots = ctx.idx_mapping_np.tolist()
+        lengths = ctx.seq_lens_upper_bound_np[: len(slots)].tolist()  # padded to the batch of a CUDA graph
         for s, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
             row = self._rows.get(slot)
             if row is None or length < self._state.prefill_len.np[slot]:
