@@ -145,7 +145,9 @@ class Slots:
         self.sampler.apply_staged_writes()
         ends = [partly.get(slot, self.length[slot]) for slot in slots]
         texts = [self.tokens.gpu[slot, :end].tolist() for slot, end in zip(slots, ends, strict=True)]
-        ctx = SimpleNamespace(idx_mapping_np=np.array(slots, np.int32), seq_lens_upper_bound_np=np.array([*ends, 0, 0], np.int32))
+        ctx = SimpleNamespace(
+            idx_mapping_np=np.array(slots, np.int32), seq_lens_upper_bound_np=np.array([*ends, 0, 0], np.int32)
+        )
         logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]), ctx)
         for slot, token in zip(slots, logits.argmax(dim=1).tolist(), strict=True):
             if slot not in partly:
