@@ -26,6 +26,7 @@ from ryzanstein.worker.engines.remote.group import RemoteEngines, RemoteGroup
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
 from ryzanstein.worker.engines.remote.http.client import EngineClient
 from ryzanstein.worker.engines.remote.http.faults import EngineProtocolError
+from ryzanstein.worker.engines.vllm.board import BoardSlot
 from ryzanstein.worker.settings.rank_settings import QueueSettings
 from ryzanstein.worker.supervision.group import EngineModel, GroupEvents, LossCause, RanksLost
 from ryzanstein.worker.supervision.messages import ProfileTrace, RankReady, StartProfile
@@ -233,6 +234,30 @@ async def test_a_sampler_that_is_not_as_ours_is_used_as_far_as_answers_go_on_exa
         with pytest.raises(RanksLost, match=r"protocol|has not loaded our sampler"):
             async with started(engines_of(stub, Heard(), sampler="require")):
                 pass
+
+
+async def test_tokens_that_our_sampler_has_not_decided_are_not_passed_on(stub: Stub, tmp_path: Path) -> None:
+    """It has failed before: that was another group's. The first token is ours, the second one is not."""
+    slot = BoardSlot(str(tmp_path / "board"), 0, 1)
+    slot.fail()
+
+    async def fail_in_the_second_step(exchange: Exchange) -> None:
+        await exchange.send(EVENTS)
+        for token in (11, 12, 13):
+            await exchange.chunk(b"data: " + json.dumps(vllm_event([token], token - 10, None)).encode() + b"\n\n")
+            await heard.until(lambda: heard.tokens)
+            if token == 11:
+                slot.fail()
+        await exchange.gone.wait()
+
+    stub.behaviours["/v1/completions"] = answer_probes(fail_in_the_second_step)
+    heard = Heard()
+    async with started(engines_of(stub, heard, board=tmp_path / "board")) as (group, _):
+        group.send(asked())
+        loss = await asyncio.wait_for(group.lost, 5)
+        assert loss.cause is LossCause.UNSOUND
+        assert "our sampler in the engine" in loss.message
+        assert heard.tokens == {1: [11]}
 
 
 async def hang(exchange: Exchange) -> None:

@@ -13,7 +13,7 @@ import torch
 from tests.worker.engines.board_rank import Rank
 from tests.worker.engines.vllm_batches import BatchUpdate, sampler_class
 
-from ryzanstein.worker.engines.vllm.board import MAX_RANKS, VARIABLE, BoardSlot, read_board, standstill
+from ryzanstein.worker.engines.vllm.board import MAX_RANKS, VARIABLE, BoardSlot, failures, read_board, standstill
 
 __all__ = ["sampler_class"]
 
@@ -75,3 +75,19 @@ def test_a_board_that_cannot_be_written_does_not_end_vllm(monkeypatch: pytest.Mo
     sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
     sampler.update_state(None)
     assert sampler.apply(torch.zeros(1, 9)).shape == (1, 9)
+
+
+def test_failures_are_those_of_all_ranks_since_they_started(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    assert failures(path) == 0
+    slots = [BoardSlot(str(path), rank, 3) for rank in range(3)]
+    for rank in (0, 2, 2):
+        slots[rank].fail()
+    assert failures(path) == 3
+    BoardSlot(str(path), 2, 3)
+    assert failures(path) == 1
+    path.write_bytes(b"")
+    assert failures(path) == 0
+    path.unlink()
+    path.mkdir()
+    assert failures(path) == 0

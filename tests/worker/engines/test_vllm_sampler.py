@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -16,6 +17,7 @@ from ryzanstein.worker.constraints.guidance import guidance_version
 from ryzanstein.worker.engine.messages import SubmitGroup
 from ryzanstein.worker.engine.sequence import Account, Sequence, SequenceGroup
 from ryzanstein.worker.engines.asking import ARGUMENT, NUM_PROBED, PROBE, PROTOCOL, SIGN, AskedRow, asked_row, packed
+from ryzanstein.worker.engines.vllm.board import VARIABLE, failures
 from ryzanstein.worker.sampling.sampler import sample
 
 __all__ = ["sampler_class"]
@@ -34,6 +36,9 @@ CASES = {
     "log probabilities": SamplingParams(temperature=1.0, logprobs=5),
 }
 
+FREE = ("temperature", "top-k", "top-p", "min-p", "log probabilities")
+"""Drawn from the model's own logits: only the number of tokens before counts."""
+
 
 def submitted(sampling: SamplingParams, prompt: list[int], seed: int, max_tokens: int = 24) -> SubmitGroup:
     sampling = replace(sampling, seed=seed)
@@ -44,11 +49,11 @@ def replace_seed(seed: int | None) -> SubmitGroup:
     return SubmitGroup(1, [1], SamplingParams(seed=seed), 4, [], [[]], [False])
 
 
-def our_answer(message: SubmitGroup, choice: int = 0) -> list[int]:
+def our_answer(message: SubmitGroup, choice: int = 0, dtype: torch.dtype = torch.float32) -> list[int]:
     sequence = Sequence(SequenceGroup(message, 0, 0.0, Account("")), choice)
     while True:
-        logits = logits_after([*message.prompt_ids, *sequence.generated])
-        (token,) = sample(logits.unsqueeze(0), [sequence.row])
+        logits = logits_after([*message.prompt_ids, *sequence.generated]).to(dtype)
+        (token,) = sample(logits.float().unsqueeze(0), [sequence.row])
         if sequence.append(token.token_id) is not None:
             return sequence.generated
 
@@ -145,11 +150,28 @@ def test_a_request_that_is_shorter_than_its_prompt_is_left_alone(sampler_class) 
     assert torch.equal(sampler.apply(logits.clone()), logits)
 
 
-def test_a_failure_of_the_sampler_does_not_end_the_engine(sampler_class, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_sampler_is_counted_where_an_agent_sees_it(
+    sampler_class, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    board = tmp_path / "board"
+    monkeypatch.setenv(VARIABLE, str(board))
+    sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
+    assert failures(board) == 0
+    sampler.update_state(BatchUpdate(1, added=((0, argued(asked_row(replace_seed(1), 0)), None, None),)))
+    logits = torch.randn(1, VOCABULARY)
+    assert torch.equal(sampler.apply(logits.clone()), logits), "others go on"
+    assert failures(board) == 1, "nothing could be taken of an output that is not there"
+    monkeypatch.setattr(sampler, "_update", lambda update: 1 / 0)
+    sampler.update_state(BatchUpdate(0))
+    assert failures(board) == 2
+
+
+def test_a_failure_that_no_agent_would_see_ends_the_engine(sampler_class, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers go on elsewhere then. With tokens of vLLM in them they would be wrong."""
     sampler = sampler_class(SimpleNamespace(), torch.device("cpu"), False)
     monkeypatch.setattr(sampler, "_apply_batch", lambda logits: 1 / 0)
-    logits = torch.randn(1, VOCABULARY)
-    assert torch.equal(sampler.apply(logits.clone()), logits)
+    with pytest.raises(ZeroDivisionError):
+        sampler.apply(torch.randn(1, VOCABULARY))
 
 
 def test_speculative_decoding_is_refused(sampler_class) -> None:
@@ -186,6 +208,28 @@ def test_a_preempted_request_goes_on_by_the_second_interface(sampler_class, name
         slots.step([0], {0: piece})
         slots.step([0], {})
         assert slots.tokens.gpu[0, 4 + len(whole) - 1].item() == whole[-1], piece
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_of_free_choices_never_reach_the_host(sampler_class, dtype: torch.dtype) -> None:
+    """By the second interface, beside choices that need them; the tokens are those of our engine."""
+    free = [name for name, sampling in CASES.items() if sampling.temperature and name in FREE]
+    messages = [submitted(CASES[name], [5, 9, 9, 31], seed=number) for number, name in enumerate(free)]
+    wholes = [our_answer(message, dtype=dtype) for message in messages]
+    penalized = submitted(CASES["penalties"], [5, 9, 9, 31], seed=40)
+    slots = Slots(sampler_class, len(free) + 1, dtype)
+    for slot, (message, whole) in enumerate(zip(messages, wholes, strict=True)):
+        assert slots.add(slot, argued(asked_row(message, 0)), [*message.prompt_ids, *whole[: slot + 1]])
+    assert slots.add(len(free), argued(asked_row(penalized, 0)), penalized.prompt_ids)
+    slots.step([*range(len(free) + 1)], {})
+    slots.sampler._state.all_token_ids = None
+    for _ in range(12):
+        slots.step([*range(len(free) + 1)], {})
+    for slot, whole in enumerate(wholes):
+        num = min(len(whole), 14)
+        assert slots.tokens.gpu[slot, 4 : 4 + num].tolist() == whole[:num], free[slot]
+    num = min(13, len(our_answer(penalized, dtype=dtype)))
+    assert slots.tokens.gpu[len(free), 4 : 4 + num].tolist() == our_answer(penalized, dtype=dtype)[:num]
 
 
 def test_words_that_are_banned_later_are_not_left_to_vllm(sampler_class) -> None:

@@ -121,7 +121,8 @@ class Slots:
     to the batch of a CUDA graph.
     """
 
-    def __init__(self, sampler_class, num_slots: int = 4) -> None:
+    def __init__(self, sampler_class, num_slots: int = 4, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
         self.prompt_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int32).numpy())
         self.prefill_len = SimpleNamespace(np=torch.zeros(num_slots, dtype=torch.int32).numpy())
         self.tokens = SimpleNamespace(gpu=torch.zeros(num_slots, 128, dtype=torch.int64))
@@ -148,7 +149,7 @@ class Slots:
         ctx = SimpleNamespace(
             idx_mapping_np=np.array(slots, np.int32), seq_lens_upper_bound_np=np.array([*ends, 0, 0], np.int32)
         )
-        logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]), ctx)
+        logits = self.sampler.apply(torch.stack([logits_after(text) for text in texts]).to(self._dtype), ctx)
         for slot, token in zip(slots, logits.argmax(dim=1).tolist(), strict=True):
             if slot not in partly:
                 self.tokens.gpu[slot, self.length[slot]] = token

@@ -15,6 +15,7 @@ from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.engine.plan import SampleRow, SequencesFailed
 from ryzanstein.worker.kernels.functions.draw import Draw
 from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.sampling.drawing import draw
 from ryzanstein.worker.sampling.sampler import new_likeliest, sample
 from ryzanstein.worker.sampling.truncation import drawn, weights
 
@@ -196,3 +197,30 @@ def test_a_row_with_nothing_left_to_draw_fails_alone(kernels: NativeKernels, tem
     with pytest.raises(SequencesFailed) as caught:
         sample(logits("normal", 0, 9, 2), rows, kernels if native else None)
     assert set(caught.value.rows) == {1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(SPREADS), st.integers(0, 10**6), SHAPES, st.lists(PARAMS, min_size=1, max_size=4))
+def test_what_stays_on_the_device_is_the_sampled_token(kind: str, seed: int, vocab: int, params: list[dict[str, Any]]) -> None:
+    """Every other row is drawn; one of them has no finite logits."""
+    x_SV = logits(kind, seed, vocab, 2 * len(params) + 1)
+    x_SV[-1] = torch.nan
+    rows = {2 * s: SampleRow(SamplingParams(seed=seed, **each), s, s, (), ()) for s, each in enumerate([*params, {}])}
+    left_SV = x_SV.clone()
+    draw(left_SV, rows)
+    for s, row in rows.items():
+        if s < 2 * len(params):
+            (token,) = sample(x_SV[s : s + 1], [row])
+            assert left_SV[s].isfinite().nonzero().tolist() == [[token.token_id]]
+    assert left_SV[-1].isnan().all()
+    assert torch.equal(left_SV[1::2], x_SV[1::2])
+
+
+@pytest.mark.parametrize("params", [{}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.9}, {"top_k": 1000}, {"top_p": 0.9}])
+def test_a_draw_on_a_gpu_waits_for_nothing(params: dict[str, Any]) -> None:
+    """On tensors that have no values: whoever asks for one fails. Never run on hardware."""
+    rows = {s: SampleRow(SamplingParams(seed=1, **params), 0, s, (), ()) for s in range(4)}
+    logits_SV = torch.empty(6, 151_936, dtype=torch.bfloat16, device="meta")
+    draw(logits_SV, rows)
+    with pytest.raises(NotImplementedError):
+        sample(logits_SV[:4].float(), [*rows.values()])

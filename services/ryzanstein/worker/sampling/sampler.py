@@ -58,7 +58,7 @@ def sample(
     refuse_invalid(best_S)
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
     if random:
-        draws_R = _draws(rows, random, scores_SV.shape[1])
+        draws_R = draws_of([rows[s] for s in random], scores_SV.shape[1], random)
         token_S[random] = drawn(scores_SV[random], draws_R) if kernels is None else kernels.sampling.draw(scores_SV, draws_R)
     return _with_logprobs(logits_SV, token_S, rows)
 
@@ -100,9 +100,10 @@ def refuse_invalid(best_S: Tensor, first_row: int = 0) -> None:
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
 
 
-def _draws(rows: Sequence[SampleRow], random: Sequence[int], vocab_size: int) -> list[Draw]:
-    uniform_R = _uniform([rows[s] for s in random])
-    return [Draw.of(s, rows[s].sampling, vocab_size, u) for s, u in zip(random, uniform_R, strict=True)]
+def draws_of(rows: Sequence[SampleRow], vocab_size: int, places: Sequence[int] = ()) -> list[Draw]:
+    """Returns the draws of rows with a temperature. `places`: where they are in the batch; one after another if not given."""
+    places = places or range(len(rows))
+    return [Draw.of(s, row.sampling, vocab_size, u) for s, row, u in zip(places, rows, _uniform(rows), strict=True)]
 
 
 def _uniform(rows: Sequence[SampleRow]) -> list[float]:

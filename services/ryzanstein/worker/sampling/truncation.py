@@ -3,6 +3,8 @@
 A bound is a logit, so it keeps all tokens equal to the last one that is kept: which tokens survive
 never depends on how a sort orders ties.
 
+Nothing waits for a GPU.
+
 Legend: R rows, V vocabulary, W the likeliest tokens that are examined, descending.
 """
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.draw import Draw
+from ryzanstein.worker.sampling.sending import sent
 
 _WIDTH = 512  # the nucleus nearly always fits; otherwise the whole row is sorted
 _CACHED = 16 * 1024  # numbers that fit a core's cache together with their intermediate results
@@ -31,7 +34,8 @@ def drawn(logits_RV: Tensor, draws_R: Sequence[Draw]) -> Tensor:
     their total. The greatest logit of each row must be finite. `draws_R` are parallel to the rows.
     """
     weight_RV = weights(logits_RV, draws_R)
-    least_R1, uniform_R1 = (_column(values, logits_RV) for values in zip(*((d.least, d.uniform) for d in draws_R), strict=True))
+    least_R1 = _column([draw.least for draw in draws_R], logits_RV)
+    uniform_R1 = _column([draw.uniform for draw in draws_R], logits_RV)
     cut_RV = (logits_RV < floors(logits_RV, weight_RV, draws_R).unsqueeze(1)) | (weight_RV < least_R1)
     sums_RV = weight_RV.masked_fill_(cut_RV, 0).cumsum(dim=1)
     return torch.searchsorted(sums_RV, (uniform_R1 * sums_RV[:, -1:]).long(), right=True).squeeze(1)
@@ -70,20 +74,26 @@ def floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw]) -> Ten
 
     top-k applies first, then top-p to what it leaves.
     """
-    floor_R = logits_RV.new_full((len(logits_RV),), -torch.inf)
-    cut = [r for r, draw in enumerate(draws_R) if draw.top_k > 0 or draw.top_p < 1]
-    width = min(_WIDTH, logits_RV.shape[1])
-    if cut:
-        floor_R[cut], open_R = _floors(logits_RV[cut], weight_RV[cut], [draws_R[r] for r in cut], width)
-        cut = [r for r, is_open in zip(cut, open_R.tolist(), strict=True) if is_open]
-    if cut:
-        floor_R[cut], _ = _floors(logits_RV[cut], weight_RV[cut], [draws_R[r] for r in cut], logits_RV.shape[1])
+    if not any(draw.top_k > 0 or draw.top_p < 1 for draw in draws_R):
+        return logits_RV.new_full((len(logits_RV),), -torch.inf)
+    vocab_size = logits_RV.shape[1]
+    width = min(_WIDTH, vocab_size)
+    if all(0 < draw.top_k <= width or (draw.top_p == 1 and draw.top_k == 0) for draw in draws_R):
+        return _floors(logits_RV, weight_RV, draws_R, width)[0]
+    if logits_RV.device.type != "cpu":  # there a sort takes less time than to wait for whether it is needed
+        return _floors(logits_RV, weight_RV, draws_R, vocab_size)[0]
+    floor_R, open_R = _floors(logits_RV, weight_RV, draws_R, width)
+    if rows := open_R.nonzero().flatten().tolist():
+        floor_R[rows], _ = _floors(logits_RV[rows], weight_RV[rows], [draws_R[r] for r in rows], vocab_size)
     return floor_R
 
 
 def _floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw], width: int) -> tuple[Tensor, Tensor]:
-    """Returns each row's bound, and whether the `width` likeliest tokens were too few for it."""
-    top_k_R1 = torch.tensor([[draw.top_k] for draw in draws_R], device=logits_RV.device)
+    """Returns each row's bound, and whether the `width` likeliest tokens were too few for it.
+
+    They are enough for a top-k of at most `width`, whatever top-p: all others that it leaves are equal to the last of them.
+    """
+    top_k_R1 = sent([draw.top_k for draw in draws_R], logits_RV.device).unsqueeze(1)
     top_p_R1 = _column([draw.top_p for draw in draws_R], logits_RV)
     best_RW, token_RW = logits_RV.topk(width, dim=1)
     kth_R1 = best_RW.gather(1, top_k_R1.clamp(1, width) - 1).masked_fill(top_k_R1 == 0, -torch.inf)
@@ -97,4 +107,4 @@ def _floors(logits_RV: Tensor, weight_RV: Tensor, draws_R: Sequence[Draw], width
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     """Returns the values as [R, 1] in float64, which holds weights exactly."""
-    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)
+    return sent([float(value) for value in values], like.device).unsqueeze(1)

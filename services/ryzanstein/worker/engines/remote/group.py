@@ -26,7 +26,7 @@ from ryzanstein.worker.engines.remote.http.faults import (
     EngineUnreachable,
 )
 from ryzanstein.worker.engines.remote.silence import Silence
-from ryzanstein.worker.engines.vllm.board import RankSteps, read_board, standstill
+from ryzanstein.worker.engines.vllm.board import RankSteps, failures, read_board, standstill
 from ryzanstein.worker.supervision.group import (
     FORWARD,
     IDLE,
@@ -64,11 +64,13 @@ class RemoteGroup:
         self._told_s = self._checked_s = time.monotonic()
         self._sound_s = 0.0
         self._checking = False
+        self._num_failures = 0
         self.lost: asyncio.Future[RankLoss] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> list[RankReady]:
         """See `EngineGroup.start`. Waits for the server, however long it loads, up to `start_s`."""
         began_s, served = time.monotonic(), await found(self._client, self._spec, self._on_new)
+        self._num_failures = self._failures()
         if served.vocabulary not in (0, self._model.vocab_size):
             sizes = {"engine_vocabulary": served.vocabulary, "model_vocabulary": self._model.vocab_size}
             log.warning("engine may have another model", engine=self._spec.address, model=self._model.path, **sizes)
@@ -150,9 +152,14 @@ class RemoteGroup:
         await self._client.close()
 
     def on_part(self) -> None:
-        """See `StreamListener.on_part`."""
+        """See `StreamListener.on_part`. What our sampler has not decided is not passed on."""
         self._num_parts += 1
         self._moved_s = time.monotonic()
+        before, self._num_failures = self._num_failures, self._failures()
+        if self._num_failures > before:
+            self._lose(
+                LossCause.UNSOUND, f"our sampler in the engine at {self._spec.address} failed; the engine's log says why"
+            )
 
     def on_cut(self, error: EngineUnreachable) -> None:
         """Asks at once whether the server is still there: one connection may break alone."""
@@ -204,6 +211,9 @@ class RemoteGroup:
     def _ranks(self) -> list[RankSteps]:
         """Returns where the server's ranks are; none if it does not tell."""
         return [] if self._spec.board is None else read_board(self._spec.board)
+
+    def _failures(self) -> int:
+        return 0 if self._spec.board is None else failures(self._spec.board)
 
     def _stopped_for(self, now: float) -> float:
         """Returns for how long a rank's process has been stopped. No statistics are needed to know that it hangs."""

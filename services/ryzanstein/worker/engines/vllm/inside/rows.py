@@ -20,13 +20,15 @@ from torch import Tensor
 
 from ryzanstein.worker.constraints.matching import GrammarState
 from ryzanstein.worker.engine.messages import SubmitGroup
-from ryzanstein.worker.engine.plan import SequencesFailed, needs_full_logits
+from ryzanstein.worker.engine.plan import SequencesFailed, adjusts_logits, needs_full_logits
 from ryzanstein.worker.engine.sequence import Account, SequenceGroup
 from ryzanstein.worker.engine.sequence import Sequence as EngineSequence
 from ryzanstein.worker.engines.asking import PROTOCOL, SIGN, AskedRow, ConstraintEnd
 from ryzanstein.worker.engines.vllm.inside.grammars import Preparation, RowGrammars, failed
 from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.sampling.drawing import draw
 from ryzanstein.worker.sampling.sampler import sample
+from ryzanstein.worker.sampling.sending import sent
 
 logger = logging.getLogger("vllm.ryzanstein")
 
@@ -94,6 +96,18 @@ class ChoiceRow(BatchRow):
         self._own.append(token_id)
 
 
+class FreeRow(ChoiceRow):
+    """A choice whose next token is drawn from the model's own logits, whatever came before: only their number counts."""
+
+    def count(self, num_output: int) -> None:
+        """Takes as many tokens as vLLM has generated for the request so far. They need not be known."""
+        self._own.row.index += num_output - self.num_taken
+        self.num_taken = num_output
+
+    def _took(self, token_id: int) -> None:
+        self._own.row.index += 1
+
+
 class ConstrainedRow(BatchRow):
     """A choice with a constraint. After its last token come the escape token and an `ConstraintEnd`.
 
@@ -155,6 +169,8 @@ def new_row(asked: AskedRow, token_ids: Sequence[int], grammars: RowGrammars) ->
         return BatchRow([*SIGN, PROTOCOL, *grammars.version()])
     if asked.prepares:
         return PreparingRow(grammars.prepare(asked))
+    if (free := free_row(asked, len(token_ids))) is not None:
+        return free
     if asked.group is None or asked.num_prompt > len(token_ids):
         return BatchRow()  # with fewer tokens than were asked about it is left to vLLM
     generated = [list(token_ids[asked.num_prompt :]) if i == asked.choice else [] for i in range(len(asked.group.generated))]
@@ -170,12 +186,28 @@ def new_row(asked: AskedRow, token_ids: Sequence[int], grammars: RowGrammars) ->
 
 def is_plain(asked: AskedRow) -> bool:
     """Returns whether vLLM's own greedy choices are what is wanted, whatever the tokens of the request are."""
+    begun = _untold(asked, asked.num_prompt)
+    return begun is not None and not needs_full_logits(begun.row)
+
+
+def free_row(asked: AskedRow, num_tokens: int) -> FreeRow | None:
+    """Returns the row of a request that came with so many tokens, if what they are does not matter."""
+    begun = _untold(asked, num_tokens)
+    if begun is None or begun.row.sampling.temperature == 0 or adjusts_logits(begun.row):
+        return None
+    return FreeRow(begun)
+
+
+def _untold(asked: AskedRow, num_tokens: int) -> EngineSequence | None:
+    """Returns the choice, of which only the number of its tokens is known; None: nothing can be said without them."""
     group = asked.group
     if group is None or asked.probes or asked.prepares or group.sampling.constraint is not None or group.bad_sequences:
-        return False
+        return None
+    if (num_generated := num_tokens - asked.num_prompt) < 0:
+        return None
     sampling = replace(group.sampling, logprobs=None)
-    begun = _sequence(msgspec.structs.replace(group, prompt_ids=[0], sampling=sampling), asked.choice)
-    return not needs_full_logits(begun.row)
+    generated = [[0] * num_generated if i == asked.choice else [] for i in range(len(group.generated))]
+    return _sequence(msgspec.structs.replace(group, prompt_ids=[0], generated=generated, sampling=sampling), asked.choice)
 
 
 def _sequence(message: SubmitGroup, choice: int, state: GrammarState | None = None) -> EngineSequence:
@@ -194,9 +226,10 @@ def _result(compiling: Future[GrammarState] | None) -> GrammarState | None:
 def decide(
     logits_SV: Tensor, rows: Mapping[int, BatchRow], grammars: RowGrammars, kernels: NativeKernels | None = None
 ) -> dict[int, int]:
-    """Leaves one token of each of these rows finite, in place, and returns it: the one that is next.
+    """Leaves one token of each of these rows finite, in place: the one that is next. Returns those that the host knows.
 
-    The tokens are the same with kernels, which are for logits on a CPU, as with torch.
+    The tokens are the same with kernels, which are for logits on a CPU, as with torch. Without, those of free rows stay on
+    the device, and nothing waits for it.
 
     Plain rows, and those without finite logits that have no way to say so, are left to vLLM. Never raises for what a
     request or a model can cause.
@@ -205,13 +238,16 @@ def decide(
         row.begin(logits_SV.shape[1])
     tokens = {s: token for s, row in rows.items() if (token := row.forced()) is not None}
     left = {s: row for s, row in rows.items() if s not in tokens and row.sequence is not None and not row.plain}
+    if kernels is None:
+        free = {s: row for s, row in left.items() if isinstance(row, FreeRow)}
+        draw(logits_SV, {s: row.sequence.row for s, row in free.items() if row.sequence is not None})
+        left = {s: row for s, row in left.items() if s not in free}
     tokens |= _sampled(logits_SV, left, grammars, kernels)
     # Whoever reaches vLLM may name an escape token that no vocabulary has.
     tokens = {s: token for s, token in tokens.items() if 0 <= token < logits_SV.shape[1]}
     if not tokens:
         return {}
-    index_R = torch.tensor(list(tokens), device=logits_SV.device)
-    token_R = torch.tensor(list(tokens.values()), device=logits_SV.device)
+    index_R, token_R = sent([*tokens], logits_SV.device), sent([*tokens.values()], logits_SV.device)
     logits_SV[index_R] = -torch.inf
     logits_SV[index_R, token_R] = 0.0
     return tokens
@@ -227,7 +263,7 @@ def _sampled(
     tokens: dict[int, int] = {}
     while left := [s for s in sequences if s not in failures]:
         places = [r for r, s in enumerate(sequences) if s not in failures]
-        logits_RV = logits_SV[torch.tensor(left, device=logits_SV.device)].float()
+        logits_RV = logits_SV[sent(left, logits_SV.device)].float()
         try:
             sampled = sample(
                 logits_RV, [sequences[s] for s in left], kernels, None if allowed_RW is None else allowed_RW[places]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from ryzanstein.worker.engines.asking import AskedRow, unpacked
 from ryzanstein.worker.engines.vllm.board import VARIABLE, BoardSlot
 from ryzanstein.worker.engines.vllm.inside.grammars import RowGrammars
-from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, decide, is_plain, new_row
+from ryzanstein.worker.engines.vllm.inside.rows import BatchRow, FreeRow, decide, free_row, is_plain, new_row
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.kernels.opening import open_kernels
 from ryzanstein.worker.settings.options import RunnerOptions
@@ -63,8 +65,11 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         """V1: takes what entered, left or moved within the batch. It is called before each step."""
         if self._board is not None:
             self._board.begin()
-        if batch_update is None:
-            return
+        if batch_update is not None:
+            with self._guarded():
+                self._update(batch_update)
+
+    def _update(self, batch_update: BatchUpdate) -> None:
         places = self._places
         for index in batch_update.removed:
             places.pop(index, None)
@@ -93,21 +98,38 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         """V2: is called before each step, when the tokens of new requests are on the device."""
         if self._board is not None:
             self._board.begin()
-        while self._entering:
-            slot, asked = self._entering.popitem()
-            self._rows[slot] = new_row(asked, self._tokens(slot, 0, int(self._state.prompt_len.np[slot])), self._grammars)
-            self._picked[slot] = []
+        with self._guarded():
+            while self._entering:
+                self._enter(*self._entering.popitem())
+
+    def _enter(self, slot: int, asked: AskedRow) -> None:
+        num_tokens = int(self._state.prompt_len.np[slot])
+        self._picked[slot] = []
+        self._rows[slot] = free_row(asked, num_tokens) or new_row(asked, self._tokens(slot, 0, num_tokens), self._grammars)
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
-        """Leaves one finite logit in each row that is decided here. Never raises: vLLM's engine would end with it."""
+        """Leaves one finite logit in each row that is decided here. See `_guarded` for what happens if it fails."""
         try:
-            return self._apply_batch(logits) if ctx is None else self._apply_slots(logits, ctx)
-        except Exception:
-            logger.exception("the ryzanstein sampler failed; vLLM decides the tokens of this step")
+            with self._guarded():
+                logits = self._apply_batch(logits) if ctx is None else self._apply_slots(logits, ctx)
             return logits
         finally:
             if self._board is not None:
                 self._board.end()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Counts a failure where the agent sees it before it sees the step's tokens, which are vLLM's then.
+
+        Without a board nobody could tell that they are: vLLM ends with the error, and the answers go on elsewhere.
+        """
+        try:
+            yield
+        except Exception:
+            if self._board is None:
+                raise
+            logger.exception("the ryzanstein sampler failed; what vLLM draws in its place is not passed on")
+            self._board.fail()
 
     def _apply_batch(self, logits: Tensor) -> Tensor:
         """V1: a row of logits for each place of the batch."""
@@ -126,7 +148,11 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             row = self._rows.get(slot)
             if row is None or length < self._state.prefill_len.np[slot]:
                 continue  # others' requests, and tokens that go on: what is drawn after these is thrown away
-            row.take(self._output(slot, length - int(self._state.prompt_len.np[slot])))
+            num_output = length - int(self._state.prompt_len.np[slot])
+            if isinstance(row, FreeRow):
+                row.count(num_output)
+            else:
+                row.take(self._output(slot, num_output))
             rows[s] = row
         for s, token_id in decide(logits, rows, self._grammars).items():
             self._picked[slots[s]][rows[s].num_taken :] = [token_id]
