@@ -111,7 +111,10 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
         """Leaves one finite logit in each row that is decided here. See `_guarded` for what happens if it fails."""
         try:
             with self._guarded():
-                logits = self._apply_batch(logits) if ctx is None else self._apply_slots(logits, ctx)
+                if ctx is None:
+                    self._apply_batch(logits)
+                else:
+                    self._apply_slots(logits, ctx)
             return logits
         finally:
             if self._board is not None:
@@ -131,15 +134,14 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             logger.exception("the ryzanstein sampler failed; what vLLM draws in its place is not passed on")
             self._board.fail()
 
-    def _apply_batch(self, logits: Tensor) -> Tensor:
+    def _apply_batch(self, logits: Tensor) -> None:
         """V1: a row of logits for each place of the batch."""
         places = {index: place for index, place in self._places.items() if index < len(logits)}
         for row, output_ids in places.values():
             row.take(output_ids)
         decide(logits, {index: row for index, (row, _) in places.items()}, self._grammars, self._kernels)
-        return logits
 
-    def _apply_slots(self, logits: Tensor, ctx: Any) -> Tensor:
+    def _apply_slots(self, logits: Tensor, ctx: Any) -> None:
         """V2: rows are in any order, one for each request. What is read of `ctx` is on the host: nothing waits for the GPU."""
         rows: dict[int, BatchRow] = {}
         slots = ctx.idx_mapping_np.tolist()
@@ -156,7 +158,6 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             rows[s] = row
         for s, token_id in decide(logits, rows, self._grammars).items():
             self._picked[slots[s]][rows[s].num_taken :] = [token_id]
-        return logits
 
     def _output(self, slot: int, num_output: int) -> list[int]:
         """Returns the request's output so far: what was decided here, or, where vLLM decided, what it says."""
