@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from ryzanstein.worker.engines.vllm.packages import write_plugin
 ROOT = Path(__file__).parents[4]
 SAMPLER = "ryzanstein.worker.engines.vllm.inside.sampler:Sampler"
 START_S = 300
+NONE: Mapping[str, str] = {}
 ON_GPU = os.environ.get("RYZANSTEIN_TEST_DEVICE") == "cuda"
 """vLLM is one for GPUs: see `.ci/gpu`. Nodes of ours compute on the CPU all the same."""
 VLLM = ROOT / ("build/gpu/vllm" if ON_GPU else "build/vllm") / "bin/python"
@@ -29,9 +30,11 @@ GPU_FLAGS = ["--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "
 
 
 class VllmServer:
-    """`vllm serve` in a session of its own. `sampler`: with ours."""
+    """`vllm serve` in a session of its own. `sampler`: the logits processor that it loads; empty: none."""
 
-    def __init__(self, model: Path, log: Path, *, sampler: bool = True, dtype: str = "float32") -> None:
+    def __init__(
+        self, model: Path, log: Path, *, sampler: str = SAMPLER, dtype: str = "float32", variables: Mapping[str, str] = NONE
+    ) -> None:
         assert VLLM.exists(), "vLLM is missing: `make test-engines` installs it"
         (self.port,) = free_ports(1)
         self.log, self.model = log, model
@@ -39,6 +42,7 @@ class VllmServer:
         paths = log.with_name("plugin")
         write_plugin(paths)
         environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(paths)}
+        environment |= variables
         command = [
             str(VLLM),
             "-m",
@@ -51,7 +55,7 @@ class VllmServer:
             str(self.port),
         ]
         command += ["--served-model-name", "theirs", "--dtype", dtype, "--max-model-len", "512", "--enforce-eager"]
-        command += ["--max-num-seqs", "16", *(["--logits-processors", SAMPLER] if sampler else []), *GPU_FLAGS]
+        command += ["--max-num-seqs", "16", *(["--logits-processors", sampler] if sampler else []), *GPU_FLAGS]
         # On a core of its own: its threads spin, and an agent and a router that get no time look silent to each other.
         cores = [] if ON_GPU else ["taskset", "--cpu-list", str(max(os.sched_getaffinity(0)))]
         with log.open("wb") as output:
