@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -41,6 +43,12 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
     """Two nodes of two ranks which have never been profiled."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_PROFILER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, tp=2)) as cluster:
         yield cluster
 
@@ -105,3 +113,43 @@ def test_first_profiles_under_load_are_no_stall(fresh: LocalCluster, client_of: 
     assert alarms(fresh) == {}
     for service in fresh.services.values():  # the profiler has lines of its own
         assert all(isinstance(json.loads(line), dict) for line in service.log_path.read_text().splitlines())
+
+
+@pytest.mark.timeout(300)
+def test_all_ranks_of_a_node_are_in_one_file(cluster: LocalCluster, client_of: Callable[[str], Any], tmp_path: Path) -> None:
+    """Under load, by the command: no alarm, and no answer changes."""
+    client = client_of(cluster.router_address)
+    expected = client.chat(PROMPT, **ASKED).token_ids
+    users = users_of(client)
+    output, each = tmp_path / "profile.json", tmp_path / "ranks"
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ryzanstein.cli",
+        "profile",
+        "node-0",
+        "--orchestrator",
+        cluster.orchestrator_address,
+    ]
+    command += ["--output", str(output), "--per-rank", str(each)]
+    with load(client, list(users.values()), expected):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "20 steps of 2 ranks" in said.stderr
+    client.close()
+    assert alarms(cluster) == {}
+    events = json.loads(output.read_text())["traceEvents"]
+    stays: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event.get("cat") == "collective" and event["ph"] == "X":
+            stays.setdefault(event["args"]["number"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(stays) >= 20
+    assert all(len(both) == 2 for both in stays.values())
+    assert all(max(arrived for arrived, _ in both) <= min(left for _, left in both) for both in stays.values())
+    assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == len(stays)
+    assert {event["pid"] for event in events if event.get("name", "").startswith("aten::")} == {0, 1000}
+    assert sorted(path.name for path in each.iterdir()) == ["rank-0.json", "rank-1.json"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 1
+    assert "is there already" in again.stderr

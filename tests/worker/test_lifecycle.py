@@ -180,6 +180,38 @@ async def test_a_profile_is_a_chrome_trace_of_the_ranks_steps(stub, link, attemp
     assert (await refused(stub.Profile(pb.ProfileRequest(steps=101)))).violations[0].field == "steps"
 
 
+async def traces_of(stub, **asked) -> dict[int, bytes]:
+    traces = {}
+    async for part in stub.RecordProfile(pb.RecordProfileRequest(**asked), timeout=60):
+        traces[part.rank] = traces.get(part.rank, b"") + part.part
+    return traces
+
+
+async def test_profiles_of_all_ranks_are_of_the_same_steps_and_collectives(stub, link, attempt):
+    handle = await link.submit(attempt(max_tokens=1500, ignore_eos=True))
+    traces = await traces_of(stub, steps=4)
+    await link.cancel(handle)
+    assert list(traces) == [0, 1]
+    rows = {}
+    for rank, trace in traces.items():
+        events = json.loads(trace)["traceEvents"]
+        assert any(event.get("name", "").startswith("aten::") for event in events)
+        steps = [event["name"] for event in events if event.get("cat") == "step"]
+        rows[rank] = steps, [event["args"]["number"] for event in events if event.get("cat") == "collective"]
+    assert rows[0] == rows[1]
+    assert (len(rows[0][0]), len(rows[0][1]) % 4) == (4, 0)
+
+
+async def test_profiles_of_some_ranks_and_wrong_ones(stub, link, attempt):
+    handle = await link.submit(attempt(max_tokens=1500, ignore_eos=True))
+    assert list(await traces_of(stub, steps=2, ranks=[1, 1])) == [1]
+    await link.cancel(handle)
+    for field, asked in (("ranks", {"ranks": [0, 2]}), ("steps", {"steps": 101})):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await traces_of(stub, **asked)
+        assert error_from_rpc(caught.value).violations[0].field == field
+
+
 async def test_a_stream_must_open_with_hello(stub):
     call = stub.Connect()
     await call.write(pb.ConnectRequest(cancel=pb.Cancel(handle=1)))

@@ -15,6 +15,7 @@ from ryzanstein.cli.demo.command import demo
 from ryzanstein.cli.keys.command import app as keys
 from ryzanstein.cli.logs.command import logs
 from ryzanstein.cli.models.command import app as models
+from ryzanstein.cli.profile.command import profile
 from ryzanstein.cli.programs import add_programs
 from ryzanstein.cli.rollout.deploy import deploy
 from ryzanstein.cli.rollout.drain import drain, undrain
@@ -41,7 +42,7 @@ def build() -> typer.Typer:
     """Returns the application with all its subcommands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in (demo, up, chat, status, debug, logs, trace, usage, deploy, drain, undrain, audit):
+    for command in (demo, up, chat, status, debug, logs, trace, profile, usage, deploy, drain, undrain, audit):
         app.command()(command)
     app.add_typer(models, name="models")
     app.add_typer(ca, name="ca")

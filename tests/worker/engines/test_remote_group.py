@@ -511,7 +511,7 @@ async def test_no_more_is_sent_at_once_than_there_are_places(stub: Stub) -> None
 async def test_a_profile_is_refused_with_a_reason(stub: Stub) -> None:
     heard = Heard()
     async with started(engines_of(stub, heard)) as (group, _):
-        group.send(StartProfile(0, 5, 3))
+        group.send(StartProfile((0,), 5, 3))
         await heard.until(lambda: heard.traces)
         assert heard.traces[0].number == 3
         assert "profiler of its own" in heard.traces[0].error

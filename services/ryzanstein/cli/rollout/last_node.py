@@ -34,7 +34,7 @@ async def last_node(orchestrator: str, node_id: str, dialer: Dialer = PLAIN) -> 
 
     Raises RyzansteinError.
     """
-    ready = {node.node_id: ready_models(node) for node in await _members(orchestrator, dialer)}
+    ready = {node.node_id: ready_models(node) for node in await members(orchestrator, dialer)}
     own = ready.pop(node_id, set())
     alone = sorted(own.difference(*ready.values()))
     return LastNode(node_id, tuple(alone)) if alone else None
@@ -55,7 +55,8 @@ async def last_node_at(orchestrator: str, address: str, dialer: Dialer = PLAIN) 
         return None
 
 
-async def _members(orchestrator: str, dialer: Dialer) -> list[Node]:
+async def members(orchestrator: str, dialer: Dialer) -> list[Node]:
+    """Returns the nodes that the orchestrator knows. Raises RyzansteinError."""
     async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await answered(stub.ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=_TIMEOUT_S))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import structlog
 
@@ -14,11 +15,13 @@ from ryzanstein.cluster import MODEL_CHANGES, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.model_host import MODEL_REPLACED, ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
+from ryzanstein.worker.agent.versions.profiling import too_large
 
 log = structlog.get_logger(__name__)
 
 MAX_PROFILE_STEPS = 100
 DEFAULT_PROFILE_STEPS = 10
+MAX_UNARY_TRACE_BYTES = 15 * 2**20
 _OPERATOR, _ORCHESTRATOR = "requested by an operator", "requested by the orchestrator"
 
 
@@ -138,19 +141,29 @@ class Operations:
         await self._node.versions.hand_over()
 
     async def profile(self, rank: int, steps: int) -> bytes:
-        """Returns a Chrome trace of the rank's next steps.
+        """Returns a Chrome trace of the rank's next steps; see `profiles`."""
+        async with self.profiles("rank", [rank], steps) as files:
+            trace = files[rank].read(MAX_UNARY_TRACE_BYTES + 1)
+        if len(trace) > MAX_UNARY_TRACE_BYTES:
+            raise too_large()
+        return trace
 
-        Raises INVALID_ARGUMENT, FAILED_PRECONDITION while another profile is recorded, or
+    def profiles(self, field: str, ranks: Sequence[int], steps: int) -> AbstractAsyncContextManager[dict[int, BinaryIO]]:
+        """Yields files with Chrome traces of the next steps of these ranks, or of all of them.
+
+        Raises INVALID_ARGUMENT, with `field` for a rank, FAILED_PRECONDITION while another profile is recorded, or
         DEADLINE_EXCEEDED when the node has nothing to do.
         """
         node = self._node
-        if rank >= node.settings.tp:
-            raise errors.invalid("rank", f"must be less than {node.settings.tp}", rank)
+        for rank in ranks:
+            if rank >= node.settings.tp:
+                raise errors.invalid(field, f"must be less than {node.settings.tp}", rank)
         if steps > MAX_PROFILE_STEPS:
             raise errors.invalid("steps", f"must be at most {MAX_PROFILE_STEPS}", steps)
         if node.host.serving is None:
             raise errors.failed_precondition("NODE_NOT_READY", node.host.reason or "the model sleeps")
-        return await node.version.profiling.record(node.host.serving.group, rank, steps or DEFAULT_PROFILE_STEPS)
+        wanted = sorted(set(ranks)) or range(node.settings.tp)
+        return node.version.profiling.recorded(node.host.serving.group, wanted, steps or DEFAULT_PROFILE_STEPS)
 
     async def change_over(self, choice: ModelChoice) -> None:
         """Changes the model after running generations have finished.

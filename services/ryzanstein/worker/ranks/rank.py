@@ -87,7 +87,7 @@ def _serve(agent: RankChannel[AgentMessage], start: StartRank) -> Never:
     from ryzanstein.worker.ranks.starting import startup
 
     runner, ready = startup.load(start, board)
-    recorder = StepRecorder(start.rank, board, agent.send)
+    recorder = StepRecorder(start.rank, start.spec.tp, board, agent.send)
     plans = [RankChannel[RankCommand](socket.socket(fileno=fd), RankCommand) for fd in start.plan_fds]
     slab = RankSlab(start.slab_fd, start.rank, runner, agent.send)
     if start.rank > 0:

@@ -19,19 +19,19 @@ from ryzanstein.worker.engine.messages import (
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """A request to record a profile on one rank for so many steps.
+    """A request to record a profile on these ranks for so many steps.
 
-    The trace is returned as ProfileTrace with the same number. Whatever is being recorded anywhere
+    Each trace is returned in ProfileTraces with the same number. Whatever is being recorded anywhere
     is given up; with 0 steps, nothing else happens.
     """
 
-    rank: int
+    ranks: tuple[int, ...]
     steps: int
     number: int = 0
 
 
 class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
-    """A Chrome trace in JSON.
+    """A Chrome trace in JSON, or the next part of one.
 
     It is empty when it would be too large, or when `error` says why there is none.
     """
@@ -40,6 +40,7 @@ class ProfileTrace(msgspec.Struct, tag=True, frozen=True):
     trace: bytes
     number: int = 0
     error: str = ""
+    more: bool = False
 
 
 class RankReady(msgspec.Struct, tag=True, frozen=True):

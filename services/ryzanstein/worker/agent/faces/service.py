@@ -25,6 +25,7 @@ from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
 
 Context = ServicerContext[Any, Any]
+_PART_BYTES = 256 * 1024
 
 
 class WorkerServicer(WorkerServiceServicer):
@@ -122,6 +123,18 @@ class WorkerServicer(WorkerServiceServicer):
             trace = await self._models.of(request.model).operations.profile(request.rank, request.steps)
             act.after = {"rank": request.rank, "trace_bytes": len(trace)}
         return pb.ProfileResponse(chrome_trace=trace)
+
+    async def RecordProfile(
+        self, request: pb.RecordProfileRequest, context: Context
+    ) -> AsyncIterator[pb.RecordProfileResponse]:
+        async with self._auditor.act(context, "RecordProfile", request.model) as act:
+            operations, sizes = self._models.of(request.model).operations, dict[int, int]()
+            async with operations.profiles("ranks", request.ranks, request.steps) as files:
+                for rank, file in files.items():
+                    while part := file.read(_PART_BYTES):
+                        yield pb.RecordProfileResponse(rank=rank, part=part)
+                    sizes[rank] = file.tell()
+            act.after = {f"rank_{rank}_trace_bytes": size for rank, size in sizes.items()}
 
     def _loaded(self, model: str) -> Facts | None:
         """Returns the model that the agent for this name serves."""

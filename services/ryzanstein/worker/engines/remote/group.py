@@ -109,7 +109,7 @@ class RemoteGroup:
                 self._streams.know(table)
             case SubmitGroup() | CancelGroup() | FinishChoice() if self._front is not None:
                 self._front.send(message)
-            case StartProfile(rank, steps, number) if steps:
+            case StartProfile((rank, *_), steps, number) if steps:
                 error = f"the engine at {self._spec.address} has a profiler of its own"
                 asyncio.get_running_loop().call_soon(self._events.on_trace, ProfileTrace(rank, b"", number, error))
 

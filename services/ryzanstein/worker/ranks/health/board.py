@@ -220,6 +220,21 @@ class RankBoard:
         self._words[_COLLECTIVE] = 0
         self._epoch += EPOCH
 
+    @property
+    def last_numbers(self) -> tuple[int, int]:
+        """Returns the numbers of the last step and of the last collective that are recorded."""
+        return self._words[_STEP], self._words[_RECORDED]
+
+    def recorded(self, step: int, collective: int) -> tuple[list[StepRecord], list[CollectiveRecord]]:
+        """Returns what the rank has recorded after this step and this collective, as far as it still has it."""
+        last_step, last_collective = self.last_numbers
+        steps = RingView(self._words, _STEPS_AT, NUM_STEPS, STEP_WORDS).read(step + 1, last_step)
+        collectives = RingView(self._words, _COLLECTIVES_AT, NUM_COLLECTIVES, COLLECTIVE_WORDS)
+        return (
+            [step_record(words) for words in steps],
+            [collective_record(words) for words in collectives.read(collective + 1, last_collective)],
+        )
+
     def close(self) -> None:
         """Closes the slot, for a user that outlives it; a rank's slot ends with the process."""
         self._phase.release()

@@ -1,5 +1,7 @@
 """Records torch's profiler over some steps of this rank, when the agent requests it.
 
+What the board recorded of these steps is added to the trace, see `trace_rows`.
+
 The profiler starts and writes between steps, and the board shows it: this may take seconds, which
 are neither a stall nor part of a step. It is `torch.autograd.profiler`, because the newer
 `torch.profiler` imports the whole of inductor when it starts: 70 MB and, at a rank's niceness on
@@ -12,13 +14,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ryzanstein.worker.ranks.health.board import RankBoard
+from ryzanstein.worker.ranks.health.trace_rows import TraceRows
 from ryzanstein.worker.supervision.group import IDLE, PROFILE
 from ryzanstein.worker.supervision.messages import ProfileTrace, StartProfile
 
-MAX_TRACE_BYTES = 15 * 2**20
+MAX_TRACE_BYTES = 256 * 2**20
+_PART_BYTES = 2**20
 
 
 class StepRecorder:
@@ -29,12 +33,13 @@ class StepRecorder:
     costs a rank.
     """
 
-    def __init__(self, rank: int, board: RankBoard, send: Callable[[ProfileTrace], None]) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, size: int, board: RankBoard, send: Callable[[ProfileTrace], None]) -> None:
+        self._rank, self._size = rank, size
         self._board = board
         self._send = send
-        self._request = StartProfile(rank, 0)
+        self._request = StartProfile((), 0)
         self._profile: Any = None  # torch's profiler is untyped
+        self._rows = TraceRows(rank, size)
         self._steps_left = 0
 
     def start(self, request: StartProfile) -> None:
@@ -45,20 +50,25 @@ class StepRecorder:
         with self._between_steps(request):
             if self._profile is not None:
                 self._end()
-            if request.rank == self._rank and request.steps:
+            if self._rank in request.ranks and request.steps:
                 self._request, self._steps_left = request, request.steps
+                self._rows = TraceRows(self._rank, self._size)
+                self._rows.skip(self._board)
                 self._profile = _begun()
 
     def stepped(self) -> None:
         """Counts a step that the rank has run."""
         self._steps_left -= 1
+        if self._profile is not None:
+            self._rows.take(self._board)
 
     def deliver(self) -> None:
         """Sends the trace if the last step has been recorded."""
         if self._profile is None or self._steps_left > 0:
             return
-        with self._between_steps(self._request):
-            self._send(ProfileTrace(self._rank, _chrome_trace(self._end()), self._request.number))
+        with self._between_steps(self._request), _chrome_trace(self._end()) as file:
+            for part, more in self._rows.added_to(file, MAX_TRACE_BYTES, _PART_BYTES):
+                self._send(ProfileTrace(self._rank, part, self._request.number, more=more))
 
     def _end(self) -> Any:
         """Stops the profiler and returns it."""
@@ -71,7 +81,7 @@ class StepRecorder:
         self._board.enter(PROFILE)
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             self._send(ProfileTrace(self._rank, b"", request.number, f"{type(error).__name__}: {error}"[:1024]))
         finally:
             self._board.enter(IDLE)
@@ -86,12 +96,14 @@ def _begun() -> Any:
     return begun.__enter__()
 
 
-def _chrome_trace(recorded: Any) -> bytes:
-    """Returns the trace, through a file because the profiler writes only to paths.
+@contextmanager
+def _chrome_trace(recorded: Any) -> Iterator[BinaryIO]:
+    """Yields the trace, through a file because the profiler writes only to paths.
 
     It writes by renaming, so a memfd's path does not work.
     """
     with tempfile.TemporaryDirectory(prefix="ryzanstein-trace-") as folder:
         path = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(path))
-        return path.read_bytes() if path.stat().st_size <= MAX_TRACE_BYTES else b""
+        with path.open("rb") as file:
+            yield file

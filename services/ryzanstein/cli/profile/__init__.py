@@ -1,0 +1,1 @@
+"""`ryzanstein profile`."""
