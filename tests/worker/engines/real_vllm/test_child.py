@@ -12,16 +12,17 @@ from typing import Any
 import psutil
 import pytest
 from tests.worker.engines.real_vllm.conftest import GPU_FLAGS, VLLM
+from tests.worker.engines.real_vllm.test_continuation import BASE, CASES, assert_is_rest, cut
 
 from ryzanstein.constraints import Constraint
 from ryzanstein.generation.prompts import TokenPrompt
-from ryzanstein.generation.request import ChoiceProgress
 
 PROMPT = TokenPrompt((300, 7, 451, 12, 9))
 ARGUMENTS = " ".join(["--dtype float32 --max-model-len 2048 --enforce-eager", *GPU_FLAGS])
 SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "presence_penalty": 0.5, "max_tokens": 24}
 
 
+TEN = list(CASES)[:10]
 DIGITS = Constraint.regex("[0-9]{40}")
 
 
@@ -93,14 +94,14 @@ async def test_two_ranks_compute_as_one_and_the_one_that_hangs_is_named(
     node.wait_event("ranks ready", 300)
     own.wait_event("ranks ready")
     async with connect(node.address) as link, connect(own.address) as ours:
-        for params in (SAMPLED, {**SAMPLED, "temperature": 0.0}, {**SAMPLED, "n": 3}, {**SAMPLED, "constraint": DIGITS}):
+        for params in [{**BASE, **CASES[name]} for name in TEN] + [{**SAMPLED, "constraint": DIGITS}]:
             got, expected = await link.run(attempt(**params), 120), await ours.run(attempt(**params), 60)
             assert got.rows == expected.rows
             for at in (1, 11, 23):
-                known = [ChoiceProgress(tuple(got.tokens(choice)[:at]), False) for choice in range(params.get("n", 1))]
+                if (known := cut(expected, params.get("n", 1), at)) is None:
+                    continue
                 for other in (link, ours):
-                    rest = await other.run(attempt(known=known, number=1, **params), 120)
-                    assert rest.rows == {choice: rows[at:] for choice, rows in expected.rows.items()}
+                    assert_is_rest(await other.run(attempt(known=known, number=1, **params), 120), expected, known)
         assert len(processes(node, "VLLM::Worker")) == 2
         for turn, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
             handle = await link.submit(attempt(prompt=PROMPT, max_tokens=1900, ignore_eos=True))
