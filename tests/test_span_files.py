@@ -7,8 +7,13 @@ import logging
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
 
-from ryzanstein.observe.span_files import SpanFile
+from ryzanstein.observe import metrics as metrics_module
+from ryzanstein.observe import tracing as tracing_module
+from ryzanstein.observe.metrics import new_registry, show_service
+from ryzanstein.observe.spans.count import SpanCount
+from ryzanstein.observe.spans.files import SpanFile
 from ryzanstein.observe.tracing import Tracing, traceparent
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -78,3 +83,24 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Tracing("router", folder=tmp_path / "file" / "traces")
+
+
+def test_a_scrape_shows_what_became_of_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are neither exported nor refused, the queue had no room."""
+    count = SpanCount()
+    for module in (tracing_module, metrics_module):
+        monkeypatch.setattr(module, "SPANS", count)
+    registry = new_registry()
+    show_service("router", registry)
+    assert registry.get_sample_value("ryzanstein_router_spans_total", {"outcome": "ended"}) is None
+    tracing = Tracing("router", folder=tmp_path, name="r")
+    for _ in range(5):
+        tracing.start("span").end()
+    tracing.close()
+    full = Tracing("router", folder=tmp_path, name="full")
+    monkeypatch.setattr(SpanFile, "export", lambda *_: SpanExportResult.FAILURE)
+    full.start("span").end()
+    full.close()
+    outcomes = {"ended": 6, "exported": 5, "refused": 1}
+    for outcome, num in outcomes.items():
+        assert registry.get_sample_value("ryzanstein_router_spans_total", {"outcome": outcome}) == num

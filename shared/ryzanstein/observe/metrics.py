@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ryzanstein.observe.lost_lines import LOST_LINES
+from ryzanstein.observe.spans.count import SPANS
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +79,7 @@ def show_service(service: str, registry: CollectorRegistry) -> None:
     )
     build.labels(metadata.version("ryzanstein"), platform.python_version()).set(1)
     registry.register(_LostLinesMetric(f"ryzanstein_{service}_log_lines_dropped"))
+    registry.register(_SpansMetric(f"ryzanstein_{service}_spans"))
 
 
 class _LostLinesMetric(Collector):
@@ -96,6 +98,26 @@ class _LostLinesMetric(Collector):
         (family,) = self.describe()
         for cause, num in ({} if self._lost is None else self._lost.by_cause()).items():
             family.add_sample(f"{self._name}_total", {"cause": cause}, num)
+        yield family
+
+
+class _SpansMetric(Collector):
+    """What became of the spans of this service. One that records no traces has none."""
+
+    _labelnames = ("outcome",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def describe(self) -> Iterator[Metric]:
+        text = "Spans that ended, and those of them that were exported or refused. The rest waits, or was dropped."
+        yield CounterMetricFamily(self._name, text, labels=self._labelnames)
+
+    def collect(self) -> Iterator[Metric]:
+        (family,) = self.describe()
+        counts = {"ended": SPANS.ended, "exported": SPANS.exported, "refused": SPANS.refused}
+        for outcome, num in counts.items() if SPANS.ended else ():
+            family.add_sample(f"{self._name}_total", {"outcome": outcome}, num)
         yield family
 
 

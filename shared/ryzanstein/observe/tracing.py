@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ryzanstein.observe.spans.count import SPANS
 
 if TYPE_CHECKING:
     import grpc
@@ -52,14 +54,16 @@ class Tracing:
         if endpoint:
             exporters.append(_to_collector(endpoint))
         if folder is not None:
-            from ryzanstein.observe.span_files import SpanFile
+            from ryzanstein.observe.spans.files import SpanFile
 
             exporters.append(SpanFile(folder, name or service))
         if exporters:
             resource = Resource.create({"service.name": f"ryzanstein-{service}", **attributes})
             self._provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(ratio)))
             for exporter in exporters:
-                self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=_EVERY_MS))
+                counted = BatchSpanProcessor(_CountedExporter(exporter), schedule_delay_millis=_EVERY_MS)
+                self._provider.add_span_processor(_CountedSpans())
+                self._provider.add_span_processor(counted)
         self._tracer = (self._provider or trace.NoOpTracerProvider()).get_tracer("ryzanstein")
 
     @contextmanager
@@ -91,6 +95,34 @@ class Tracing:
         """Sends the remaining spans."""
         if self._provider is not None:
             self._provider.shutdown()
+
+
+class _CountedSpans(SpanProcessor):
+    """Counts the recorded spans that have ended."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        SPANS.ended += 1
+
+
+class _CountedExporter(SpanExporter):
+    """Counts the spans that another exporter took, or did not."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            SPANS.exported += len(spans)
+        else:
+            SPANS.refused += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
 
 
 def traceparent(span: Span, received: str = "") -> str:

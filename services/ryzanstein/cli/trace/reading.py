@@ -1,4 +1,4 @@
-"""The spans that services wrote to files, see `observe.span_files`."""
+"""The spans that services wrote to files, see `observe.spans.files`."""
 
 from __future__ import annotations
 

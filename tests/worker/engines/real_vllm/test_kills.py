@@ -1,6 +1,6 @@
 """Processes of a vLLM are killed at every token of an answer; another node goes on, and the answer is the undisturbed one.
 
-By default at three tokens, with RYZANSTEIN_KILLS_EVERY=1 at all of them: an hour and a half, with `-o faulthandler_timeout=3600`.
+By default at three tokens, with RYZANSTEIN_KILLS_EVERY=1 at all of them: 90 minutes, with `-o faulthandler_timeout=3600`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Recorded spans: in files, and counted."""
