@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from websockets.sync.client import connect
 
 from ryzanstein.cli.main import build
 from ryzanstein.cli.processes.cluster import TRACES, ClusterSpec
@@ -109,6 +110,35 @@ def test_the_command_shows_where_a_request_spent_its_time(traced: Any) -> None:
             assert text in shown.output
     spans = json.loads(CliRunner().invoke(build(), [*command, "looked-at", "--json"]).stdout)[0]["spans"]
     assert {span["name"] for span in spans} >= {"POST", "generation", "attempt", "node.generation", "step", "rank 0"}
+
+
+@pytest.mark.timeout(120)
+def test_a_request_of_a_websocket_is_a_trace_of_its_own(traced: Any) -> None:
+    """Those of one socket too, and one that is refused says why."""
+    traced.cluster.wait_nodes(2)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    with connect(traced.cluster.http_url.replace("http", "ws", 1) + "/v1/ws", subprotocols=["ryzanstein.v1"]) as socket:
+        for name, model in (("one", "demo"), ("two", "demo"), ("none", "nothing")):
+            asked = {"type": "submit", "id": name, "url": "/v1/chat/completions", "body": {**body, "model": model}}
+            socket.send(json.dumps({**asked, "headers": {"X-Request-Id": f"socket-{name}"}}))
+        ended: dict[str, dict[str, Any]] = {}
+        while len(ended) < 3:
+            frame = json.loads(socket.recv(timeout=30))
+            if frame["type"] in ("done", "error"):
+                ended[frame["id"]] = frame
+    assert [ended[name]["type"] for name in ("one", "two", "none")] == ["done", "done", "error"]
+    for name in ("one", "two"):
+        wanted = ended[name]["generation"]
+        trace = trace_of(traced, wanted, lambda each: {"SUBMIT", "rank 1"} <= {span.name for span in each.spans})
+        (face,), (generation,) = named(trace.spans, "SUBMIT"), named(trace.spans, "generation")
+        assert (face.parent_id, generation.parent_id, face.error) == ("", face.span_id, "")
+    deadline = time.monotonic() + 20
+    while True:
+        spans = [span for trace in read_traces(traced.cluster.state_dir / TRACES) for span in trace.spans]
+        if [span.error for span in spans if span.name == "SUBMIT" and span.error] == ["MODEL_NOT_FOUND"]:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_request_that_was_not_traced_is_said_to_be_missing(tmp_path: Path) -> None:

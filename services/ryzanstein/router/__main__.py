@@ -186,7 +186,8 @@ def _websocket_face(router: Router, settings: RouterSettings) -> WebSocketFace:
         max_messages=settings.max_messages,
         origins=frozenset(_origins(settings)),
     )
-    return WebSocketFace(router.core, router.telemetry, router.entrance, limits, _host_names(router, settings))
+    names = _host_names(router, settings)
+    return WebSocketFace(router.core, router.telemetry, router.entrance, limits, hosts=names, tracing=router.tracing)
 
 
 async def _keep_readiness(router: Router, rpc: RpcServer) -> None:

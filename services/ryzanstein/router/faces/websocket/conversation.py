@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
+from opentelemetry.trace import SpanKind, Status, StatusCode
 from structlog.contextvars import bound_contextvars
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import Caller
+from ryzanstein.observe.tracing import Tracing, traceparent
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.generate import bare_id
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
@@ -55,6 +58,7 @@ class Conversation:
         headers: Mapping[str, str],
         caller: Caller,
         telemetry: SocketTelemetry,
+        tracing: Tracing,
     ) -> None:
         self._connection = connection
         self._core = core
@@ -62,7 +66,7 @@ class Conversation:
         self._limits = limits
         self._headers = headers
         self._caller = caller
-        self._telemetry = telemetry
+        self._telemetry, self._tracing = telemetry, tracing
         self._streams: dict[str, SocketStream] = {}
         self._tasks: dict[asyncio.Task[None], SocketStream | None] = {}
         self._draining = False
@@ -151,8 +155,17 @@ class Conversation:
     async def _submitted(self, submit: Submit, stream: SocketStream) -> None:
         submission = await self._requests.submission(submit, self._headers, self._caller)
         stream.request_id = submission.request.request_id
-        with bound_contextvars(request_id=submission.request.request_id), submission.naming():
-            await stream.submit(submission)
+        about = {"url.path": submit.url[:256], "network.protocol.name": "websocket"}
+        span = self._tracing.start("SUBMIT", submission.request.traceparent, about, kind=SpanKind.SERVER)
+        request = replace(submission.request, traceparent=traceparent(span, submission.request.traceparent))
+        try:
+            with bound_contextvars(request_id=request.request_id), submission.naming():
+                await stream.submit(replace(submission, request=request))
+        except errors.RyzansteinError as error:
+            span.set_status(Status(StatusCode.ERROR, error.reason))
+            raise
+        finally:
+            span.end()
 
     async def _attached(self, attach: Attach, stream: SocketStream) -> None:
         cursor = Cursor({**dict.fromkeys(attach.ended, 0), **attach.from_index}, set(attach.ended))

@@ -7,6 +7,7 @@ import asyncio
 from starlette.datastructures import Headers
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.observe.tracing import Tracing
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.arrival import ByteBudget
@@ -38,13 +39,15 @@ class WebSocketFace:
         telemetry: RouterTelemetry,
         entrance: Entrance,
         limits: SocketLimits | None = None,
+        *,
         hosts: HostNames | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._core = core
         self._entrance = entrance
         self._hosts = hosts or HostNames(any_name=True)
         self._limits = limits or SocketLimits()
-        self._telemetry = SocketTelemetry(telemetry)
+        self._telemetry, self._tracing = SocketTelemetry(telemetry), tracing or Tracing("router")
         self._parts = ConnectionParts(self._limits, ByteBudget(self._limits.max_arriving_bytes), ParsingTurns())
         self._requests = SocketRequests(self._limits.max_messages)
         self._num_open = 0
@@ -78,6 +81,7 @@ class WebSocketFace:
             headers=headers,
             caller=caller,
             telemetry=self._telemetry,
+            tracing=self._tracing,
         )
         self._num_open += 1
         self._telemetry.open.inc()
