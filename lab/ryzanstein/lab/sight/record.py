@@ -90,7 +90,7 @@ def record(fault: str, folder: Path = RECORDED) -> Path:
     with LocalCluster(ClusterSpec(MODEL_DIR)) as cluster:
         targets = {name: (job, cluster.services[name].metrics_url) for name, job in jobs.items()}
         recording = Recording(targets, UsedSeries(sorted((FOLDER / "rules").glob("*.yaml"))))
-        with _load(cluster.router_address):
+        with load(cluster.router_address):
             _scrape(recording, _CALM_STEPS)
             with FAULTS[fault](cluster):
                 _scrape(recording, _STEPS)
@@ -109,7 +109,7 @@ def _scrape(recording: Recording, steps: int) -> None:
 
 
 @contextmanager
-def _load(address: str) -> Iterator[None]:
+def load(address: str) -> Iterator[None]:
     """Clients that stream one answer after another, each of a session."""
     stopped = threading.Event()
     clients = [threading.Thread(target=_ask, args=(address, f"client-{number}", stopped)) for number in range(_CLIENTS)]
