@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -203,3 +205,17 @@ def test_an_endpoint_with_another_scheme_would_be_reached_without_tls_and_is_ref
     with pytest.raises(ValidationError, match="https://host:port"):
         RouterSettings(otlp_endpoint=endpoint)
     assert RouterSettings(otlp_endpoint="https://[::1]:4317").otlp_endpoint == "https://[::1]:4317"
+
+
+def test_a_collector_that_hangs_costs_spans_and_no_time() -> None:
+    """In a process of its own, whose end it must not hold up either."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        code = (
+            "from ryzanstein.observe.tracing import Tracing\n"
+            f"tracing = Tracing('router', '127.0.0.1:{deaf.getsockname()[1]}')\n"
+            "for _ in range(5000): tracing.start('span').end()\n"
+            "tracing.close()\n"
+        )
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, timeout=60)
+        assert time.monotonic() - began < 15, "30 s of the exporter's own"

@@ -8,6 +8,7 @@ metadata and HTTP headers from clients, as a field of `Submit` to nodes. Spans n
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EVERY_MS = 500
+_CLOSE_S = 2.0
 
 
 class Tracing:
@@ -59,7 +61,9 @@ class Tracing:
             exporters.append(SpanFile(folder, name or service))
         if exporters:
             resource = Resource.create({"service.name": f"ryzanstein-{service}", **attributes})
-            self._provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(ratio)))
+            self._provider = TracerProvider(
+                resource=resource, sampler=ParentBased(TraceIdRatioBased(ratio)), shutdown_on_exit=False
+            )
             for exporter in exporters:
                 counted = BatchSpanProcessor(_CountedExporter(exporter), schedule_delay_millis=_EVERY_MS)
                 self._provider.add_span_processor(_CountedSpans())
@@ -92,9 +96,11 @@ class Tracing:
         return self._tracer.start_span(name, context, kind, attributes, links, began_ns)
 
     def close(self) -> None:
-        """Sends the remaining spans."""
+        """Sends the remaining spans, for two seconds at most: a collector that hangs does not hold up the end of a service."""
         if self._provider is not None:
-            self._provider.shutdown()
+            closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+            closing.start()
+            closing.join(_CLOSE_S)
 
 
 class _CountedSpans(SpanProcessor):
