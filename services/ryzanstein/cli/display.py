@@ -91,7 +91,7 @@ def _hint(message: str) -> str:
     if "Tls handshake failed" in message:
         return "it speaks no TLS, or its certificate is for another name or not of a CA in the file of --ca"
     if "Socket closed" in message:
-        return "does it speak TLS? --ca names the file of the CA that vouches for it"
+        return "does it speak TLS? --ca names the CA of a router, --tls-dir the certificates for other services"
     return "is the cluster running? `ryzanstein up` starts one"
 
 

@@ -60,6 +60,7 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         "/ryzanstein.v1.WorkerService/Drain": _only(PeerRole.OPERATOR, itself=True),
         "/ryzanstein.v1.WorkerService/Undrain": _OPERATOR,
         "/ryzanstein.v1.WorkerService/Profile": _OPERATOR,
+        "/ryzanstein.v1.WorkerService/RecordProfile": _OPERATOR,
         "/ryzanstein.v1.TextService/Tokenize": _ROUTER,
         "/ryzanstein.v1.TextService/Detokenize": _ROUTER,
         "/ryzanstein.v1.EmbeddingService/Embed": _ROUTER,
