@@ -56,6 +56,8 @@ def profile(
         raise typer.BadParameter("give either a NODE or --direct")
     if output.exists():
         _end(f"{output} is there already")
+    if not output.parent.is_dir():
+        _end(f"there is no directory {output.parent}")
     people, dialer = display.people(), dialer_in(tls_dir)
     request = pb.RecordProfileRequest(ranks=rank or (), steps=steps, model=model)
     try:
