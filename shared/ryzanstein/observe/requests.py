@@ -25,6 +25,10 @@ class RequestStage(Enum):
     """All tokens are there; its turn in the session is being stored."""
     PAUSED = 7
     """Nobody reads it."""
+    ADMITTING = 8
+    """It is no generation yet: it waits for what its tenant may use, for its key, or for its session."""
+    EMBEDDING = 9
+    """Nodes make its vectors."""
 
 
 @dataclass(frozen=True, slots=True)

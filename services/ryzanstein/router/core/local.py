@@ -19,7 +19,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
-from ryzanstein.observe.requests import FoundRequest
+from ryzanstein.observe.requests import FoundRequest, RequestStage
 from ryzanstein.router.access.limits.hold import Hold
 from ryzanstein.router.core.admission import Admission, HeldPrompt, Place, estimated_tokens
 from ryzanstein.router.core.any_node import AnyNode, filled
@@ -29,7 +29,7 @@ from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation, GenerationTimes
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
-from ryzanstein.router.generations.whereabouts import found
+from ryzanstein.router.generations.whereabouts import Arrivals, found
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts
@@ -69,6 +69,7 @@ class LocalCore:
         self._generations = self._lifecycle.retained
         self._any_node = AnyNode(parts.links, parts.policy.runner)
         self._embedder = Embedder(parts.links, parts.policy.runner, parts.telemetry)
+        self._arrivals = Arrivals()
 
     @property
     def ready(self) -> bool:
@@ -79,8 +80,9 @@ class LocalCore:
         return self._lifecycle.num_running
 
     def requests(self) -> list[FoundRequest]:
-        """Returns where the generations are that have not ended."""
-        return [found(generation) for generation in self._lifecycle.unfinished]
+        """Returns where the requests are that have not ended."""
+        generations = {generation.generation_id: found(generation) for generation in self._lifecycle.unfinished}
+        return [*generations.values(), *(each for each in self._arrivals if each.generation_id not in generations)]
 
     def models(self) -> list[ServedModel]:
         return self._links.models
@@ -91,6 +93,10 @@ class LocalCore:
         self._allowance.check_max_tokens(request.tenant, request.sampling.max_tokens)
         self._admission.check_size(request.prompt)
         generation_id = uuid.uuid4().hex
+        with self._arrivals.during(RequestStage.ADMITTING, generation_id, request.request_id, request.model):
+            return await self._submitted(generation_id, request, resumable)
+
+    async def _submitted(self, generation_id: str, request: GenerationRequest, resumable: bool) -> str:
         if request.key is None:
             await self._start(generation_id, request, resumable)
             return generation_id
@@ -233,19 +239,23 @@ class LocalCore:
             self._admission.check_size(given, f"inputs[{i}].")
         deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
         request = replace(request, model=self.model_of(request.model), deadline=deadline)
-        place = self._admission.enter(request.tenant)
+        place, number = self._admission.enter(request.tenant), uuid.uuid4().hex
         try:
-            estimate = sum(map(estimated_tokens, request.inputs))
-            hold = await self._allowance.admit(request.tenant, uuid.uuid4().hex, estimate)
-            try:
-                embedded = await self._embedder.embed(request)
-                hold.accepted(sum(each.prompt_tokens for each in embedded))
-                hold.settle(0)
-            finally:
-                hold.release()
-            return embedded
+            with self._arrivals.during(RequestStage.EMBEDDING, number, request.request_id, request.model):
+                return await self._embedded(number, request)
         finally:
             place.leave()
+
+    async def _embedded(self, number: str, request: EmbeddingRequest) -> list[Embedded]:
+        """Charges a request for vectors to its tenant, and has them made."""
+        hold = await self._allowance.admit(request.tenant, number, sum(map(estimated_tokens, request.inputs)))
+        try:
+            embedded = await self._embedder.embed(request)
+            hold.accepted(sum(each.prompt_tokens for each in embedded))
+            hold.settle(0)
+        finally:
+            hold.release()
+        return embedded
 
     async def drain(self) -> None:
         """Does nothing: no other router knows this core's generations."""

@@ -11,6 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein import errors
+from ryzanstein.embeddings import EmbeddingRequest
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.prompts import TextPrompt
 from ryzanstein.router.assembly import grpc_face
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.v1 import debug_pb2 as pb
@@ -68,6 +72,36 @@ async def test_a_request_is_found_at_each_of_its_stages(start_node: Any, start_r
         young = pb.FindRequestsRequest()
         young.older_than.FromSeconds(60)
         assert not (await stub.FindRequests(young, timeout=5)).requests
+    call.cancel()
+
+
+async def test_what_is_no_generation_is_found_too(
+    start_node: Any, start_router: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that waits for its tenant's limits, and one for vectors."""
+    client = await start_router(await start_node("a"))
+    requests, go = client.router.core.requests, asyncio.Event()
+
+    async def wait(*_: Any, **__: Any) -> Any:
+        await go.wait()
+        raise errors.unavailable("LIMITS_UNKNOWN", "as if the store had hung", 1.0)
+
+    monkeypatch.setattr(type(client.router.allowance), "admit", wait)
+    call = ask(client)
+    asked = EmbeddingRequest("demo", (TextPrompt("one"),), request_id="vectors")
+    vectors = asyncio.create_task(client.router.core.embed(asked))
+    await until(lambda: len(requests()) == 2)
+    async with debugged(client) as stub:
+        answer = await stub.FindRequests(pb.FindRequestsRequest(), timeout=5)
+        stages = {found.stage: found for found in answer.requests}
+        assert set(stages) == {pb.REQUEST_STAGE_ADMITTING, pb.REQUEST_STAGE_EMBEDDING}
+        assert stages[pb.REQUEST_STAGE_EMBEDDING].request_id == "vectors"
+        (found,) = (await stub.FindRequests(pb.FindRequestsRequest(id="vectors"), timeout=5)).requests
+        assert found.model == "demo"
+    go.set()
+    with pytest.raises(RyzansteinError, match="had hung"):
+        await vectors
+    await until(lambda: not requests())
     call.cancel()
 
 
