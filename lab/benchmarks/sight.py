@@ -1,10 +1,10 @@
 """Measures what it costs to see: the rings of ranks, and traces.
 
-    .venv/bin/python lab/benchmarks/sight.py [--turns 10] [--requests 24] [--tokens 64] [--json FILE]
+    .venv/bin/python lab/benchmarks/sight.py [--turns 20] [--requests 48] [--tokens 64] [--json FILE]
 
 Three clusters of one node with two ranks run side by side: without traces, with a tenth of them, with all. They get the same
-requests in turns, first to last and last to first, so that a slow minute strikes all. The cost is processor time per token of a
-cluster's router, node and ranks, by pairs of one turn.
+requests in turns, first to last and last to first, so that a slow minute strikes all. Spans are made by router and agent: the
+cost is what these two take more of the processor, by pairs of one turn, over the time that all of the cluster takes.
 
 Rings cannot be switched off. Their cost is what a step of these clusters writes, each write timed alone, over the time of a
 step. What tracing costs where it is off is its calls for one request, timed alone, over the processor time of a request.
@@ -44,14 +44,20 @@ def cluster_of(flags: Sequence[str]) -> ClusterSpec:
     return ClusterSpec(MODEL_DIR, num_nodes=1, tp=2, traces=bool(flags), router_flags=tuple(flags), worker_flags=tuple(flags))
 
 
-def cpu_s(cluster: LocalCluster) -> float:
-    """Returns the processor time of router, node and ranks so far, in seconds."""
-    total = 0.0
+def ran_s(pid: int) -> float:
+    """Returns how long the threads of a process have run, in seconds: what /proc/PID/stat has in ticks of 10 ms, exactly."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
+
+
+def cpu_s(cluster: LocalCluster) -> tuple[float, float]:
+    """Returns the processor time so far of router and agent, and of these and the ranks, in seconds."""
+    own, ranks = 0.0, 0.0
     for name in (*cluster.node_ids, *cluster.router_names):
-        process = psutil.Process(cluster.services[name].pid)
-        for each in [process, *process.children(recursive=True)]:
-            total += sum(each.cpu_times()[:2])
-    return total
+        pid = cluster.services[name].pid
+        own += ran_s(pid)
+        ranks += sum(ran_s(each.pid) for each in psutil.Process(pid).children(recursive=True))
+    return own, own + ranks
 
 
 async def ask(cluster: LocalCluster, turn: int, given: argparse.Namespace) -> None:
@@ -114,31 +120,32 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         clusters = {way: running.enter_context(LocalCluster(cluster_of(flags))) for way, flags in WAYS.items()}
         for cluster in clusters.values():
             asyncio.run(ask(cluster, 0, given))
-        spent: dict[str, list[float]] = {way: [] for way in WAYS}
+        spent: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
         before = counted(clusters["off"])
         for turn in range(1, given.turns + 1):
             for way in sorted(WAYS, key=list(WAYS).index, reverse=bool(turn % 2)):
-                began_s = cpu_s(clusters[way])
+                own_s, total_s = cpu_s(clusters[way])
                 asyncio.run(ask(clusters[way], turn, given))
-                spent[way].append(cpu_s(clusters[way]) - began_s)
+                own_then_s, total_then_s = cpu_s(clusters[way])
+                spent[way].append((own_then_s - own_s, total_then_s - total_s))
         steps, collectives, seconds = (b - a for a, b in zip(before, counted(clusters["off"]), strict=True))
     return report(given, spent, seconds / steps, collectives / steps)
 
 
 def report(
-    given: argparse.Namespace, spent: Mapping[str, Sequence[float]], step_s: float, collectives_a_step: float
+    given: argparse.Namespace, spent: Mapping[str, Sequence[tuple[float, float]]], step_s: float, collectives_a_step: float
 ) -> dict[str, Any]:
     collective_us, a_step_us = ring_us()
-    request_us = statistics.median(spent["off"]) / given.requests * 1e6
+    all_s = statistics.median(total for _, total in spent["off"])
+    request_us = all_s / given.requests * 1e6
     rings = (collectives_a_step * collective_us + a_step_us) / (step_s * 1e6)
+    num_tokens = given.requests * given.tokens
 
     def added(way: str) -> dict[str, float]:
-        ratios = sorted(100 * (one / off - 1) for one, off in zip(spent[way], spent["off"], strict=True))
-        return {
-            "median_percent": round(statistics.median(ratios), 2),
-            "least": round(ratios[0], 2),
-            "most": round(ratios[-1], 2),
-        }
+        seconds = sorted(one - off for (one, _), (off, _) in zip(spent[way], spent["off"], strict=True))
+        low, middle, high = seconds[len(seconds) // 4], statistics.median(seconds), seconds[-1 - len(seconds) // 4]
+        percents = {name: round(100 * each / all_s, 2) for name, each in (("p25", low), ("median", middle), ("p75", high))}
+        return {"us_per_token": round(1e6 * middle / num_tokens, 1), **percents}
 
     return {
         "rings": {
@@ -152,17 +159,21 @@ def report(
             "percent_of_a_request": round(100 * off_us() / request_us, 3),
             "request_cpu_ms": round(request_us / 1e3, 2),
         },
-        "a_tenth": added("a tenth"),
-        "all": added("all"),
+        "a_tenth_percent": added("a tenth"),
+        "all_percent": added("all"),
         "cpu_us_per_token": {
-            way: round(1e6 * statistics.median(each) / given.requests / given.tokens, 1) for way, each in spent.items()
+            way: {
+                "router_and_agent": round(1e6 * statistics.median(own for own, _ in each) / num_tokens, 1),
+                "all": round(1e6 * statistics.median(total for _, total in each) / num_tokens, 1),
+            }
+            for way, each in spent.items()
         },
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number in (("--turns", 10), ("--requests", 24), ("--tokens", 64)):
+    for name, number in (("--turns", 20), ("--requests", 48), ("--tokens", 64)):
         parser.add_argument(name, type=int, default=number)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -98,9 +98,11 @@ class Prometheus:
         """Yields the series of an expression between two Unix times."""
         query = urllib.parse.urlencode({"query": expression, "start": began, "end": ended, "step": _STEP_S})
         for found in json.loads(page(f"{self._url}/api/v1/query_range?{query}", _WAIT_S))["data"]["result"]:
-            times, values = zip(*((float(at), float(value)) for at, value in found["values"]), strict=True)
-            if not all(map(math.isnan, values)):
-                yield Series(_legend(legend, found["metric"]), times, values)
+            values = {float(at): float(value) for at, value in found["values"]}
+            every = [began + step * _STEP_S for step in range(int((ended - began) / _STEP_S) + 1)]
+            known = [next((values[at] for at in values if abs(at - each) < _STEP_S / 2), math.nan) for each in every]
+            if not all(map(math.isnan, known)):
+                yield Series(_legend(legend, found["metric"]), every, known)
 
 
 def _legend(template: str, labels: Mapping[str, str]) -> str:
@@ -115,10 +117,10 @@ def draw(board: Board, prometheus: Prometheus, began: float, ended: float, path:
     parts = figure.subfigures(len(board.rows), 1, height_ratios=heights, squeeze=False)
     for row, (part,), num_lines in zip(board.rows, parts, heights, strict=True):
         part.suptitle(row.title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        places = part.subplots(num_lines, _COLUMNS, squeeze=False).flat
+        places = list(part.subplots(num_lines, _COLUMNS, squeeze=False).flat)
         for place, panel in zip(places, row.panels, strict=False):
             _graph(place, panel, prometheus, began, ended)
-        for place in list(places)[len(row.panels) :]:
+        for place in places[len(row.panels) :]:
             place.axis("off")
     figure.savefig(path)
 
@@ -135,17 +137,18 @@ def _graph(place: Axes, panel: Panel, prometheus: Prometheus, began: float, ende
     if not lines:
         place.text(0.5, 0.5, "nothing of it happened", ha="center", fontsize=8, color="grey", transform=place.transAxes)
         return
+    lines.sort(key=lambda series: max(filter(math.isfinite, series.values), default=0.0), reverse=True)
     if panel.stacked:
-        every = sorted({at for series in lines for at in series.times})
-        known = [dict(zip(series.times, series.values, strict=True)) for series in lines]
-        heights = [[values.get(at, 0.0) for at in every] for values in known]
-        place.stackplot([at - began for at in every], heights, labels=[series.legend for series in lines], alpha=0.6)
+        heights = [[0.0 if math.isnan(value) else value for value in series.values] for series in lines]
+        place.stackplot([at - began for at in lines[0].times], heights, labels=[series.legend for series in lines], alpha=0.6)
     else:
         for series in lines:
             place.plot([at - began for at in series.times], series.values, label=series.legend, linewidth=1)
     place.set_ylim(bottom=0)
-    handles, labels = place.get_legend_handles_labels()
-    place.legend(handles[:_LEGEND_LINES], labels[:_LEGEND_LINES], fontsize=6, loc="upper left", framealpha=0.6)
+    seen = [series.legend for series in lines if any(value > 0 for value in series.values)][:_LEGEND_LINES]
+    named = {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True) if label in seen}
+    if named:
+        place.legend(named.values(), named.keys(), fontsize=6, loc="upper left", framealpha=0.6)
 
 
 def _asked(expression: str) -> str:
@@ -156,7 +159,7 @@ def _asked(expression: str) -> str:
 
 def _shown(value: float, unit: str) -> str:
     if unit == "bytes":
-        return f"{value / 2**20:g} MiB"
+        return f"{value / 2**20:.0f} MiB"
     if unit == "percentunit":
         return f"{100 * value:g} %"
     if unit == "s" and 0 < value < 1:
