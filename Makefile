@@ -52,7 +52,7 @@ test-all: test test-long ## Everything that must pass before a change lands, but
 test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, and write docs/start/local.md (root)
 	$(BIN)/python -m pytest tests/machines --timeout 600 --table docs/start/local.md
 
-test-engines: dev ## Nodes beside a real vLLM, on CPUs (3.5 GB to fetch once, 5 to 15 minutes)
+test-engines: dev ## Nodes beside a real vLLM, on CPUs (3.5 GB to fetch once, 10 to 20 minutes)
 	PYTHON=$(PYTHON) bash .ci/parts vllm
 	$(BIN)/python -m pytest tests/worker/engines/real_vllm --timeout 600
 
