@@ -17,7 +17,10 @@ from ryzanstein.lab.chaos.stage.stage import Stage
 
 _LOST = Sign("node", "ranks lost", {"cause": ("RANK_LOST", "RANK_STALLED")})
 _KINDS = ("greedy", "stop", "session")
-_DEATH_S, _HUNG_S = 0.3, 3.5  # a stall takes two seconds or ten steps
+# A stall takes two seconds or ten steps; of an idle server, a second to the next check and its two seconds; while it
+# computes a prompt, a second and four.
+_DEATH_S, _HUNG_S = 0.3, 5.5
+_STOPPED_S = 4.0  # an answer may be complete when its server is stopped: then nothing is missed before the next check
 
 
 @asynccontextmanager
@@ -67,7 +70,7 @@ FAULTS = (
         (_LOST,),
         SERVERS,
         bounds=FaultBounds(_HUNG_S),
-        lasts_s=1.0,
+        lasts_s=_STOPPED_S,
         kinds=_KINDS,
     ),
     Fault(

@@ -44,6 +44,8 @@ from ryzanstein.worker.supervision.stacks import ProcessStacks
 log = structlog.get_logger(__name__)
 
 _TELL_PREFILL_S = 1.0
+_BUSY = 2.0
+"""A server that computes prompts may take so many times as long to answer a health check."""
 
 
 class RemoteGroup:
@@ -119,8 +121,12 @@ class RemoteGroup:
 
     def progress(self) -> list[RankProgress]:
         """See `EngineGroup.progress`. A step is a part that arrived. Nothing arrives while it computes prompts alone."""
-        only_prompts = self._front is not None and len(self._front) > 0 and len(self._front.prefilling) == len(self._front)
-        return [self._progress(PREFILL if only_prompts else FORWARD)]
+        return [self._progress(PREFILL if self._only_prompts else FORWARD)]
+
+    @property
+    def _only_prompts(self) -> bool:
+        """Whether no answer has begun, so that nothing may come from the server."""
+        return self._front is None or len(self._front.prefilling) == len(self._front)
 
     def steps(self, step: int) -> Sequence[RankStep]:
         """See `EngineGroup.steps`. What a server does in a step is not known."""
@@ -190,7 +196,10 @@ class RemoteGroup:
         return RankProgress(0, 0, self._num_parts, 0, phase, self._moved_s, self._moved_s, num_tokens, 0.0)
 
     async def _watch(self) -> None:
-        """Finds stalls, and asks for the server's health while nothing runs."""
+        """Finds stalls, and asks for the server's health while nothing runs or only prompts do.
+
+        Of a prompt nothing is expected for long. A server that is stopped as a whole shows sooner: it answers nobody.
+        """
         front, self._sound_s = self._front, time.monotonic()
         while front is not None and not self.lost.done():
             await asyncio.sleep(self._bounds.watch_interval_s)
@@ -201,9 +210,9 @@ class RemoteGroup:
                 self._stall(what, now)
             elif self._stopped_for(now) >= self._bounds.stall.min_s:
                 self._stall("computes nothing", now)
-            elif not len(front) and now - self._checked_s >= self._bounds.check_s:
+            elif self._only_prompts and now - max(self._checked_s, self._moved_s) >= self._bounds.check_s:
                 self._check_soon()
-            elif front.prefilling and now - self._told_s >= _TELL_PREFILL_S:
+            if front.prefilling and now - self._told_s >= _TELL_PREFILL_S:
                 self._told_s = now
                 for sequence in front.prefilling:
                     front.computing(sequence)
@@ -232,7 +241,8 @@ class RemoteGroup:
 
     async def _check(self) -> None:
         try:
-            await self._client.healthy(self._bounds.health_s)
+            idle = self._front is None or not len(self._front)
+            await self._client.healthy(self._bounds.health_s if idle else _BUSY * self._bounds.health_s)
         except EngineRefused as error:
             self._lose(LossCause.DIED, f"the engine at {self._spec.address} says that it is not healthy: {error}")
         except EngineFault as error:
