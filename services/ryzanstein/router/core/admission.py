@@ -10,11 +10,15 @@ two tenants that want everything get 8/17 each, and there is always room for one
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ryzanstein.observe.requests import FoundRequest, RequestStage
 from ryzanstein.router.telemetry import RouterTelemetry
 
 TENANT_SHARE = 8
@@ -37,6 +41,27 @@ class Limits:
     max_prompt_chars: int = 1_000_000
     max_prompt_tokens: int = 262_144
     max_held_prompt_bytes: int = 128 * 2**20
+
+
+class Arrivals:
+    """Requests that no generation stands for: not yet, or never."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[RequestStage, str, str, float]] = {}
+
+    @contextmanager
+    def during(self, stage: RequestStage, number: str, request_id: str, model: str) -> Iterator[None]:
+        """Makes a request found while a block runs. `number` is that of its generation, or another one that no request has."""
+        self._begun[number] = stage, request_id, model, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._begun[number]
+
+    def __iter__(self) -> Iterator[FoundRequest]:
+        now = time.monotonic()
+        for number, (stage, request_id, model, began_at) in self._begun.items():
+            yield FoundRequest(request_id, number, model, stage, now - began_at, now - began_at, 0, "", 0)
 
 
 class HeldPrompt:

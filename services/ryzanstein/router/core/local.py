@@ -21,7 +21,7 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.observe.requests import FoundRequest, RequestStage
 from ryzanstein.router.access.limits.hold import Hold
-from ryzanstein.router.core.admission import Admission, HeldPrompt, Place, estimated_tokens
+from ryzanstein.router.core.admission import Admission, Arrivals, HeldPrompt, Place, estimated_tokens
 from ryzanstein.router.core.any_node import AnyNode, filled
 from ryzanstein.router.core.embeddings import Embedder
 from ryzanstein.router.core.lifecycle import Lifecycle, may_go_on
@@ -29,7 +29,7 @@ from ryzanstein.router.core.parts import CoreParts
 from ryzanstein.router.generations.cursor import check_from_index, follow
 from ryzanstein.router.generations.generation import Generation, GenerationTimes
 from ryzanstein.router.generations.idempotency import IdempotencyKeys, KeyTakenError
-from ryzanstein.router.generations.whereabouts import Arrivals, found
+from ryzanstein.router.generations.whereabouts import found
 from ryzanstein.router.journal.encoding import decode_request, has_paused, has_settled, restore, with_own_deadline
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.router.nodes.calls import texts

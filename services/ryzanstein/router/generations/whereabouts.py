@@ -3,32 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ryzanstein.observe.requests import FoundRequest, RequestStage
 from ryzanstein.router.generations.generation import Generation, RunningAttempt
-
-
-class Arrivals:
-    """Requests that no generation stands for: not yet, or never."""
-
-    def __init__(self) -> None:
-        self._begun: dict[str, tuple[RequestStage, str, str, float]] = {}
-
-    @contextmanager
-    def during(self, stage: RequestStage, number: str, request_id: str, model: str) -> Iterator[None]:
-        """Makes a request found while a block runs. `number` is that of its generation, or another one that no request has."""
-        self._begun[number] = stage, request_id, model, time.monotonic()
-        try:
-            yield
-        finally:
-            del self._begun[number]
-
-    def __iter__(self) -> Iterator[FoundRequest]:
-        now = time.monotonic()
-        for number, (stage, request_id, model, began_at) in self._begun.items():
-            yield FoundRequest(request_id, number, model, stage, now - began_at, now - began_at, 0, "", 0)
 
 
 def found(generation: Generation) -> FoundRequest:
