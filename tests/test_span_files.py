@@ -92,7 +92,7 @@ def test_a_scrape_shows_what_became_of_spans(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(module, "SPANS", count)
     registry = new_registry()
     show_service("router", registry)
-    assert registry.get_sample_value("ryzanstein_router_spans_total", {"outcome": "ended"}) is None
+    assert registry.get_sample_value("ryzanstein_router_spans_total", {"event": "ended"}) is None
     tracing = Tracing("router", folder=tmp_path, name="r")
     for _ in range(5):
         tracing.start("span").end()
@@ -101,6 +101,5 @@ def test_a_scrape_shows_what_became_of_spans(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(SpanFile, "export", lambda *_: SpanExportResult.FAILURE)
     full.start("span").end()
     full.close()
-    outcomes = {"ended": 6, "exported": 5, "refused": 1}
-    for outcome, num in outcomes.items():
-        assert registry.get_sample_value("ryzanstein_router_spans_total", {"outcome": outcome}) == num
+    for event, num in {"ended": 6, "exported": 5, "refused": 1}.items():
+        assert registry.get_sample_value("ryzanstein_router_spans_total", {"event": event}) == num

@@ -102,22 +102,22 @@ class _LostLinesMetric(Collector):
 
 
 class _SpansMetric(Collector):
-    """What became of the spans of this service. One that records no traces has none."""
+    """The recorded spans of this service. Absent until the first one ends."""
 
-    _labelnames = ("outcome",)
+    _labelnames = ("event",)
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def describe(self) -> Iterator[Metric]:
-        text = "Spans that ended, and those of them that were exported or refused. The rest waits, or was dropped."
+        text = "Recorded spans, by event: ended, exported, or refused by the collector or disk. The rest is queued or dropped."
         yield CounterMetricFamily(self._name, text, labels=self._labelnames)
 
     def collect(self) -> Iterator[Metric]:
         (family,) = self.describe()
         counts = {"ended": SPANS.ended, "exported": SPANS.exported, "refused": SPANS.refused}
-        for outcome, num in counts.items() if SPANS.ended else ():
-            family.add_sample(f"{self._name}_total", {"outcome": outcome}, num)
+        for event, num in counts.items() if SPANS.ended else ():
+            family.add_sample(f"{self._name}_total", {"event": event}, num)
         yield family
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ryzanstein.lab.sight.dashboards import DASHBOARDS
+from ryzanstein.lab.sight.dashboards.panels import without_variables
 
 SEEN_WITHIN_S = 45.0
 # What has no series before something goes wrong, by the metric; and what the rules record, which are not loaded here.
@@ -25,16 +26,10 @@ EMPTY_IN_CALM = (
 )
 
 
-def _asked(expression: str) -> str:
-    for variable in ("$instance", "$model"):
-        expression = expression.replace(variable, ".*")
-    return expression.replace("$__rate_interval", "20s")
-
-
 @pytest.mark.timeout(240)
 def test_every_query_has_data(world: Any) -> None:
     queries = {
-        f"{board.name}, {panel.title}": _asked(query.expression)
+        f"{board.name}, {panel.title}": without_variables(query.expression, "20s")
         for board in DASHBOARDS
         for panel in board.panels
         for query in panel.queries

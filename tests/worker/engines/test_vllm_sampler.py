@@ -161,8 +161,9 @@ def test_a_failure_of_the_sampler_is_counted_where_an_agent_sees_it(
     logits = torch.randn(1, VOCABULARY)
     assert torch.equal(sampler.apply(logits.clone()), logits), "others go on"
     assert failures(board) == 1, "nothing could be taken of an output that is not there"
-    monkeypatch.setattr(sampler, "_update", lambda update: 1 / 0)
-    sampler.update_state(BatchUpdate(0))
+    sampler.update_state(BatchUpdate(2, added=((1, SimpleNamespace(extra_args=7), None, None),)))
+    assert failures(board) == 2
+    assert torch.equal(sampler.apply(logits.clone()), logits), "no row is left that would decide another's tokens"
     assert failures(board) == 2
 
 

@@ -218,7 +218,7 @@ def test_what_stays_on_the_device_is_the_sampled_token(kind: str, seed: int, voc
 
 @pytest.mark.parametrize("params", [{}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.9}, {"top_k": 1000}, {"top_p": 0.9}])
 def test_a_draw_on_a_gpu_waits_for_nothing(params: dict[str, Any]) -> None:
-    """On tensors that have no values: whoever asks for one fails. Never run on hardware."""
+    """On the meta device, where reading a value raises. Never run on hardware."""
     rows = {s: SampleRow(SamplingParams(seed=1, **params), 0, s, (), ()) for s in range(4)}
     logits_SV = torch.empty(6, 151_936, dtype=torch.bfloat16, device="meta")
     draw(logits_SV, rows)

@@ -32,7 +32,7 @@ from ryzanstein.cli.status.scrape import page
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.sight.__main__ import FOLDER
 from ryzanstein.lab.sight.dashboards import DASHBOARDS
-from ryzanstein.lab.sight.dashboards.panels import Board, Panel
+from ryzanstein.lab.sight.dashboards.panels import Board, Panel, without_variables
 from ryzanstein.lab.sight.record import FAULTS, load
 
 IMAGES = Path(__file__).resolve().parents[4] / "docs" / "images"
@@ -127,7 +127,9 @@ def draw(board: Board, prometheus: Prometheus, began: float, ended: float, path:
 
 def _graph(place: Axes, panel: Panel, prometheus: Prometheus, began: float, ended: float) -> None:
     lines = [
-        series for query in panel.queries for series in prometheus.ask(_asked(query.expression), began, ended, query.legend)
+        series
+        for query in panel.queries
+        for series in prometheus.ask(without_variables(query.expression, _WINDOW), began, ended, query.legend)
     ]
     place.set_title(panel.title, fontsize=9, loc="left")
     place.tick_params(labelsize=7)
@@ -149,12 +151,6 @@ def _graph(place: Axes, panel: Panel, prometheus: Prometheus, began: float, ende
     named = {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True) if label in seen}
     if named:
         place.legend(named.values(), named.keys(), fontsize=6, loc="upper left", framealpha=0.6)
-
-
-def _asked(expression: str) -> str:
-    for variable in ("$instance", "$model"):
-        expression = expression.replace(variable, ".*")
-    return expression.replace("$__rate_interval", _WINDOW)
 
 
 def _shown(value: float, unit: str) -> str:

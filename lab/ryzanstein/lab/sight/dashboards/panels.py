@@ -47,6 +47,13 @@ class Board:
         return tuple(panel for row in self.rows for panel in row.panels)
 
 
+def without_variables(expression: str, window: str) -> str:
+    """Returns the expression for all values of the dashboard's variables, with rates over this window."""
+    for variable in ("$instance", "$model"):
+        expression = expression.replace(variable, ".*")
+    return expression.replace("$__rate_interval", window)
+
+
 def quantiles(metric: str, by: str, selected: str = "", legend: str = "") -> tuple[Query, ...]:
     """Returns the median and the 99th percentile of a histogram. `by` is a label, or empty for all together."""
     labels = ", ".join(filter(None, ("le", by)))

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 _TELL_PREFILL_S = 1.0
 _BUSY = 2.0
-"""A server that computes prompts may take so many times as long to answer a health check."""
+"""A server that computes prompts may take so many times as long to answer."""
 
 
 class RemoteGroup:
@@ -196,9 +196,9 @@ class RemoteGroup:
         return RankProgress(0, 0, self._num_parts, 0, phase, self._moved_s, self._moved_s, num_tokens, 0.0)
 
     async def _watch(self) -> None:
-        """Finds stalls, and asks for the server's health while nothing runs or only prompts do.
+        """Finds stalls, and asks for the server's health while nothing runs.
 
-        Of a prompt nothing is expected for long. A server that is stopped as a whole shows sooner: it answers nobody.
+        Of a prompt nothing may come for long. A server that is stopped as a whole shows sooner: it answers nobody.
         """
         front, self._sound_s = self._front, time.monotonic()
         while front is not None and not self.lost.done():
@@ -241,14 +241,16 @@ class RemoteGroup:
 
     async def _check(self) -> None:
         try:
-            idle = self._front is None or not len(self._front)
-            await self._client.healthy(self._bounds.health_s if idle else _BUSY * self._bounds.health_s)
+            if self._front is None or not len(self._front):
+                await self._client.healthy(self._bounds.health_s)
+            else:
+                await self._client.answers(_BUSY * self._bounds.health_s)
         except EngineRefused as error:
             self._lose(LossCause.DIED, f"the engine at {self._spec.address} says that it is not healthy: {error}")
         except EngineFault as error:
             # A process that is stopped still takes connections: the machine does that for it.
             hangs = isinstance(error.__cause__, TimeoutError)
-            text = "does not answer its health check" if hangs else "is gone"
+            text = "answers nobody" if hangs else "is gone"
             self._lose(LossCause.STALLED if hangs else LossCause.DIED, f"the engine at {self._spec.address} {text}: {error}")
         finally:
             self._checking, self._checked_s = False, time.monotonic()

@@ -18,8 +18,10 @@ import msgspec
 
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
 from ryzanstein.worker.engines.remote.http.faults import (
+    EngineBusy,
     EngineFault,
     EngineProtocolError,
+    EngineRefused,
     EngineUnreachable,
     clean,
     fault_of,
@@ -100,6 +102,15 @@ class EngineClient:
         """Returns if the server calls itself healthy. Raises EngineFault. It proves little: a hung engine says so too."""
         async with self._answer("GET", "/health", None, self._limits(timeout_s, timeout_s)) as response:
             await self._read(response, _MAX_ANSWER_BYTES)
+
+    async def answers(self, timeout_s: float) -> None:
+        """Returns if the server answers at all. Raises EngineUnreachable.
+
+        Its health is not asked for: SGLang computes a token for that, which waits behind long prompts.
+        """
+        with suppress(EngineRefused, EngineBusy, EngineProtocolError):
+            async with self._answer("GET", "/v1/models", None, self._limits(timeout_s, timeout_s)) as response:
+                await self._read(response, _MAX_ANSWER_BYTES)
 
     async def close(self) -> None:
         """Closes all connections, and with them what the server still computes."""

@@ -67,7 +67,11 @@ class Sampler(*dict.fromkeys((LogitsProcessor, RunnerV2Processor))):  # type: ig
             self._board.begin()
         if batch_update is not None:
             with self._guarded():
-                self._update(batch_update)
+                try:
+                    self._update(batch_update)
+                except Exception:
+                    self._places.clear()  # rows of a change made by half would decide tokens of others
+                    raise
 
     def _update(self, batch_update: BatchUpdate) -> None:
         places = self._places
