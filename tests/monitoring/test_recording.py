@@ -23,7 +23,7 @@ def test_a_recording_has_what_rules_use_and_marks_what_ended(tmp_path: Path) -> 
     Counter("ryzanstein_router_c", "Unused.", registry=registry)
     server = MetricsServer(registry, "127.0.0.1", 0)
     recording = Recording(
-        {"router-0": ("router", f"http://127.0.0.1:{server.port}/metrics")}, UsedSeries([tmp_path / "rules.yaml"])
+        {"router-0": ("router", f"http://127.0.0.1:{server.port}/metrics")}, UsedSeries([tmp_path / "rules.yaml"]), 5.0
     )
     recording.scrape()
     counted.labels("x").inc()

@@ -1,12 +1,15 @@
-"""`python -P -m ryzanstein.lab.sight.record FAULT...`: makes faults on a real cluster, and records what the rules see of them.
+"""`python -P -m ryzanstein.lab.sight.record FAULT...|calm_hour`: what the rules see of a real cluster.
 
 Two nodes of two ranks, a router with a database, three clients. A fault strikes after a while of calm and lasts to the end,
-but for what the cluster mends itself. The recordings are tests/monitoring/recorded/FAULT.yaml.
+but for what the cluster mends itself. `calm_hour` is an hour without a fault, at 70 % of the load that the cluster can
+serve. The recordings are tests/monitoring/recorded/FAULT.yaml.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import sqlite3
 import sys
@@ -21,14 +24,21 @@ import grpc
 
 from ryzanstein.cli.processes.cluster import ORCHESTRATOR, ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.load.arrivals import poisson
+from ryzanstein.lab.load.capacity import NUM_PROMPTS, capacity, routers_of
+from ryzanstein.lab.load.run import LoadBounds, LoadRun
+from ryzanstein.lab.load.workload import Shape, conversations
 from ryzanstein.lab.sight.__main__ import FOLDER
-from ryzanstein.lab.sight.recording import STEP_S, Recording, UsedSeries
+from ryzanstein.lab.sight.recording import Recording, UsedSeries
 from ryzanstein.rpc.client import open_blocking_channel
 from ryzanstein.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 RECORDED = Path(__file__).resolve().parents[4] / "tests" / "monitoring" / "recorded"
 _CLIENTS = 3
-_CALM_STEPS, _STEPS = 6, 18
+_STEP_S, _CALM_STEPS, _STEPS = 5.0, 6, 18
+CALM_HOUR = "calm_hour"
+_HOUR_S, _HOUR_STEP_S, _HOUR_SHARE = 3600.0, 30.0, 0.7
+_HOUR_SHAPE = Shape(num_input=64, num_output=96)
 _RETRY_S = 0.1
 Fault = Callable[[LocalCluster], AbstractContextManager[None]]
 
@@ -86,26 +96,52 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 
 def record(fault: str, folder: Path = RECORDED) -> Path:
     """Records one fault on a cluster of its own, and returns the file."""
-    jobs = {"router-0": "router", "node-0": "worker", "node-1": "worker", ORCHESTRATOR: ORCHESTRATOR}
     with LocalCluster(ClusterSpec(MODEL_DIR)) as cluster:
-        targets = {name: (job, cluster.services[name].metrics_url) for name, job in jobs.items()}
-        recording = Recording(targets, UsedSeries(sorted((FOLDER / "rules").glob("*.yaml"))))
+        recording = _recording(cluster, _STEP_S)
         with load(cluster.router_address):
             _scrape(recording, _CALM_STEPS)
             with FAULTS[fault](cluster):
                 _scrape(recording, _STEPS)
     path = folder / f"{fault}.yaml"
-    struck_s = _CALM_STEPS * STEP_S
+    struck_s = _CALM_STEPS * _STEP_S
     recording.write(path, f"Recorded: `python -P -m ryzanstein.lab.sight.record {fault}`. Struck after {struck_s:g} s.")
     return path
 
 
-def _scrape(recording: Recording, steps: int) -> None:
+def record_calm_hour(folder: Path = RECORDED) -> Path:
+    """Records an hour without a fault, at a share of what the cluster can serve. A wrong answer is an AssertionError."""
+    with LocalCluster(ClusterSpec(MODEL_DIR)) as cluster:
+        routers, recording = routers_of(cluster), _recording(cluster, _HOUR_STEP_S)
+
+        async def serve() -> LoadRun:
+            shape = await LoadRun(routers, LoadBounds()).measure(_HOUR_SHAPE)
+            rate = _HOUR_SHARE * await capacity(routers, shape, seed=0)
+            run = LoadRun(routers, LoadBounds(_HOUR_S))
+            scraping = asyncio.ensure_future(asyncio.to_thread(_scrape, recording, round(_HOUR_S / _HOUR_STEP_S), _HOUR_STEP_S))
+            await run.open(conversations(shape, NUM_PROMPTS, 0), poisson(rate, random.Random(0)))
+            await scraping
+            return run
+
+        run = asyncio.run(serve())
+    assert not run.num_wrong, f"{run.num_wrong} of {len(run.outcomes)} answers are wrong"
+    path = folder / f"{CALM_HOUR}.yaml"
+    about = f"{len(run.outcomes)} answers, at {_HOUR_SHARE:.0%} of what the cluster can serve."
+    recording.write(path, f"Recorded: `python -P -m ryzanstein.lab.sight.record {CALM_HOUR}`. {about}")
+    return path
+
+
+def _recording(cluster: LocalCluster, step_s: float) -> Recording:
+    jobs = {"router-0": "router", "node-0": "worker", "node-1": "worker", ORCHESTRATOR: ORCHESTRATOR}
+    targets = {name: (job, cluster.services[name].metrics_url) for name, job in jobs.items()}
+    return Recording(targets, UsedSeries(sorted((FOLDER / "rules").glob("*.yaml"))), step_s)
+
+
+def _scrape(recording: Recording, steps: int, step_s: float = _STEP_S) -> None:
     began = time.monotonic()
     for step in range(steps):
-        time.sleep(max(0.0, began + step * STEP_S - time.monotonic()))
+        time.sleep(max(0.0, began + step * step_s - time.monotonic()))
         recording.scrape()
-    time.sleep(max(0.0, began + steps * STEP_S - time.monotonic()))
+    time.sleep(max(0.0, began + steps * step_s - time.monotonic()))
 
 
 @contextmanager
@@ -140,9 +176,9 @@ def _ask(address: str, session_id: str, stopped: threading.Event) -> None:
 
 
 def main() -> None:
-    """Records the named faults, or all."""
+    """Records the named faults, or all; the calm hour only if it is named."""
     for fault in sys.argv[1:] or FAULTS:
-        print(record(fault), flush=True)
+        print(record_calm_hour() if fault == CALM_HOUR else record(fault), flush=True)
 
 
 if __name__ == "__main__":

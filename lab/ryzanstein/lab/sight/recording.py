@@ -12,7 +12,6 @@ from prometheus_client.samples import Sample
 
 from ryzanstein.cli.status.scrape import page
 
-STEP_S = 5.0
 _TIMEOUT_S = 2.0
 _NAME = re.compile(r"\b(?:up|ryzanstein_(?:router|worker|orchestrator)_\w+)\b")
 _BOUND = re.compile(r'(ryzanstein_\w+_bucket)\{[^}]*le="([^"]+)"')
@@ -38,11 +37,11 @@ class UsedSeries:
 class Recording:
     """Scrapes services, and keeps the values of each series, one for each scrape.
 
-    `targets` is a service's job and URL by its name, which is the label `instance`.
+    `targets` is a service's job and URL by its name, which is the label `instance`. Scrapes are `step_s` apart.
     """
 
-    def __init__(self, targets: Mapping[str, tuple[str, str]], used: UsedSeries) -> None:
-        self._targets, self._used = targets, used
+    def __init__(self, targets: Mapping[str, tuple[str, str]], used: UsedSeries, step_s: float) -> None:
+        self._targets, self._used, self._step_s = targets, used, step_s
         self._series: dict[str, list[str]] = {}
         self._scrapes = 0
 
@@ -61,7 +60,7 @@ class Recording:
 
     def write(self, path: Path, about: str) -> None:
         """Writes the series, and above them what was recorded."""
-        lines = [f"# {about}", f"interval: {STEP_S:g}s", "input_series:"]
+        lines = [f"# {about}", f"interval: {self._step_s:g}s", "input_series:"]
         for series, values in sorted(self._series.items()):
             lines += [f"  - series: '{series}'", f"    values: '{' '.join(_shortened(values))}'"]
         path.write_text("\n".join(lines) + "\n")

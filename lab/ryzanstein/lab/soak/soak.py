@@ -9,18 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ryzanstein.addresses import split_address
 from ryzanstein.cli.processes.cluster import ORCHESTRATOR, ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.lab.clients.transport import RouterAddress
 from ryzanstein.lab.load.arrivals import poisson
+from ryzanstein.lab.load.capacity import NUM_PROMPTS, capacity, routers_of
 from ryzanstein.lab.load.run import LoadBounds, LoadRun
 from ryzanstein.lab.load.workload import Shape, conversations
 from ryzanstein.lab.soak.samples import Samples, Watched
 from ryzanstein.lab.soak.strikes import NODE, ROUTER, order
-
-_CAPACITY_S, _CAPACITY_WARMUP_S = 20.0, 5.0
-_PROMPTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,9 @@ async def soak(plan: SoakPlan, tell: Callable[[str], None]) -> Soak:
     cluster = LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, num_routers=2, tp=1))
     await asyncio.to_thread(cluster.start)
     try:
-        routers = _routers(cluster)
+        routers = routers_of(cluster)
         shape = await LoadRun(routers, LoadBounds()).measure(plan.shape)
-        capacity_per_s = await _capacity(routers, shape, plan.seed)
+        capacity_per_s = await capacity(routers, shape, plan.seed)
         tell(f"capacity: {capacity_per_s:.1f} requests/s; {plan.share:.0%} of it for {plan.seconds / 60:.0f} minutes")
         seen = Soak(plan, LoadRun(routers, LoadBounds(plan.seconds), plan.seed), Samples(_lasting(cluster)), capacity_per_s)
         await _all_of_it(seen, shape, cluster, tell)
@@ -66,7 +62,7 @@ async def soak(plan: SoakPlan, tell: Callable[[str], None]) -> Soak:
 async def _all_of_it(seen: Soak, shape: Shape, cluster: LocalCluster, tell: Callable[[str], None]) -> None:
     plan = seen.plan
     times = poisson(plan.share * seen.capacity_per_s, random.Random(plan.seed))
-    load = asyncio.ensure_future(seen.run.open(conversations(shape, _PROMPTS, plan.seed), times))
+    load = asyncio.ensure_future(seen.run.open(conversations(shape, NUM_PROMPTS, plan.seed), times))
     beside = [asyncio.ensure_future(_sample(seen)), asyncio.ensure_future(_strike(seen, cluster, tell))]
     try:
         done, _ = await asyncio.wait([load, *beside], return_when=asyncio.FIRST_COMPLETED)
@@ -82,14 +78,6 @@ async def _all_of_it(seen: Soak, shape: Shape, cluster: LocalCluster, tell: Call
         for task in (load, *beside):
             task.cancel()
         await asyncio.gather(load, *beside, return_exceptions=True)
-
-
-async def _capacity(routers: list[RouterAddress], shape: Shape, seed: int) -> float:
-    """Returns the requests a second of a closed loop that keeps every node busy."""
-    run = LoadRun(routers, LoadBounds(_CAPACITY_S), seed)
-    await run.closed(conversations(shape, _PROMPTS, seed), 16)
-    ended = sum(_CAPACITY_WARMUP_S <= each.ended - run.started < _CAPACITY_S for each in run.outcomes if each.complete)
-    return max(0.1, ended / (_CAPACITY_S - _CAPACITY_WARMUP_S))
 
 
 async def _sample(seen: Soak) -> None:
@@ -117,14 +105,6 @@ def _lasting(cluster: LocalCluster) -> tuple[Watched, ...]:
     """Returns what no strike ends."""
     names = [ORCHESTRATOR, *(name for name in (*cluster.router_names, *cluster.node_ids) if name not in (NODE, ROUTER))]
     return tuple(Watched(name, cluster.services[name].pid, cluster.services[name].metrics_url) for name in names)
-
-
-def _routers(cluster: LocalCluster) -> list[RouterAddress]:
-    found = []
-    for name in cluster.router_names:
-        host, port = split_address(cluster.http_url_of(name).partition("://")[2])
-        found.append(RouterAddress(cluster.services[name].grpc_address, host, port))
-    return found
 
 
 def facts(seen: Soak) -> dict[str, Any]:
