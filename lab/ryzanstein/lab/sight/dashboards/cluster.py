@@ -17,7 +17,7 @@ _USERS = Row(
             "First token",
             "Time from submit to the first token.",
             "s",
-            quantiles("ryzanstein_router_time_to_first_token_seconds", ""),
+            quantiles("ryzanstein_router_time_to_first_token_seconds", "", exemplars=True),
             runbook="overload",
         ),
         Panel(

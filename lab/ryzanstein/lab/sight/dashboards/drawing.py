@@ -69,5 +69,5 @@ def _graph(panel: Panel) -> timeseries.Panel:
         graph = graph.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(_STACK_OPACITY)
     for number, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(chr(ord("A") + number))
-        graph = graph.with_target(target)
+        graph = graph.with_target(target.exemplar(True) if query.exemplars else target)
     return graph

@@ -12,7 +12,7 @@ _SPEED = Row(
             "First token",
             "Time from submit to the first token.",
             "s",
-            quantiles("ryzanstein_router_time_to_first_token_seconds", "model", _MODEL),
+            quantiles("ryzanstein_router_time_to_first_token_seconds", "model", _MODEL, exemplars=True),
             runbook="overload",
         ),
         Panel(
@@ -26,7 +26,7 @@ _SPEED = Row(
             "Longest pause",
             "Within an answer. A failover shows here.",
             "s",
-            quantiles("ryzanstein_router_longest_pause_seconds", "model", _MODEL),
+            quantiles("ryzanstein_router_longest_pause_seconds", "model", _MODEL, exemplars=True),
         ),
         Panel(
             "Answers",

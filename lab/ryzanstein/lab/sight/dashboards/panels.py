@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and the legend of its series."""
+    """An expression, and the legend of its series. `exemplars`: points of it lead to traces."""
 
     expression: str
     legend: str
+    exemplars: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,18 @@ def without_variables(expression: str, window: str) -> str:
     return expression.replace("$__rate_interval", window)
 
 
-def quantiles(metric: str, by: str, selected: str = "", legend: str = "") -> tuple[Query, ...]:
-    """Returns the median and the 99th percentile of a histogram. `by` is a label, or empty for all together."""
+def quantiles(metric: str, by: str, selected: str = "", legend: str = "", *, exemplars: bool = False) -> tuple[Query, ...]:
+    """Returns the median and the 99th percentile of a histogram. `by` is a label, or empty for all together.
+
+    `exemplars`: the histogram has some.
+    """
     labels = ", ".join(filter(None, ("le", by)))
     rate = f"sum by ({labels}) (rate({metric}_bucket{{{selected}}}[$__rate_interval]))"
     shown = legend or (f"{{{{{by}}}}} " if by else "")
-    return tuple(Query(f"histogram_quantile({part}, {rate})", f"{shown}P{part * 100:.0f}") for part in (0.5, 0.99))
+    return tuple(
+        Query(f"histogram_quantile({part}, {rate})", f"{shown}P{part * 100:.0f}", exemplars=exemplars and part > 0.5)
+        for part in (0.5, 0.99)
+    )
 
 
 def rate_by(metric: str, by: str, selected: str = "") -> Query:
