@@ -109,13 +109,13 @@ def _commands(block: str) -> Iterator[Command]:
 
 
 class Prometheus:
-    """A real one that scrapes a cluster each second."""
+    """A real one that scrapes a cluster each second. Its alerts go to `alertmanager`, where a test may start one."""
 
     def __init__(self, program: str, folder: Path, cluster: LocalCluster) -> None:
-        (port,) = free_ports(1)
-        self.url = f"http://127.0.0.1:{port}"
+        port, alertmanager_port = free_ports(2)
+        self.url, self.alertmanager = f"http://127.0.0.1:{port}", f"127.0.0.1:{alertmanager_port}"
         _write_rules(folder / "rules")
-        (folder / "prometheus.yml").write_text(_configuration(cluster, folder / "rules"))
+        (folder / "prometheus.yml").write_text(_configuration(cluster, folder / "rules", self.alertmanager))
         command = (
             program,
             f"--config.file={folder / 'prometheus.yml'}",
@@ -172,14 +172,15 @@ def _alerts_of(page: str) -> list[str]:
     ]
 
 
-def _configuration(cluster: LocalCluster, rules: Path) -> str:
+def _configuration(cluster: LocalCluster, rules: Path, alertmanager: str) -> str:
     kinds = {"router": cluster.router_names, "worker": cluster.node_ids, "orchestrator": ["orchestrator"]}
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [_host(cluster.services[name].metrics_url) for name in names]}]}
         for job, names in kinds.items()
     ]
     every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    return json.dumps({"global": every, "rule_files": [f"{rules}/*.yaml"], "scrape_configs": jobs})
+    alerting = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+    return json.dumps({"global": every, "rule_files": [f"{rules}/*.yaml"], "scrape_configs": jobs, "alerting": alerting})
 
 
 def _host(url: str) -> str:

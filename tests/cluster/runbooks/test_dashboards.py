@@ -14,7 +14,6 @@ from ryzanstein.lab.sight.dashboards.panels import without_variables
 SEEN_WITHIN_S = 45.0
 # What has no series before something goes wrong, by the metric; and what the rules record, which are not loaded here.
 EMPTY_IN_CALM = (
-    "ryzanstein_router_refused_total",
     'ryzanstein_router_requests_total{code!~"OK|2..|3.."}',
     "model:ryzanstein_bad",
     "_background_task_ends_total",
