@@ -35,6 +35,16 @@ FAILOVER_CAUSES = (
 )
 
 EVICTION_CAUSES = ("number", "bytes")
+REFUSALS = (
+    "embeddings_full",
+    "foreign_tenant",
+    "no_nodes",
+    "prompt_bytes",
+    "queue_full",
+    "session_busy",
+    "tenant_share",
+    "too_big",
+)
 HTTP_REFUSALS = ("too_large", "malformed", "timeout", "connections", "memory", "origin")
 
 REROUTE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
@@ -223,7 +233,7 @@ class RouterTelemetry:
         self.resumed = counter("generations_resumed", "Failed generations resumed by a reader")
         self.tokens = counter("tokens", "Generated tokens", "model", "node_id")
         self.prompts, self.compatibility = PromptMetrics(make), CompatibilityMetrics(make)
-        self.refused = counter("refused", "Requests refused by admission", "reason")
+        self.refused = _known(counter("refused", "Requests refused by admission", "reason"), REFUSALS)
         self.http_refused = _known(counter("http_refused", "HTTP refusals before admission", "reason"), HTTP_REFUSALS)
         self.keyed_requests = counter("keyed_requests", "Requests with an idempotency key, by outcome", "outcome")
         self.times, self.tenants = TimeMetrics(make), TenantMetrics(make)

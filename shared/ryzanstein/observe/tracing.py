@@ -138,6 +138,14 @@ def traceparent(span: Span, received: str = "") -> str:
     return carrier.get("traceparent", received)
 
 
+def recorded_trace(traceparent: str) -> str:
+    """Returns the id of the trace of a context, in hexadecimal digits. Empty: it is not recorded."""
+    _, _, rest = traceparent.partition("-")
+    trace_id, _, rest = rest.partition("-")
+    flags = rest.rpartition("-")[2]
+    return trace_id if flags and int(flags, 16) & 1 else ""
+
+
 def _to_collector(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
+from ryzanstein.observe.tracing import recorded_trace
 from ryzanstein.router.generations.generation import STAGES, Generation
 from ryzanstein.router.telemetry import RouterTelemetry
 
@@ -56,7 +57,8 @@ class GenerationMeasures:
         if generation.epoch:
             return
         times = generation.times
-        self._telemetry.times.first_token.labels(generation.request.model).observe(times.first_token_at - times.submitted_at)
+        took_s = times.first_token_at - times.submitted_at
+        self._telemetry.times.first_token.labels(generation.request.model).observe(took_s, _exemplar(generation))
         for stage, took_s in times.stages_s().items():
             self._stages[stage].observe(took_s)
 
@@ -68,7 +70,7 @@ class GenerationMeasures:
         self._telemetry.tenants.ended(generation.request.tenant, outcome)
         self._telemetry.times.duration.labels(model).observe(duration_s)
         if times.first_token_at:
-            self._telemetry.times.longest_pause.labels(model).observe(times.longest_pause_s)
+            self._telemetry.times.longest_pause.labels(model).observe(times.longest_pause_s, _exemplar(generation))
         if times.first_token_at and not generation.epoch and tokens > 1:
             self._telemetry.times.per_token.labels(model).observe((times.last_token_at - times.first_token_at) / (tokens - 1))
         stages = {} if generation.epoch else {f"{stage}_s": round(took_s, 6) for stage, took_s in times.stages_s().items()}
@@ -84,6 +86,12 @@ class GenerationMeasures:
             request_id=generation.request.request_id,
             generation_id=generation.generation_id,
         )
+
+
+def _exemplar(generation: Generation) -> dict[str, str] | None:
+    """Returns what leads from a measurement to its trace (OpenMetrics); None: the generation is not traced."""
+    trace_id = recorded_trace(generation.request.traceparent)
+    return {"trace_id": trace_id} if trace_id else None
 
 
 def _longest(running: Collection[Generation], since: Callable[[Generation], float]) -> Callable[[], float]:
