@@ -1,0 +1,1 @@
+"""What does the calls: with threads that block, or with an event loop."""
