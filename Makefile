@@ -77,7 +77,7 @@ test-lab: parts dev ## Every fault once, runbooks, real models and clients, ten 
 	$(BIN)/ryzanstein bench soak --minutes $(MINUTES) --json build/soak.json || code=$$?; \
 	exit $$code
 
-parts: ## Install the programs that tests and benchmarks use: Redis, nginx, haproxy, iproute2, nftables, prometheus (apt)
+parts: ## Install the programs that tests and benchmarks use: Redis, nginx, haproxy, iproute2, nftables, prometheus, tmux (apt)
 	bash .ci/parts
 
 up: setup ## Run a local cluster until Ctrl-C: HTTP 127.0.0.1:8000, gRPC 127.0.0.1:50051

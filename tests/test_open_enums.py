@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein import wire
-from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.status import survey
+from ryzanstein.client.reading import AnswerReader
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt
@@ -89,9 +89,9 @@ def _viewed(message: orchestrator_pb2.WatchClusterResponse) -> object:
 
 
 def _answered(event: inference_pb2.GenerationEvent) -> object:
-    answer = ChatAnswer(0.0)
-    answer.apply(event)
-    return answer.finish_reason
+    reader = AnswerReader(1, 0.0)
+    reader.read(event, 0.0)
+    return reader.answer.finish_reason
 
 
 def _wire_functions() -> Iterator[tuple[str, Reader]]:

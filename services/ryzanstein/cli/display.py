@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ryzanstein.cli.processes.service_process import ServiceFailedError
+from ryzanstein.client.cleaning import clean
 from ryzanstein.errors import Code, RyzansteinError
 
 _FILE_WIDTH = 160
@@ -74,15 +75,18 @@ def show_error(console: Console, error: RyzansteinError) -> None:
 
     Then it shows what the sentence leaves out: further fields, what is missing, and when to retry.
     """
-    console.print(Text.assemble(("error: ", "bold red"), f"{_sentence(error)} ({_reason(error)})"), soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), clean(f"{_sentence(error)} ({_reason(error)})")), soft_wrap=True)
     for violation in error.violations:
         if not error.message.startswith(f"{violation.field}: "):
-            console.print(Text.assemble("  field ", (violation.field, "bold"), f": {violation.description}"), soft_wrap=True)
+            field, why = clean(violation.field), clean(violation.description)
+            console.print(Text.assemble("  field ", (field, "bold"), f": {why}"), soft_wrap=True)
     if error.resource is not None and error.resource[1] not in error.message:
-        console.print(Text(f"  {error.resource[0]}: {error.resource[1]}"), soft_wrap=True)
+        console.print(Text(clean(f"  {error.resource[0]}: {error.resource[1]}")), soft_wrap=True)
     if error.retry_after_s is not None:
         console.print(Text(f"  try again in {error.retry_after_s:g} s"))
-    if error.reason == Code.UNAVAILABLE.name:  # not from one of our services: none answered
+    if (
+        error.reason in ("", Code.UNAVAILABLE.name) and error.code is Code.UNAVAILABLE
+    ):  # not from one of our services: none answered
         console.print(Text(f"  {_hint(error.message)}"))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ryzanstein.cli.access.authority_command import app as ca
-from ryzanstein.cli.chat import chat
+from ryzanstein.cli.chat.command import chat
 from ryzanstein.cli.debug.command import debug
 from ryzanstein.cli.demo.command import demo
 from ryzanstein.cli.keys.command import app as keys

@@ -41,6 +41,17 @@ def address_value(value: str | None) -> str | None:
     return value
 
 
+def addresses_value(value: str | None) -> str | None:
+    """Returns the value if it is one address or several, with commas between them. Raises BadParameter otherwise."""
+    for each in (value or "").split(","):
+        address_value(each.strip())
+    return value
+
+
+Routers = Annotated[
+    str,
+    typer.Option(envvar="RYZANSTEIN_ROUTER", callback=addresses_value, help="host:port of a router; several with commas."),
+]
 Router = Annotated[str, typer.Option(envvar="RYZANSTEIN_ROUTER", callback=address_value, help="host:port of a router.")]
 Orchestrator = Annotated[
     str, typer.Option(envvar="RYZANSTEIN_ORCHESTRATOR", callback=address_value, help="host:port of the orchestrator.")

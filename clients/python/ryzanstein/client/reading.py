@@ -128,8 +128,8 @@ class AnswerReader:
 
 
 def _reason(number: int) -> str:
-    """Returns the name of a finish reason; one that this version does not know is its number."""
+    """Returns the name of a finish reason; one that this version does not know is unspecified."""
     try:
         return pb.FinishReason.Name(pb.FinishReason.ValueType(number)).removeprefix(_PREFIX).lower()
     except ValueError:
-        return str(number)
+        return "unspecified"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from ryzanstein.client import errors
 from ryzanstein.client.errors import ClientError
-from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.errors import ALL_DRAIN, Code, RyzansteinError
 
 
 class Action(Enum):
@@ -110,6 +110,8 @@ _LOST_CONNECTION = (Code.UNAVAILABLE, Code.UNKNOWN, Code.CANCELLED, Code.INTERNA
 
 def rule_of(error: RyzansteinError) -> Rule:
     """Returns what to do at an error, whose reason is empty where it has no ErrorInfo."""
+    if error.reason == "NO_NODES" and error.metadata.get("cause") == ALL_DRAIN:
+        return Rule(errors.Unavailable)  # somebody wanted it so: nothing changes while the client waits
     if error.reason in REASONS:
         return REASONS[error.reason]
     if not error.reason and error.code in _LOST_CONNECTION:

@@ -15,6 +15,7 @@ import grpc
 import typer
 
 from ryzanstein.cli.access.router_trust import RouterTrust, read_roots
+from ryzanstein.client import AsyncClient, Tls
 from ryzanstein.rpc.client import client_options
 
 VARIABLE = "RYZANSTEIN_API_KEY"
@@ -43,6 +44,15 @@ class KeyedRouter:
 def keyed_router(address: str, key_file: Path | None, ca: Path | None) -> KeyedRouter:
     """Returns a router with the key of the file, or of the environment, and the CA. Raises BadParameter for unusable files."""
     return KeyedRouter(address, _key(key_file), None if ca is None else RouterTrust(read_roots(ca)))
+
+
+def client_of(routers: str, key_file: Path | None, ca: Path | None, *, insecure: bool = False) -> AsyncClient:
+    """Returns a client of routers, with commas between them. Raises BadParameter for what cannot be used."""
+    tls = None if ca is None else Tls(read_roots(ca))
+    try:
+        return AsyncClient(routers, key=_key(key_file), tls=tls, insecure=insecure)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _key(key_file: Path | None) -> str:

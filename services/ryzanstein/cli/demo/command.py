@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ryzanstein.cli import display
-from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.demo.demonstration import Demonstration, DemoReport
 from ryzanstein.cli.demo.story import STORY
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.ports import InUseError, require_able
 from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.cli.programs import require
+from ryzanstein.client import Answer
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.errors import RyzansteinError
 
@@ -99,13 +99,13 @@ class Screen:
             text = text.lstrip()
         self._out.print(Text(text), end="", soft_wrap=True)
 
-    def answered(self, answer: ChatAnswer) -> None:
+    def answered(self, answer: Answer) -> None:
         rate = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.0f} tokens/s"
         figures = f"   [first token {display.milliseconds(answer.time_to_first_token_s)}{rate}]"
         self._out.print(Text(figures, style="dim"), soft_wrap=True)
         self._speaker = ""
 
-    def compared(self, answer: ChatAnswer) -> None:
+    def compared(self, answer: Answer) -> None:
         self._out.print(
             Text(f"\nThe next answer, generated without a fault for comparison: {len(answer.token_ids)} tokens.", style="dim")
         )

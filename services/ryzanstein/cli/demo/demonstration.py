@@ -9,16 +9,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-import grpc
-
-from ryzanstein.cli.answers import ChatAnswer, ask
 from ryzanstein.cli.demo.fault import Failover, MidAnswerKill
 from ryzanstein.cli.demo.story import Story, StoryTurn
 from ryzanstein.cli.processes.cluster import LocalCluster
 from ryzanstein.cli.status import scrape
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.client import Answer, AsyncClient, Text
 from ryzanstein.v1 import inference_pb2 as pb
-from ryzanstein.v1 import inference_pb2_grpc
 
 SESSION_ID = "demo"
 ANSWER_TIMEOUT_S = 20.0
@@ -34,9 +30,9 @@ class Audience(Protocol):
         """Receives the next piece of the answer, from the node that generated it."""
         ...
 
-    def answered(self, answer: ChatAnswer) -> None: ...
+    def answered(self, answer: Answer) -> None: ...
 
-    def compared(self, answer: ChatAnswer) -> None:
+    def compared(self, answer: Answer) -> None:
         """Receives the long answer as generated without a fault, for comparison."""
         ...
 
@@ -90,59 +86,56 @@ class Demonstration:
 
         Raises RyzansteinError if a request fails: none may.
         """
-        async with open_channel(self._cluster.router_address) as channel:
+        async with AsyncClient(self._cluster.router_address, timeout_s=ANSWER_TIMEOUT_S) as client:
             for turn in self._story.before:
-                await self._say(channel, turn)
-            undisturbed = await self._undisturbed(channel)
-            failover = await self._disturbed(channel, undisturbed)
-            afterwards = [await self._say(channel, turn) for turn in self._story.after]
+                await self._say(client, turn)
+            undisturbed = await self._undisturbed(client)
+            failover = await self._disturbed(client, undisturbed)
+            afterwards = [await self._say(client, turn) for turn in self._story.after]
         promises = (*judge(failover, afterwards), *self._recalls)
         return DemoReport(tuple(self._exchanges), failover, promises)
 
-    async def _say(self, channel: grpc.aio.Channel, turn: StoryTurn, kill: MidAnswerKill | None = None) -> ChatAnswer:
+    async def _say(self, client: AsyncClient, turn: StoryTurn, kill: MidAnswerKill | None = None) -> Answer:
         """Plays one turn in the session and records whether the answer is right."""
-
-        def on_event(answer: ChatAnswer, event: pb.GenerationEvent) -> None:
-            if event.HasField("delta"):
-                self._audience.spoken(event.delta.node_id, event.delta.text)
-            if kill is not None and kill.watch(answer, event):
-                self._audience.killed(kill.victim, kill.victim_pid, kill.tokens_at_death)
-
         self._audience.asked(turn.says)
-        question = pb.Message(role=pb.ROLE_USER, content=turn.says)
-        answer = await ask(channel, _request([question], SESSION_ID), on_event, ANSWER_TIMEOUT_S)
+        async with client.stream(turn.says, session=SESSION_ID, temperature=0.0) as stream:
+            async for event in stream:
+                if isinstance(event, Text):
+                    self._audience.spoken(event.node, event.text)
+                    if kill is not None and kill.watch(event):
+                        self._audience.killed(kill.victim, kill.victim_pid, kill.tokens_at_death)
+        answer = stream.answer
         self._audience.answered(answer)
-        self._exchanges.append(Exchange(turn.says, answer.text, tuple(answer.node_ids), answer.time_to_first_token_s))
+        self._exchanges.append(Exchange(turn.says, answer.text, tuple(answer.nodes), answer.time_to_first_token_s))
         right = all(part in answer.text for part in turn.expects)
         self._recalls.append(Promise(f"correct answer: {turn.says}", right, answer.text))
         return answer
 
-    async def _undisturbed(self, channel: grpc.aio.Channel) -> ChatAnswer:
+    async def _undisturbed(self, client: AsyncClient) -> Answer:
         """Returns the long answer to the same conversation, without a fault.
 
         It is given outside the session.
         """
-        sessions = inference_pb2_grpc.SessionServiceStub(channel)
-        stored = await sessions.GetSession(pb.GetSessionRequest(session_id=SESSION_ID), timeout=ANSWER_TIMEOUT_S)
+        stored = await client.sessions.get(SESSION_ID)
         question = pb.Message(role=pb.ROLE_USER, content=self._story.long_turn.says)
-        answer = await ask(channel, _request([*stored.session.messages, question]), timeout_s=ANSWER_TIMEOUT_S)
+        answer = await client.chat([*stored.messages, question], temperature=0.0)
         self._audience.compared(answer)
         return answer
 
-    async def _disturbed(self, channel: grpc.aio.Channel, undisturbed: ChatAnswer) -> Failover:
+    async def _disturbed(self, client: AsyncClient, undisturbed: Answer) -> Failover:
         """Plays the long turn in the session and kills the node that generates it on the way."""
         kill = MidAnswerKill(self._cluster, self._story.kill_after_tokens)
-        answer = await self._say(channel, self._story.long_turn, kill)
+        answer = await self._say(client, self._story.long_turn, kill)
         metrics_url = self._cluster.services[self._cluster.router_names[0]].metrics_url
         rerouted_s = await asyncio.to_thread(mean_reroute_s, metrics_url)
         return kill.report(answer, undisturbed, rerouted_s)
 
 
-def judge(failover: Failover, afterwards: list[ChatAnswer]) -> tuple[Promise, ...]:
+def judge(failover: Failover, afterwards: list[Answer]) -> tuple[Promise, ...]:
     """Returns the promises about the failover."""
     moved = bool(failover.killed_node) and failover.continued_on != failover.killed_node
     route = f"{failover.killed_node or 'no node was killed'} -> {failover.continued_on}"
-    later = [node_id for answer in afterwards for node_id in answer.node_ids]
+    later = [node_id for answer in afterwards for node_id in answer.nodes]
     return (
         Promise("the answer continued on another node", moved, route),
         Promise("the answer is identical to the undisturbed one", failover.identical, f"{failover.tokens} tokens"),
@@ -163,7 +156,3 @@ def mean_reroute_s(metrics_url: str) -> float | None:
         return scrape.total(metrics_url, f"{_REROUTED}_sum") / count if count else None
     except OSError:
         return None
-
-
-def _request(messages: list[pb.Message], session_id: str = "") -> pb.ChatRequest:
-    return pb.ChatRequest(messages=messages, session_id=session_id, sampling=pb.SamplingParams(temperature=0))

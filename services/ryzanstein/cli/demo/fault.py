@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ryzanstein.cli.answers import ChatAnswer
 from ryzanstein.cli.processes.cluster import LocalCluster
-from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.client import Answer, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +33,42 @@ class Failover:
 class MidAnswerKill:
     """Kills once, with SIGKILL, after at least `after_tokens` tokens.
 
-    Pass every event of one answer to `watch`.
+    Pass every piece of one answer to `watch`.
     """
 
     def __init__(self, cluster: LocalCluster, after_tokens: int) -> None:
         self._cluster = cluster
         self._after_tokens = after_tokens
         self._killed_at = 0.0
+        self._next_index = self._num_lost = self._num_repeated = 0
         self._next_token_at: float | None = None
         self.victim = ""
         self.victim_pid = 0
         self.tokens_at_death = 0
 
-    def watch(self, answer: ChatAnswer, event: pb.GenerationEvent) -> bool:
-        """Returns True if this event was the victim's last: the node was just killed."""
-        if not event.HasField("delta"):
-            return False
+    def watch(self, event: Text) -> bool:
+        """Returns True if this event was the victim's last: the node was just killed. Counts indices by itself."""
+        self._num_lost += max(0, event.first_index - self._next_index)
+        self._num_repeated += max(0, self._next_index - event.first_index)
+        self._next_index = event.first_index + len(event.token_ids)
         if self.victim:
-            if self._next_token_at is None and event.delta.node_id != self.victim:
+            if self._next_token_at is None and event.node != self.victim:
                 self._next_token_at = time.monotonic()
             return False
-        if len(answer.token_ids) < self._after_tokens:
+        if self._next_index < self._after_tokens:
             return False
-        self._kill(event.delta.node_id, len(answer.token_ids))
+        self._kill(event.node, self._next_index)
         return True
 
-    def report(self, answer: ChatAnswer, undisturbed: ChatAnswer, detected_to_rerouted_s: float | None) -> Failover:
+    def report(self, answer: Answer, undisturbed: Answer, detected_to_rerouted_s: float | None) -> Failover:
         """Returns the result for the watched answer, once it is complete."""
         return Failover(
             killed_node=self.victim,
             killed_after_tokens=self.tokens_at_death,
-            continued_on=answer.node_ids[-1],
+            continued_on=answer.nodes[-1],
             tokens=len(answer.token_ids),
-            lost=answer.num_lost + max(0, len(undisturbed.token_ids) - len(answer.token_ids)),
-            repeated=answer.num_repeated,
+            lost=self._num_lost + max(0, len(undisturbed.token_ids) - len(answer.token_ids)),
+            repeated=self._num_repeated,
             identical=(answer.token_ids, answer.text) == (undisturbed.token_ids, undisturbed.text),
             detected_to_rerouted_s=detected_to_rerouted_s,
             killed_to_next_token_s=None if self._next_token_at is None else self._next_token_at - self._killed_at,

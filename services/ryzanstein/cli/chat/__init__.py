@@ -1,0 +1,1 @@
+"""`ryzanstein chat`: a conversation with the cluster."""
