@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 RULES = [str(path) for path in sorted((FOLDER / "rules").glob("*.yaml"))]
 RECORDED = {
     "calm": set(),
+    "calm_hour": set(),
     "node_killed": {"NodeDied", "LeaseExpired"},
     "rank_stalled": {"RankStalled"},
     "store_outage": {"SessionStoreSqliteFails"},

@@ -123,7 +123,7 @@ class LocalCore:
         generation = self._found(generation_id, tenant)
         # Before it resumes: a reader that is refused must not make it run.
         check_from_index(generation, from_index or {})
-        if generation.started is not None:
+        if generation.started is not None and (generation.was_read or generation.epoch):
             self._telemetry.reattached.inc()
         if generation.resumable:
             self._lifecycle.resume(generation)
