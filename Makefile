@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUSTOMIZE ?= kubectl kustomize
 # What an environment is made of; a newer one of these means another installation.
-SOURCES := pyproject.toml constraints.txt protos/generate.py .ci/install $(wildcard protos/ryzanstein/v1/*.proto)
+SOURCES := pyproject.toml constraints.txt clients/python/pyproject.toml protos/generate.py .ci/install $(wildcard protos/ryzanstein/v1/*.proto)
 # Tests at once: one per core.
 JOBS ?= auto
 # Tests that inject faults into whole clusters or measure: they take most of an hour, on a machine without other load.
@@ -111,7 +111,7 @@ manifests: dev ## Render the Kubernetes manifests into build/manifests and valid
 	$(BIN)/kubernetes-validate --strict --kubernetes-version 1.32 build/manifests/*.yaml
 
 protos: ## Regenerate the stubs
-	$(BIN)/pip install --quiet --no-deps --editable .
+	$(BIN)/pip install --quiet --no-deps --editable ./clients/python
 
 clean: ## Remove everything that the targets created
-	rm -rf $(VENV) build dist shared/ryzanstein/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache node_modules
+	rm -rf $(VENV) build dist clients/python/ryzanstein/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache node_modules

@@ -1,7 +1,7 @@
-"""What is generated when the project is built: the `ryzanstein.v1` stubs, and the kernels that a wheel carries.
+"""Generates the `ryzanstein.v1` stubs when the client is built or installed, of which they are a part.
 
-It is a hatchling build hook; `make protos` generates the stubs alone. Nothing that it makes is committed. Stubs are generated
-with grpcio-tools 1.81, whose code loads on protobuf runtimes 6 and 7.
+It is a hatchling build hook; `make protos` runs it. The stubs are not committed. They are generated with grpcio-tools 1.81,
+whose code loads on protobuf runtimes 6 and 7.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-TARGET = ROOT / "shared"
-KERNELS = "ryzanstein/worker/kernels/lib"  # in the wheel: none lie in a source tree
+TARGET = ROOT / "clients" / "python"
 
 
 def generate(target: Path = TARGET) -> None:
@@ -45,38 +44,13 @@ def generate(target: Path = TARGET) -> None:
             destination.with_suffix(destination.suffix + ".new").replace(destination)
 
 
-def add_kernels(build_data: dict[str, Any], folder: Path) -> None:
-    """Compiles the kernels of every level into a folder, and makes them part of a wheel for their platform alone."""
-    sys.path[:0] = [str(ROOT / "services"), str(ROOT / "shared")]
-    from ryzanstein.worker.kernels import wheel
-    from ryzanstein.worker.kernels.compilers import NotBuilt
-
-    try:
-        if not wheel.wanted():
-            return
-        libraries = wheel.compile_levels(folder)
-    except NotBuilt as error:
-        raise SystemExit(f"no kernels for the wheel: {error}. For a wheel without them set {wheel.KERNELS}=no.") from error
-    build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in libraries}
-    build_data["pure_python"] = False
-    build_data["tag"] = wheel.tag(libraries)
-
-
-class BuildHook(BuildHookInterface[Any]):
-    """Runs `generate` whenever the project is built or installed, and `add_kernels` for wheels, not for editable installs."""
+class StubsHook(BuildHookInterface[Any]):
+    """Runs `generate` whenever the client is built or installed."""
 
     PLUGIN_NAME = "custom"
-    _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         generate()
-        if self.target_name == "wheel" and version == "standard":
-            self._folder = tempfile.TemporaryDirectory()
-            add_kernels(build_data, Path(self._folder.name))
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
 
 
 if __name__ == "__main__":

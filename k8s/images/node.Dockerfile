@@ -6,8 +6,9 @@ COPY pyproject.toml constraints.txt README.md ./
 COPY protos protos
 COPY services services
 COPY shared shared
+COPY clients clients
 RUN python -m venv /opt/ryzanstein/venv \
-    && /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[node,tls]'
+    && /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt ./clients/python '.[node,tls]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv

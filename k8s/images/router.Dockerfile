@@ -6,9 +6,10 @@ COPY pyproject.toml constraints.txt README.md ./
 COPY protos protos
 COPY services services
 COPY shared shared
+COPY clients clients
 RUN python -m venv /opt/ryzanstein/venv \
     && RYZANSTEIN_WHEEL_KERNELS=no \
-       /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt '.[router,redis,tls,oidc]'
+       /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt ./clients/python '.[router,redis,tls,oidc]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv

@@ -8,6 +8,7 @@ RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --target /
 FROM busybox:1.37-musl
 COPY --chmod=0755 services/ryzanstein /plugin/ryzanstein
 COPY --chmod=0755 shared/ryzanstein /plugin/ryzanstein
+COPY --chmod=0755 clients/python/ryzanstein /plugin/ryzanstein
 COPY --from=packages --chmod=0755 /packages/llguidance /plugin/ryzanstein_llguidance
 USER 65532:65532
 CMD ["cp", "-r", "/plugin/.", "/target"]

@@ -12,10 +12,11 @@ COPY pyproject.toml constraints.txt README.md ./
 COPY protos protos
 COPY services services
 COPY shared shared
+COPY clients clients
 RUN python -m venv /opt/ryzanstein/venv \
     && /opt/ryzanstein/venv/bin/pip install --no-cache-dir --constraint constraints.txt \
        --extra-index-url "https://download.pytorch.org/whl/${TORCH_BUILD}" \
-       "torch==2.13.0+${TORCH_BUILD}" '.[worker,tls]'
+       "torch==2.13.0+${TORCH_BUILD}" ./clients/python '.[worker,tls]'
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/ryzanstein/venv /opt/ryzanstein/venv

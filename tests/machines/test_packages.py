@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +17,14 @@ EndsIn = Callable[[str, str, str], None]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, with the kernels of every level."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The wheels of the client and of the whole, with the kernels of every level."""
+    folder = tmp_path_factory.mktemp("wheels")
+    sources = str(ROOT / "clients" / "python"), str(ROOT)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *sources]
     subprocess.run(command, check=True, timeout=540)
-    (path,) = folder.glob("*.whl")
-    return path
+    (client,), (whole,) = folder.glob("ryzanstein_client-*.whl"), folder.glob("ryzanstein-*.whl")
+    return str(client), str(whole)
 
 
 def environment(folder: Path, *packages: str, others: bool) -> Path:
@@ -44,8 +46,8 @@ def run(command: Path, home: Path, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def test_the_wheel_without_a_compiler(wheel: Path, tmp_path: Path, ends_in: EndsIn) -> None:
-    command = environment(tmp_path / "env", str(wheel), others=True)
+def test_the_wheel_without_a_compiler(wheels: tuple[str, str], tmp_path: Path, ends_in: EndsIn) -> None:
+    command = environment(tmp_path / "env", *wheels, others=True)
     done = run(command, tmp_path, "demo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "13 of 13" in done.stdout
@@ -58,8 +60,8 @@ def test_the_wheel_without_a_compiler(wheel: Path, tmp_path: Path, ends_in: Ends
     )
 
 
-def test_the_wheel_without_its_extras(wheel: Path, tmp_path: Path, ends_in: EndsIn) -> None:
-    command = environment(tmp_path / "env", str(wheel), others=False)
+def test_the_wheel_without_its_extras(wheels: tuple[str, str], tmp_path: Path, ends_in: EndsIn) -> None:
+    command = environment(tmp_path / "env", *wheels, others=False)
     assert run(command, tmp_path, "--version").returncode == 0
     for arguments, extras in (
         (("demo",), "router,worker"),
@@ -75,3 +77,24 @@ def test_the_wheel_without_its_extras(wheel: Path, tmp_path: Path, ends_in: Ends
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "./lab" in done.stderr
     ends_in("the wheel without its extras", "ryzanstein demo", "one sentence that names the extras to install")
+
+
+def test_the_client_alone(wheels: tuple[str, str], tmp_path: Path, ends_in: EndsIn) -> None:
+    client, whole = (set(zipfile.ZipFile(each).namelist()) for each in wheels)
+    assert client & whole == set()
+    assert {"ryzanstein/client/py.typed", "ryzanstein/errors.py", "ryzanstein/v1/inference_pb2.py"} <= client
+    command = environment(tmp_path / "env", wheels[0], others=False)
+    program = (
+        "import sys; from ryzanstein.client import AsyncClient, Client\n"
+        "try: Client('127.0.0.1:1', patience_s=0.2).chat('x')\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy', 'pydantic', 'typer')))\n"
+        "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('ryzanstein.')}))\n"
+    )
+    python = str(command.with_name("python"))
+    done = subprocess.run([python, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["RouterUnreachable", "[]", "['addresses', 'client', 'errors', 'v1']"]
+    ends_in(
+        "the client's wheel alone", "from ryzanstein.client import Client", "no torch, no service, no other package of ours"
+    )

@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ryzanstein.errors import DOMAIN, Code, FieldViolation, RyzansteinError
+from ryzanstein.errors import DOMAIN, RyzansteinError
+from ryzanstein.statuses import error_of_call, error_of_status
 
 T = TypeVar("T")
 
@@ -58,16 +59,9 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
-def error_from_rpc(failure: grpc.aio.AioRpcError) -> RyzansteinError:
-    """Returns the server's error from a failed call. Unknown errors keep code and message."""
-    try:
-        status = rpc_status.from_call(failure)  # type: ignore[arg-type]
-    except ValueError:  # the details are of another failure: an intermediary changed the status
-        status = None
-    if status is None:
-        code: Any = failure.code()
-        return RyzansteinError(str(failure.details() or code.name), _code(code.value[0]), code.name)
-    return error_from_status(status)
+def error_from_rpc(failure: grpc.RpcError) -> RyzansteinError:
+    """Returns the server's error from a failed call. An unknown error keeps code and message; its reason is the code's name."""
+    return _with_reason(error_of_call(failure))
 
 
 async def answered(call: Awaitable[T]) -> T:
@@ -78,34 +72,14 @@ async def answered(call: Awaitable[T]) -> T:
         raise error_from_rpc(failure) from failure
 
 
-def _code(number: int) -> Code:
-    """Returns the code of a number; unknown numbers are UNKNOWN."""
-    try:
-        return Code(number)
-    except ValueError:
-        return Code.UNKNOWN
-
-
 def error_from_status(status: status_pb2.Status) -> RyzansteinError:
     """Returns the error that `status_from_error` converted."""
-    code = _code(status.code)
-    error = RyzansteinError(status.message, code, code.name)
-    for detail in status.details:
-        _read_detail(detail, error)
+    return _with_reason(error_of_status(status))
+
+
+def _with_reason(error: RyzansteinError) -> RyzansteinError:
+    error.reason = error.reason or error.code.name
     return error
-
-
-def _read_detail(detail: any_pb2.Any, error: RyzansteinError) -> None:
-    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-    resource, retry = error_details_pb2.ResourceInfo(), error_details_pb2.RetryInfo()
-    if detail.Unpack(info):
-        error.reason, error.metadata = info.reason, dict(info.metadata)
-    elif detail.Unpack(bad):
-        error.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations)
-    elif detail.Unpack(resource):
-        error.resource = (resource.resource_type, resource.resource_name)
-    elif detail.Unpack(retry):
-        error.retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RyzansteinError) -> None:

@@ -29,10 +29,10 @@ from ryzanstein.client.core import (
 from ryzanstein.client.events import Event, Text
 from ryzanstein.client.flow import Attach, Begin, Done, Wait
 from ryzanstein.client.requests import Messages, Options, messages_of
-from ryzanstein.client.statuses import error_of_call
 from ryzanstein.client.tools import call_tool, result_of
 from ryzanstein.client.transport import OPTIONS, Tls
 from ryzanstein.errors import Code
+from ryzanstein.statuses import error_of_call
 from ryzanstein.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2_grpc
 from ryzanstein.v1 import inference_pb2 as pb
 
