@@ -46,12 +46,12 @@ def test_hosts_and_ports_are_joined_and_split_here_alone() -> None:
     parts = re.compile(r"""[hH]ost\w*\}:\{|address\}:\{|r?partition\(":"\)\[0\]|host, _, port""")
     modules = [
         path
-        for folder in ("services", "shared", "lab")
+        for folder in ("services", "shared", "lab", "clients/python")
         for path in (ROOT / folder).rglob("*.py")
         if "simulation" not in path.parts
     ]
     found = {str(path.relative_to(ROOT)) for path in modules if parts.search(path.read_text())}
-    assert found == {"shared/ryzanstein/addresses.py"}
+    assert found == {"clients/python/ryzanstein/addresses.py"}
 
 
 @pytest.mark.parametrize("host", ["::", "[::]", "::1", "[::1]"])

@@ -28,9 +28,10 @@ PASSED_ON |= {"f'{kind.upper()}_NOT_FOUND'", "f'{kind.upper()}_EXISTS'"}  # by k
 def modules() -> list[tuple[Path, ast.Module]]:
     folders = [ROOT / "services" / "ryzanstein" / service for service in SERVICES]
     shared = ROOT / "shared" / "ryzanstein"
+    errors = ROOT / "clients" / "python" / "ryzanstein" / "errors.py"
     paths = [path for folder in folders for path in folder.rglob("*.py")]
     paths += [path for path in shared.rglob("*.py") if "v1" not in path.parts]
-    return [(path, ast.parse(path.read_text())) for path in sorted(paths)]
+    return [(path, ast.parse(path.read_text())) for path in sorted([*paths, errors])]
 
 
 def constants() -> dict[str, str]:

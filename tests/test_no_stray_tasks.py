@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = [
     ROOT / "shared/ryzanstein",
+    ROOT / "clients/python/ryzanstein",
     *(ROOT / "services/ryzanstein" / name for name in ("router", "orchestrator", "worker", "cli")),
 ]
 STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe"}
@@ -41,6 +42,7 @@ ALLOWED = {
     "services/ryzanstein/worker/engines/remote/answers/preparing.py": (1, "the choices that wait for it fail with it"),
     "services/ryzanstein/worker/engines/remote/answers/streams.py": (1, "whatever ends it loses the group, see `_on_done`"),
     "services/ryzanstein/worker/agent/pages/mover.py": (1, "ends with the call, which raises what it ended with"),
+    "services/ryzanstein/cli/chat/talk.py": (1, "whoever reads the answer sees what became of the cancellation"),
     "services/ryzanstein/worker/supervision/supervisor.py": (1, "awaited where it is started, also when that is cancelled"),
 }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ryzanstein.cli import display
-from ryzanstein.cli.chat.blocks import MOST_OPEN, Blocks
+from ryzanstein.cli.chat.blocks import MOST_OPEN, MarkdownBlocks
 from ryzanstein.cli.chat.views import MarkdownView, PipeView, PlainView
 from ryzanstein.client import Move, Moved, Reasoning, Text, ToolPiece
 from ryzanstein.errors import Code, RyzansteinError
@@ -36,16 +36,16 @@ def shown(view_class: Any, *events: Any, width: int = 80) -> str:
 @given(st.text(alphabet="ab `~\n#-", max_size=300), st.integers(1, 7))
 def test_blocks_are_the_text_whatever_the_pieces(whole: str, size: int) -> None:
     pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
-    blocks = Blocks()
+    blocks = MarkdownBlocks()
     found = [block.text for piece in pieces for block in blocks.feed(piece)]
     found += [block.text for block in blocks.rest()]
     assert "".join(found) == whole
-    whole_at_once = Blocks()
+    whole_at_once = MarkdownBlocks()
     assert len(list(whole_at_once.feed(whole))) <= 1
 
 
 def test_a_blank_line_inside_a_fence_ends_nothing() -> None:
-    blocks = Blocks()
+    blocks = MarkdownBlocks()
     assert list(blocks.feed("```py\na = 1\n\nb = 2\n")) == []
     (block,) = blocks.feed("```\n\nafter")
     assert block.text == "```py\na = 1\n\nb = 2\n```\n\n"
@@ -53,7 +53,7 @@ def test_a_blank_line_inside_a_fence_ends_nothing() -> None:
 
 
 def test_a_block_that_never_ends_is_shown_as_it_is_written() -> None:
-    blocks, found = Blocks(), []
+    blocks, found = MarkdownBlocks(), []
     for _ in range(200):
         found += blocks.feed("a line of some length that ends nothing\n")
         assert len(blocks.open) <= MOST_OPEN

@@ -87,7 +87,7 @@ async def test_channels_and_pages_are_direct_whatever_proxy_the_environment_name
 
 
 def test_connections_are_opened_where_no_proxy_is_used() -> None:
-    folders = (ROOT / "services", ROOT / "shared", ROOT / "lab")
+    folders = (ROOT / "services", ROOT / "shared", ROOT / "lab", ROOT / "clients" / "python")
     modules = [path for folder in folders for path in folder.rglob("*.py")]
     found = {str(path.relative_to(ROOT)): opened for path in modules if (opened := _opened(path))}
     found.pop("lab/ryzanstein/lab/simulation/rpc/__init__.py", None)

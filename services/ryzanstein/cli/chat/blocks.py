@@ -21,8 +21,8 @@ class Block:
     formatted: bool = True
 
 
-class Blocks:
-    """A text as it arrives. Blocks end at blank lines outside of fences."""
+class MarkdownBlocks:
+    """A text as it arrives. MarkdownBlocks end at blank lines outside of fences."""
 
     def __init__(self) -> None:
         self.open = ""

@@ -14,7 +14,7 @@ from ryzanstein.cli import display
 from ryzanstein.cli.access.keyed_router import KeyFile, client_of
 from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.chat.talk import Talk
-from ryzanstein.cli.chat.views import PipeView, View, view_of
+from ryzanstein.cli.chat.views import AnswerView, PipeView, view_of
 from ryzanstein.cli.options import ROUTER_ADDRESS, Routers, text_value
 from ryzanstein.client import Answer
 from ryzanstein.client.requests import Options
@@ -59,13 +59,13 @@ def chat(
     raise typer.Exit(asyncio.run(Dialogue(talk, view, display.people(), keeps_history=history).run()))
 
 
-async def _one(talk: Talk, text: str, view: View | None) -> int:
+async def _one(talk: Talk, text: str, view: AnswerView | None) -> int:
     """Sends one message, and returns the exit code."""
     async with talk.client:
         return 0 if await _turn(talk, text, view) else 1
 
 
-async def _lines(talk: Talk, view: View | None) -> int:
+async def _lines(talk: Talk, view: AnswerView | None) -> int:
     """Sends one line of standard input after the other. An error does not end the conversation."""
     people = display.people()
     people.print(Text(f"session {talk.session}; end with Ctrl-D", style="dim"))
@@ -81,7 +81,7 @@ async def _lines(talk: Talk, view: View | None) -> int:
     return 0
 
 
-async def _turn(talk: Talk, text: str, view: View | None) -> bool:
+async def _turn(talk: Talk, text: str, view: AnswerView | None) -> bool:
     """Sends one message and shows the answer. Returns False if it failed, after showing the error."""
     people = display.people()
     try:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from ryzanstein.cli import display
 from ryzanstein.cli.chat.talk import SETTINGS, Talk
-from ryzanstein.cli.chat.views import View
+from ryzanstein.cli.chat.views import AnswerView
 from ryzanstein.client import clean
 from ryzanstein.errors import RyzansteinError
 
@@ -50,7 +50,7 @@ HELP = {
 class Dialogue:
     """A conversation with a person."""
 
-    def __init__(self, talk: Talk, view: View, people: Console, *, keeps_history: bool) -> None:
+    def __init__(self, talk: Talk, view: AnswerView, people: Console, *, keeps_history: bool) -> None:
         self._talk, self._view, self._people = talk, view, people
         self._prompt: PromptSession[str] = PromptSession(
             history=_history() if keeps_history else InMemoryHistory(),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ryzanstein.cli import display
-from ryzanstein.cli.chat.views import View
+from ryzanstein.cli.chat.views import AnswerView
 from ryzanstein.client import Answer, AsyncClient, AsyncStream
 from ryzanstein.client.requests import Options
 from ryzanstein.v1 import inference_pb2 as pb
@@ -27,7 +27,7 @@ class Talk:
     _asked: str = field(default="", init=False)
     _stream: AsyncStream | None = field(default=None, init=False)
 
-    async def say(self, text: str, view: View | None) -> Answer:
+    async def say(self, text: str, view: AnswerView | None) -> Answer:
         """Returns the answer and shows it as it arrives. Raises ClientError."""
         messages = [pb.Message(role=pb.ROLE_USER, content=text)]
         if self.system:
@@ -48,7 +48,7 @@ class Talk:
         self.system = ""
         return stream.answer
 
-    async def retry(self, view: View | None) -> Answer:
+    async def retry(self, view: AnswerView | None) -> Answer:
         """Asks the last question again, in a new session without its last answer. Raises ClientError."""
         before = list((await self.client.sessions.get(self.session)).messages)
         while before and before[-1].role != pb.ROLE_USER:

@@ -13,13 +13,13 @@ from rich.markdown import Markdown
 from rich.rule import Rule
 from rich.text import Text as Styled
 
-from ryzanstein.cli.chat.blocks import Block, Blocks
+from ryzanstein.cli.chat.blocks import Block, MarkdownBlocks
 from ryzanstein.client import Event, Moved, Reasoning, Reattached, Text, ToolPiece, clean
 
 _FRAME_S = 0.1
 
 
-class View(Protocol):
+class AnswerView(Protocol):
     """Shows one answer after another."""
 
     def show(self, event: Event) -> None: ...
@@ -29,7 +29,7 @@ class View(Protocol):
         ...
 
 
-def view_of(out: Console, people: Console, *, plain: bool) -> View:
+def view_of(out: Console, people: Console, *, plain: bool) -> AnswerView:
     """Returns the view for where the output goes."""
     if not out.is_terminal:
         return PipeView()
@@ -100,7 +100,7 @@ class MarkdownView:
 
     def __init__(self, out: Console, people: Console) -> None:
         self._out, self._people = out, people
-        self._blocks = Blocks()
+        self._blocks = MarkdownBlocks()
         self._live: Live | None = None
         self._frame_at = 0.0
         self._reasons = self._calls = False
