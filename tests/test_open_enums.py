@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from ryzanstein import wire
 from ryzanstein.cli.status import survey
-from ryzanstein.client.reading import AnswerReader
+from ryzanstein.client.following.reading import AnswerReader
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import TextPrompt

@@ -1,4 +1,4 @@
-"""What is installed where: the kernels come compiled, the laboratory is a distribution of its own, no service comes with it."""
+"""What is installed where: the kernels come compiled; the client and the laboratory are distributions of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with what builds need, so that it is not fetched for each."""
     folder = tmp_path_factory.mktemp("builder")
     venv.create(folder, with_pip=True)
-    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    projects = [ROOT / "pyproject.toml", ROOT / "clients" / "python" / "pyproject.toml"]
+    required = [each for path in projects for each in tomllib.loads(path.read_text())["build-system"]["requires"]]
     subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *required], check=True, timeout=600)
     return folder / "bin" / "python"
 
@@ -59,13 +60,26 @@ def wheel(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(builder, ROOT, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.fixture(scope="module")
+def client(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the client."""
+    return built(builder, ROOT / "clients" / "python", tmp_path_factory.mktemp("client"))
+
+
 @pytest.mark.timeout(1200)
 def test_the_plain_wheel_has_every_service_and_no_laboratory(wheel: Path) -> None:
     files = contents(wheel)
     rooms = {"/".join(file.split("/")[:2]) for file in files}
-    assert {"ryzanstein/router", "ryzanstein/orchestrator", "ryzanstein/worker", "ryzanstein/cli", "ryzanstein/v1"} <= rooms
+    assert {"ryzanstein/router", "ryzanstein/orchestrator", "ryzanstein/worker", "ryzanstein/cli"} <= rooms
     assert f"{KERNELS}/draw.c" in files
-    assert not [file for file in files if file.startswith("ryzanstein/lab")]
+    assert not [file for file in files if file.startswith(("ryzanstein/lab", "ryzanstein/client", "ryzanstein/v1"))]
+
+
+@pytest.mark.timeout(1200)
+def test_no_file_is_in_two_wheels(wheel: Path, client: Path) -> None:
+    files = contents(client)
+    assert {"ryzanstein/client/py.typed", "ryzanstein/errors.py", "ryzanstein/v1/inference_pb2.pyi"} <= files
+    assert files & contents(wheel) == set()
 
 
 def check_kernels(wheel: Path, machine: str) -> None:
@@ -107,13 +121,13 @@ def test_without_a_compiler_a_wheel_is_built_only_if_it_shall_have_no_kernels(bu
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, client: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The commands of an environment with the wheel and no other code of ours. It shares the dependencies of this one."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, timeout=300)
+    subprocess.run([*pip, str(wheel), str(client)], check=True, timeout=300)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ryzanstein import errors
 from ryzanstein.client.errors import ClientError
 from ryzanstein.client.events import Ended, Text
-from ryzanstein.client.flow import Attach, Begin, Done, Flow, Wait
-from ryzanstein.client.retries import Bounds
-from ryzanstein.client.routers import RouterChoice
+from ryzanstein.client.following.flow import Attach, Begin, Done, Flow, Wait
+from ryzanstein.client.following.retries import Bounds
+from ryzanstein.client.following.routers import RouterChoice
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.v1 import inference_pb2 as pb
 

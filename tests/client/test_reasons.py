@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ryzanstein.client.reasons import REASONS, Action, rule_of
+from ryzanstein.client.following.reasons import REASONS, Action, rule_of
 from ryzanstein.errors import Code, RyzansteinError, all_drain, no_nodes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "errors.md").read_text()

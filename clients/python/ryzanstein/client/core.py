@@ -13,10 +13,10 @@ import grpc
 
 from ryzanstein.client.answer import Answer, Position
 from ryzanstein.client.errors import Incomplete
-from ryzanstein.client.flow import Attach, Begin, Flow
+from ryzanstein.client.following.flow import Attach, Begin, Flow
+from ryzanstein.client.following.retries import Bounds, Retries
+from ryzanstein.client.following.routers import RouterChoice
 from ryzanstein.client.requests import Messages, chat_request, complete_request
-from ryzanstein.client.retries import Bounds, Retries
-from ryzanstein.client.routers import RouterChoice
 from ryzanstein.client.transport import Metadata, Tls, metadata_of
 from ryzanstein.errors import Code
 from ryzanstein.v1 import inference_pb2 as pb

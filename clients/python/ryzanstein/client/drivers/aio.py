@@ -26,7 +26,7 @@ from ryzanstein.client.core import (
     schema_of,
 )
 from ryzanstein.client.events import Event, Text
-from ryzanstein.client.flow import Attach, Begin, Done, Wait
+from ryzanstein.client.following.flow import Attach, Begin, Done, Wait
 from ryzanstein.client.requests import Messages, Options, messages_of
 from ryzanstein.client.tools import call_tool, failed, result_of
 from ryzanstein.client.transport import OPTIONS, Tls

@@ -15,9 +15,9 @@ from ryzanstein.client import errors
 from ryzanstein.client.answer import Answer, Position
 from ryzanstein.client.errors import ClientError
 from ryzanstein.client.events import Event, Reattached, Started
-from ryzanstein.client.reading import AnswerReader, OutOfOrder
-from ryzanstein.client.retries import Bounds, Retries
-from ryzanstein.client.routers import RouterChoice
+from ryzanstein.client.following.reading import AnswerReader, OutOfOrder
+from ryzanstein.client.following.retries import Bounds, Retries
+from ryzanstein.client.following.routers import RouterChoice
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.v1 import inference_pb2 as pb
 

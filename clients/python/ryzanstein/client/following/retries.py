@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 from ryzanstein.client import errors
-from ryzanstein.client.reasons import Action, Rule, rule_of
-from ryzanstein.client.routers import RouterChoice
+from ryzanstein.client.following.reasons import Action, Rule, rule_of
+from ryzanstein.client.following.routers import RouterChoice
 from ryzanstein.errors import Code, RyzansteinError
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
