@@ -23,6 +23,8 @@ KeyFile = Annotated[
     Path | None, typer.Option(dir_okay=False, help=f"File with an API key, for a router that asks for keys; or set {VARIABLE}.")
 ]
 _MAX_KEY_CHARS = 8192
+_PATIENCE_S = 5.0
+"""How long no router may answer somebody who waits at a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ def client_of(routers: str, key_file: Path | None, ca: Path | None, *, insecure:
     """Returns a client of routers, with commas between them. Raises BadParameter for what cannot be used."""
     tls = None if ca is None else Tls(read_roots(ca))
     try:
-        return AsyncClient(routers, key=_key(key_file), tls=tls, insecure=insecure)
+        return AsyncClient(routers, key=_key(key_file), tls=tls, insecure=insecure, patience_s=_PATIENCE_S)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error).replace("give `tls`, or `insecure=True`", "give --ca, or --insecure")) from None
 
 
 def _key(key_file: Path | None) -> str:

@@ -53,7 +53,7 @@ def chat(
     if text is not None:
         raise typer.Exit(asyncio.run(_one(talk, text, view)))
     if view is None or isinstance(view, PipeView) or not sys.stdin.isatty():
-        raise typer.Exit(asyncio.run(_lines(talk, view)))
+        raise typer.Exit(_lines(talk, view))
     from ryzanstein.cli.chat.dialogue import Dialogue
 
     raise typer.Exit(asyncio.run(Dialogue(talk, view, display.people(), keeps_history=history).run()))
@@ -65,20 +65,31 @@ async def _one(talk: Talk, text: str, view: AnswerView | None) -> int:
         return 0 if await _turn(talk, text, view) else 1
 
 
-async def _lines(talk: Talk, view: AnswerView | None) -> int:
-    """Sends one line of standard input after the other. An error does not end the conversation."""
+def _lines(talk: Talk, view: AnswerView | None) -> int:
+    """Sends one line of standard input after the other. An error does not end the conversation.
+
+    Lines are read while the event loop stands still: Ctrl-C ends that at once, which a thread would not let it do.
+    """
     people = display.people()
     people.print(Text(f"session {talk.session}; end with Ctrl-D", style="dim"))
-    async with talk.client:
-        while (line := await asyncio.to_thread(sys.stdin.buffer.readline)) != b"":
+    with asyncio.Runner() as runner:
+        while line := _next_line():
             try:
                 text = line.decode().strip()
             except UnicodeDecodeError:
                 people.print("the input is not UTF-8 text", style="red")
                 continue
             if text:
-                await _turn(talk, text, view)
+                runner.run(_turn(talk, text, view))
+        runner.run(talk.client.close())
     return 0
+
+
+def _next_line() -> bytes:
+    """Returns a line of standard input; empty at its end. Who types sees that it is asked for."""
+    if sys.stdin.isatty():
+        display.people().print("[bold cyan]you[/] ", end="")
+    return sys.stdin.buffer.readline()
 
 
 async def _turn(talk: Talk, text: str, view: AnswerView | None) -> bool:

@@ -202,7 +202,7 @@ class Client:
     def channel(self, router: str) -> grpc.Channel:
         """Returns the channel to a router. Raises RuntimeError inside an event loop, or after a fork."""
         self._core.check_process()
-        if asyncio._get_running_loop() is not None:
+        if _in_event_loop():
             raise RuntimeError("this client would block the event loop; use AsyncClient")
         with self._lock:
             if (channel := self._channels.get(router)) is None:
@@ -217,6 +217,14 @@ class Client:
     def open(self, step: Begin | Attach, asked: Asked) -> Any:
         """Returns the stream of a step. For `Stream`."""
         return open_stream(self.stub(step.router), step, asked.request, self._core.metadata)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Stream:
