@@ -51,6 +51,7 @@ def test_answers_sessions_and_services_outlive_a_full_disk(small_disk: Path) -> 
                 pass
         counted = asyncio.run(say(cluster, "Count from 1 to 60.", kills=True))
         assert len(counted.nodes) == 2
+        assert [move.cause for move in counted.moves] == ["link_lost"]
         assert counted.text.endswith("59 60")
         assert "Zorvia" in asyncio.run(say(cluster, "What is my name?")).text
         assert [service.running for service in cluster.services.values()].count(False) == 1, "the killed node alone"

@@ -47,13 +47,26 @@ class PromptScores(NamedTuple):
     tokens: Sequence[PromptToken]
 
 
+class NodeMove(NamedTuple):
+    """How an answer came from one node to another. `silence_s` is the time without a token, at the router."""
+
+    from_node_id: str
+    cause: str
+    silence_s: float
+    attempt: int
+
+
 class Delta(NamedTuple):
-    """New tokens of one choice: first_index, first_index + 1, ..."""
+    """New tokens of one choice: first_index, first_index + 1, ...
+
+    `moved`: the tokens before are another node's, and how it came to that is known.
+    """
 
     choice: int
     first_index: int
     tokens: Sequence[Token]
     node_id: str
+    moved: NodeMove | None = None
 
     @property
     def text(self) -> str:

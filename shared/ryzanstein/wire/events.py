@@ -11,6 +11,7 @@ from ryzanstein.generation.tokens import (
     Finished,
     FinishReason,
     GenerationEvent,
+    NodeMove,
     PromptScores,
     PromptToken,
     Started,
@@ -20,6 +21,7 @@ from ryzanstein.generation.tokens import (
     Usage,
 )
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.wire.timestamps import duration
 
 
 def usage_to_wire(usage: Usage) -> inference.Usage:
@@ -130,6 +132,7 @@ def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:
                     text=event.text,
                     logprobs=token_logprobs_to_wire(event.tokens),
                     node_id=event.node_id,
+                    moved=None if event.moved is None else move_to_wire(event.moved),
                 )
             )
         case Finished():
@@ -178,4 +181,14 @@ def _delta_from_wire(delta: inference.GenerationDelta) -> Delta:
         tokens = [Token(token_id, text, logprobs_from_wire(logprobs)) for token_id, text, logprobs in columns]
     else:
         tokens = [Token(token_id, text) for token_id, text in zip(delta.token_ids, texts, strict=True)]
-    return Delta(delta.choice, delta.first_index, tokens, delta.node_id)
+    moved = move_from_wire(delta.moved) if delta.HasField("moved") else None
+    return Delta(delta.choice, delta.first_index, tokens, delta.node_id, moved)
+
+
+def move_to_wire(move: NodeMove) -> inference.NodeMove:
+    silence = duration(move.silence_s)
+    return inference.NodeMove(from_node_id=move.from_node_id, cause=move.cause, silence=silence, attempt=move.attempt)
+
+
+def move_from_wire(move: inference.NodeMove) -> NodeMove:
+    return NodeMove(move.from_node_id, move.cause, move.silence.ToNanoseconds() / 1e9, move.attempt)

@@ -35,6 +35,7 @@ class Reading:
         self.tokens: dict[int, list[int]] = {}
         self.text = ""
         self.nodes: list[str] = []
+        self.moves: list[tuple[int, Any]] = []
         self.finished: list[Any] = []
 
     async def read(self, stream: Any) -> Reading:
@@ -52,6 +53,8 @@ class Reading:
             assert event.delta.first_index == len(tokens), "a gap or a repeat"
             tokens.extend(event.delta.token_ids)
             self.text += event.delta.text
+            if event.delta.HasField("moved"):
+                self.moves.append((event.delta.first_index, event.delta.moved))
             if self.nodes[-1:] != [event.delta.node_id]:
                 self.nodes.append(event.delta.node_id)
 
@@ -87,6 +90,9 @@ async def test_a_node_that_dies_at_any_index_loses_and_repeats_nothing(pair: Any
     moved = backup.submits[-1]
     assert moved.attempt == 1
     assert [list(choice.token_ids) for choice in moved.generated] == ([whole(index)] if index else [])
+    said = [(at, move.from_node_id, move.cause, move.attempt) for at, move in reading.moves]
+    assert said == ([(index, primary.node_id, "link_lost", 1)] if index else []), "before the first token nothing moved"
+    assert all(0 < move.silence.ToNanoseconds() < 30e9 for _, move in reading.moves)
     assert client.value("failovers_total", cause="link_lost") == 1
 
 
@@ -95,6 +101,7 @@ async def test_every_choice_moves_with_what_it_has(pair: Any) -> None:
     primary.die_at = 5
     reading = await Reading().read(client.inference.StreamChat(request(n=3)))
     assert reading.tokens == {choice: whole(choice=choice) for choice in range(3)}
+    assert [at for at, _ in reading.moves] == [5, 5, 5]
     assert [end.choice for end in reading.finished] == [0, 1, 2]
     assert reading.finished[-1].usage.completion_tokens == 3 * TOKENS
 

@@ -14,7 +14,7 @@ from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
 from ryzanstein.generation.request import CACHE_SCOPES, GenerationRequest, RequestKey, SamplingParams
-from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.generation.tokens import FinishReason, NodeMove, Token, TokenLogprobs, TopLogprob
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.token_log import AppendResult
@@ -129,6 +129,22 @@ def test_a_settled_generation_comes_back_whole() -> None:
     assert restore(restored, (batch,))
     assert restored.settled
     assert_same(restored, generation)
+
+
+def test_how_an_answer_came_to_a_node_comes_back() -> None:
+    generation = empty()
+    generation.start("a", 3)
+    for attempt, node_id, indices in ((0, "a", range(2)), (1, "b", range(2, 5))):
+        generation.log.admit(attempt)
+        for index in indices:
+            assert generation.log.append(attempt, 0, index, token(0, index), node_id) is AppendResult.NEW
+        generation.log.fence(attempt)
+    moves = {2: NodeMove("a", "silence", 0.25, 1)}
+    generation.log.choices[0].moves |= moves
+    restored = empty(1)
+    restore(restored, (BatchWriter(generation).next_batch(),))
+    assert restored.log.choices[0].moves == moves
+    assert restored.log.choices[0].nodes == [(0, "a"), (2, "b")]
 
 
 def test_an_error_comes_back_with_all_that_it_says() -> None:

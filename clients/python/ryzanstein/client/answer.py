@@ -25,9 +25,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An answer went on at another node. `silence_s` is the time between two tokens, as this client saw it.
+    """An answer went on at another node. `silence_s` is the time between two tokens at the router, or here where that does not
+    say it.
 
-    `cause` is what the router knows; empty: it does not say.
+    `cause` is what the router knows, such as link_lost; empty: it does not say.
     """
 
     choice: int

@@ -184,7 +184,9 @@ class Dialogue:
         for part in self._talk.last.parts:
             self._note(f"{part.node}: tokens {part.first_index} to {part.first_index + part.tokens - 1}")
         for move in self._talk.last.moves:
-            self._note(f"{move.from_node} -> {move.to_node} at token {move.at_index}, {move.silence_s * 1e3:.0f} ms of silence")
+            silence = f"{move.silence_s * 1e3:.0f} ms of silence"
+            cause = f": {move.cause}" if move.cause else ""
+            self._note(f"{move.from_node} -> {move.to_node} at token {move.at_index}, {silence}{cause}")
 
     def _note(self, line: str) -> None:
         self._people.print(Text(clean(line), style="dim"))

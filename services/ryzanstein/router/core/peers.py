@@ -276,7 +276,7 @@ def apart(event: GenerationEvent) -> Iterator[GenerationEvent]:
         yield event
         return
     for i, token in enumerate(event.tokens):
-        yield Delta(event.choice, event.first_index + i, (token,), event.node_id)
+        yield Delta(event.choice, event.first_index + i, (token,), event.node_id, None if i else event.moved)
 
 
 async def _looked_up(owner_id: str, answer: Awaitable[_Result]) -> _Result:

@@ -14,10 +14,10 @@ import structlog
 from ryzanstein.cluster import Load, TokenOrigin
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.reply_format import ReplyStyle
-from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
+from ryzanstein.generation.tokens import FinishReason, NodeMove, PromptScores, Token
 from ryzanstein.router.failover.patience import Quiet
 from ryzanstein.router.generations.generation import Generation
-from ryzanstein.router.generations.token_log import AppendResult, GapError
+from ryzanstein.router.generations.token_log import AppendResult, ChoiceLog, GapError
 from ryzanstein.router.nodes.breaker import Blame, blame
 from ryzanstein.router.nodes.links.connection import PROTOCOL
 from ryzanstein.router.nodes.roster import AttemptPlacement
@@ -103,7 +103,11 @@ class AttemptRun:
         node_id: str,
         telemetry: RouterTelemetry,
         tell: Callable[[AttemptEvent], None],
+        *,
+        cause: str = "",
     ) -> None:
+        """`cause`: why an attempt before this one was not enough; empty: there was none."""
+        self._cause = cause
         self.attempt = attempt
         self.node_id = node_id
         self.placement: AttemptPlacement | None = None
@@ -169,6 +173,12 @@ class AttemptRun:
             self._broke_protocol(gap)
         self._quiet_since = time.monotonic()
 
+    def _note_move(self, log: ChoiceLog, index: int) -> None:
+        """Notes how the choice came here, if the token at this index is its first one of another node."""
+        if len(log.nodes) > 1 and log.nodes[-1][0] == index:
+            silent_s = time.monotonic() - self._generation.times.last_token_at
+            log.moves[index] = NodeMove(log.nodes[-2][1], self._cause, silent_s, self.attempt)
+
     def token(self, choice: int, index: int, token: Token) -> bool:
         try:
             row = self._log.append(self.attempt, choice, index, token, self.node_id)
@@ -178,6 +188,8 @@ class AttemptRun:
         if row is not AppendResult.NEW:
             self._telemetry.dropped_rows.labels(row.name.lower()).inc()
             return False
+        if self._cause:
+            self._note_move(self._log.choices[choice], index)
         self._generation.token_added()
         if self._log.complete:  # the answer may not be longer
             self._works()

@@ -263,7 +263,8 @@ class Runner:
         generation.next_attempt += 1
         generation.num_attempts += 1
         generation.times.sent_at = generation.times.sent_at or time.monotonic()
-        run = AttemptRun(generation, number, node_id, self._telemetry, self._events.put_nowait)
+        cause = "" if reroute is None else reroute.cause
+        run = AttemptRun(generation, number, node_id, self._telemetry, self._events.put_nowait, cause=cause)
         if reroute is not None:
             run.on_submitted = partial(self._submitted, run, reroute, hedge)
         self._runs[run] = reroute

@@ -116,9 +116,10 @@ class _Cursor:
         return ended if self._generation.settled or ended < len(self._next) else ended - 1
 
     def _deltas(self, choice: int) -> Iterator[Delta]:
-        for first, tokens, node_id in self._generation.log.choices[choice].runs(self._next[choice], self._most):
+        log = self._generation.log.choices[choice]
+        for first, tokens, node_id in log.runs(self._next[choice], self._most):
             self._next[choice] = end = first + len(tokens)
             self.has_more = len(tokens) == self._most
             if not choice and self._shows and end > self._generation.num_delivered:
                 self._generation.num_delivered = end
-            yield Delta(choice, first, tokens, node_id)
+            yield Delta(choice, first, tokens, node_id, log.moves.get(first))

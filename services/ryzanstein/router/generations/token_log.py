@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from ryzanstein.generation.request import ChoiceProgress
-from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.generation.tokens import FinishReason, NodeMove, Token
 
 
 class AppendResult(IntEnum):
@@ -27,13 +27,14 @@ class GapError(Exception):
 
 
 class ChoiceLog:
-    """One choice's tokens, and which node generated them from which index."""
+    """One choice's tokens, which node generated them from which index, and how it came there."""
 
-    __slots__ = ("nodes", "reason", "tokens")
+    __slots__ = ("moves", "nodes", "reason", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
         self.nodes: list[tuple[int, str]] = []
+        self.moves: dict[int, NodeMove] = {}
         self.reason: FinishReason | None = None
 
     def append(self, token: Token, node_id: str) -> None:

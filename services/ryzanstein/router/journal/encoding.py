@@ -12,14 +12,22 @@ from ryzanstein import clock, errors
 from ryzanstein.errors import ROUTER_TOO_OLD, Code, RyzansteinError
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import KNOWN_FEATURES, Attempt, GenerationRequest, RequestKey
-from ryzanstein.generation.tokens import FinishReason, PromptScores, Started, Token
+from ryzanstein.generation.tokens import FinishReason, NodeMove, PromptScores, Started, Token
 from ryzanstein.router.generations.generation import PAUSED, Generation
 from ryzanstein.router.journal.journal import JournalRecord
 from ryzanstein.rpc.status import error_from_status, status_from_error
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import journal_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire, submit_now
-from ryzanstein.wire.events import logprobs_from_wire, reply_to_wire, scores_from_wire, scores_to_wire, token_logprobs_to_wire
+from ryzanstein.wire.events import (
+    logprobs_from_wire,
+    move_from_wire,
+    move_to_wire,
+    reply_to_wire,
+    scores_from_wire,
+    scores_to_wire,
+    token_logprobs_to_wire,
+)
 
 MAX_RUN_TOKENS = 4096
 
@@ -165,6 +173,8 @@ class BatchWriter:
                 run = batch.runs.add(choice=number, first_index=first, token_ids=token_ids, texts=texts, node_id=node_id)
                 if logprobs[0] is not None:
                     run.logprobs.extend(token_logprobs_to_wire(tokens))
+                if first in choice.moves:
+                    run.moved.CopyFrom(move_to_wire(choice.moves[first]))
 
     def _ends(self) -> Iterator[pb.JournalEnd]:
         for end in self.generation.ended[self._given.num_ends :]:
@@ -221,6 +231,7 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
             generation.score(scores_from_wire(batch.prompt))
         for run in batch.runs:
             generation.log.restore(run.choice, run.first_index, _tokens(run), run.node_id)
+            generation.log.choices[run.choice].moves |= _move(run)
         for end in batch.ends:
             if generation.log.restore_end(end.choice, end.num_tokens, FinishReason(end.reason)):
                 generation.end_choice(end.choice, end.cached_prompt_tokens)
@@ -228,6 +239,11 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
         generation.settle(_error(batch.error))
         return True
     return False
+
+
+def _move(run: pb.JournalRun) -> dict[int, NodeMove]:
+    """Returns how the tokens came to their node, by the index of the first one; empty: they did not, or it is not known."""
+    return {run.first_index: move_from_wire(run.moved)} if run.HasField("moved") else {}
 
 
 def _tokens(run: pb.JournalRun) -> list[Token]:

@@ -71,7 +71,7 @@ class AnswerReader:
         if part is None or part.node != node:
             before = part.node if part is not None else self.answer.accepted_by
             if before and before != node:
-                move = Move(number, before, node, first_index, now - self._last_at[number])
+                move = _move(delta, before, now - self._last_at[number])
                 self.answer.moves.append(move)
                 found.append(Moved(move))
             part = Part(node, number, first_index, 0, len(choice.text), len(choice.text))
@@ -125,6 +125,15 @@ class AnswerReader:
         else:
             answer.longest_pause_s = max(answer.longest_pause_s, now - answer.last_token_at)
         answer.last_token_at = self._last_at[number] = now
+
+
+def _move(delta: pb.GenerationDelta, before: str, silence_s: float) -> Move:
+    """Returns how the tokens came to their node: as the router saw it, or as this client does where the router does not say."""
+    if not delta.HasField("moved"):
+        return Move(delta.choice, before, delta.node_id, delta.first_index, silence_s)
+    moved = delta.moved
+    silence_s = moved.silence.ToNanoseconds() / 1e9
+    return Move(delta.choice, moved.from_node_id, delta.node_id, delta.first_index, silence_s, moved.cause)
 
 
 def _reason(number: int) -> str:
