@@ -76,6 +76,20 @@ def test_a_begin_that_is_lost_is_sent_again_under_its_key(faces: Any, start_rout
     assert not router.script.attached
 
 
+def test_a_key_that_cannot_be_kept_is_left_out_unless_the_user_gave_it(faces: Any, start_router: Any, cluster: Any) -> None:
+    away = RyzansteinError("the journal is unavailable", Code.UNAVAILABLE, "JOURNAL_UNAVAILABLE", retry_after_s=0.05)
+    router = start_router((-1, away))
+    assert tokens(faces.chat(router.address)[0]) == WHOLE
+    assert [bool(request.request_id) for request in router.script.requests] == [True, False]
+    router = start_router((-1, away), (-1, LOST))
+    with pytest.raises(raised.RouterUnreachable):
+        faces.chat(router.address)
+    assert len(router.script.requests) == 2, "without a key it is not sent again: it may run"
+    router = start_router((-1, away))
+    assert tokens(faces.chat(router.address, request_id="mine")[0]) == WHOLE
+    assert [request.request_id for request in router.script.requests] == ["mine", "mine"]
+
+
 @pytest.mark.parametrize(
     ("reason", "error"),
     [

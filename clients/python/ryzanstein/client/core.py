@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import time
@@ -74,10 +75,10 @@ class ClientCore:
         flow = Flow(self.routers, self.bounds(timeout_s), position=position, rng=self.rng)
         return Asked(flow, None, self._stall_s)
 
-    def request(self, request: pb.ChatRequest | pb.CompleteRequest, timeout_s: float | None) -> Asked:
-        """Returns what a request of the wire becomes."""
+    def request(self, request: pb.ChatRequest | pb.CompleteRequest, timeout_s: float | None, *, own_key: bool = False) -> Asked:
+        """Returns what a request of the wire becomes. `own_key`: its key is the client's, which may do without it."""
         num_choices = max(1, request.sampling.n)
-        flow = Flow(self.routers, self.bounds(timeout_s), num_choices=num_choices, rng=self.rng)
+        flow = Flow(self.routers, self.bounds(timeout_s), num_choices=num_choices, own_key=own_key, rng=self.rng)
         return Asked(flow, request, self._stall_s)
 
     def bounds(self, timeout_s: float | None = None) -> Bounds:
@@ -98,7 +99,7 @@ class ClientCore:
         return {"model": self.model, **options} if self.model else options
 
     def _asked(self, request: pb.ChatRequest | pb.CompleteRequest, options: Mapping[str, Any]) -> Asked:
-        return self.request(request, options.get("timeout_s"))
+        return self.request(request, options.get("timeout_s"), own_key="request_id" not in options)
 
 
 def open_stream(
@@ -107,6 +108,9 @@ def open_stream(
     """Returns the call of a step of a flow."""
     if isinstance(step, Attach):
         return stub.AttachGeneration(step.request, timeout=step.timeout_s, metadata=metadata)
+    if not step.keyed and request is not None:
+        request = copy.deepcopy(request)
+        request.request_id = ""
     if isinstance(request, pb.ChatRequest):
         return stub.StreamChat(pb.StreamChatRequest(chat=request), timeout=step.timeout_s, metadata=metadata)
     return stub.StreamComplete(pb.StreamCompleteRequest(complete=request), timeout=step.timeout_s, metadata=metadata)

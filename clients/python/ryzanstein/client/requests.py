@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     user: str
     priority: int
     request_id: str | None
-    """The idempotency key. None: none, for routers whose journal's store is away. Left out: one of the client's own."""
+    """The idempotency key. None: none. Left out: one of the client's own, but none while routers keep none."""
     timeout_s: float | None
 
 

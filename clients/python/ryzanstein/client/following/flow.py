@@ -28,10 +28,11 @@ _GAPS = 1
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Send the request to this router, and read."""
+    """Send the request to this router, and read. `keyed`: with its idempotency key."""
 
     router: str
     timeout_s: float | None
+    keyed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,18 @@ class Flow:
         *,
         num_choices: int = 1,
         position: Position | None = None,
+        own_key: bool = False,
         rng: random.Random | None = None,
         now: float | None = None,
     ) -> None:
-        """`position`: the generation was begun elsewhere; only attach."""
+        """`position`: the generation was begun elsewhere; only attach. `own_key`: the request's key is not the user's."""
         now = time.monotonic() if now is None else now
         self._routers, self._bounds = routers, bounds
         self._retries = Retries(routers, bounds, rng or random.Random())
         self._reader = AnswerReader(num_choices, now, position)
         self._router, self._wait_until = "", 0.0
         self._has_started, self._may_resend = False, position is None
+        self._keyed, self._may_drop_key = True, own_key
         self._gaps = 0
         self._error: ClientError | None = None
         self._cancelled = False
@@ -119,7 +122,7 @@ class Flow:
         self.reading, self.heard_at = True, now
         left_s = None if self._bounds.deadline is None else max(0.001, self._bounds.deadline - now)
         if not self.answer.generation_id:
-            return Begin(self._router, left_s)
+            return Begin(self._router, left_s, self._keyed)
         later_s = None if left_s is None else left_s + _LATER_S
         position = self._reader.position
         from_index = dict(enumerate(position.next_index))
@@ -157,7 +160,11 @@ class Flow:
         if self._cancelled or self._reader.complete:
             return
         begun = bool(self.answer.generation_id)
+        if not begun and self._drops_key(error):
+            return
         try:
+            if not begun and not self._keyed and not error.reason:
+                raise errors.RouterUnreachable.of(error)  # it may run: sent again without a key it could run twice
             self._wait_until = now + self._retries.failed(error, self._router, now, begun=begun)
         except ClientError as raised:
             self._end(raised, now)
@@ -173,6 +180,12 @@ class Flow:
     def give_up(self) -> None:
         """What has not come by now does not count."""
         self._cancelled, self.reading = True, False
+
+    def _drops_key(self, error: RyzansteinError) -> bool:
+        """Does without the client's own key while the store that keeps keys is away. What was refused for that runs nowhere."""
+        drops = self._keyed and self._may_drop_key and error.reason == "JOURNAL_UNAVAILABLE"
+        self._keyed = self._keyed and not drops
+        return drops
 
     def _end(self, error: ClientError, now: float) -> None:
         """Ends with an error, unless the request may be sent again: no router knows the generation, and no token of it came."""
