@@ -63,7 +63,10 @@ def install(project: Path, kind: str = "run", **variables: str) -> tuple[subproc
 def test_the_build_for_cpus_is_asked_for_by_its_name(project: Path) -> None:
     done, calls = install(project)
     assert done.returncode == 0, done.stderr
-    assert calls == ["install torch==2.13.0+cpu", "install --constraint constraints.txt --editable .[router,worker,tls]"]
+    assert calls == [
+        "install torch==2.13.0+cpu",
+        "install --constraint constraints.txt --editable ./clients/python --editable .[router,worker,tls]",
+    ]
     assert "setup: installing torch==2.13.0+cpu" in done.stderr
 
 
