@@ -49,6 +49,12 @@ def test_mistakes_are_named() -> None:
         chat_request("x", {"temprature": 1})
     with pytest.raises(ValueError, match="role must be system, user, assistant or tool, got 'robot'"):
         chat_request([{"role": "robot", "content": ""}], {})
+    for named, value in (("max_tokens", -1), ("temperature", "hot"), ("model", 5)):
+        with pytest.raises(ValueError, match=f"^{named}: "):
+            chat_request("x", {named: value})
+    with pytest.raises(ValueError, match="'image_url' is not text"):
+        chat_request([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], {})
+    assert list(chat_request("x", {"stop": "end"}).sampling.stop) == ["end"]
     with pytest.raises(TypeError, match="session: is an option of chat"):
         complete_request("x", {"session": "s"})
 

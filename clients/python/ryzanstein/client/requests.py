@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     seed: int
     max_tokens: int
     min_tokens: int
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     logit_bias: Mapping[int, float]
     logprobs: int
@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
 
 
 _OF_SAMPLING = frozenset(pb.SamplingParams.DESCRIPTOR.fields_by_name) - {"constraint"}
+_LISTS = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids"})
 _OF_REQUEST = {"model": "model", "user": "user", "priority": "priority", "session": "session_id"}
 _OF_CHAT = frozenset({"tools", "tool_choice", "parallel_tool_calls", "session"})
 _MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
@@ -88,7 +89,7 @@ def complete_request(prompt: str | Sequence[int], options: Mapping[str, Any]) ->
 
 
 def messages_of(messages: Messages) -> list[pb.Message]:
-    """Returns the messages of a conversation. Raises ValueError for a role that does not exist."""
+    """Returns the messages of a conversation. Raises ValueError for a role that does not exist, and for what is no text."""
     if isinstance(messages, str):
         return [pb.Message(role=pb.ROLE_USER, content=messages)]
     return [each if isinstance(each, pb.Message) else _message(each) for each in messages]
@@ -100,7 +101,7 @@ def _message(given: Mapping[str, Any]) -> pb.Message:
         raise ValueError(f"messages: role must be system, user, assistant or tool, got {role!r}")
     content = given.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "".join(part["text"] for part in content)
+        content = "".join(map(_text_of, content))
     message = pb.Message(role=pb.Role.ValueType(_ROLES[role]), content=content or "")
     message.tool_call_id, message.name = given.get("tool_call_id") or "", given.get("name") or ""
     message.reasoning = given.get("reasoning") or ""
@@ -112,6 +113,12 @@ def _message(given: Mapping[str, Any]) -> pb.Message:
     return message
 
 
+def _text_of(part: Mapping[str, Any]) -> str:
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"messages: a part of type {part.get('type')!r} is not text")
+    return str(part["text"])
+
+
 def _apply(request: pb.ChatRequest | pb.CompleteRequest, options: Mapping[str, Any]) -> None:
     known = Options.__optional_keys__
     for name, value in options.items():
@@ -119,10 +126,13 @@ def _apply(request: pb.ChatRequest | pb.CompleteRequest, options: Mapping[str, A
             raise TypeError(f"{name}: no such option; there are {', '.join(sorted(known))}")
         if value is None:
             continue
-        if name in _OF_REQUEST:
-            setattr(request, _OF_REQUEST[name], value)
-        elif name in _OF_SAMPLING:
-            _set(request.sampling, name, value)
+        try:
+            if name in _OF_REQUEST:
+                setattr(request, _OF_REQUEST[name], value)
+            elif name in _OF_SAMPLING:
+                _set(request.sampling, name, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {value!r} cannot be its value: {error}"[:512]) from None
     if (schema := options.get("json_schema")) is not None:
         request.sampling.constraint.json_schema = json.dumps(schema)
     request.request_id = options.get("request_id", uuid.uuid4().hex) or ""
@@ -131,7 +141,7 @@ def _apply(request: pb.ChatRequest | pb.CompleteRequest, options: Mapping[str, A
 def _set(sampling: pb.SamplingParams, name: str, value: Any) -> None:
     if isinstance(value, Mapping):
         getattr(sampling, name).update(value)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        getattr(sampling, name).extend(value)
+    elif name in _LISTS:
+        getattr(sampling, name).extend([value] if isinstance(value, str) else value)
     else:
         setattr(sampling, name, value)

@@ -288,7 +288,10 @@ class Stream:
         return self.answer
 
     def cancel(self) -> None:
-        """Ends the generation. What was generated until then still comes, for two seconds at most."""
+        """Ends the generation. What was generated until then still comes, for two seconds at most.
+
+        Raises ClientError if no router takes the cancellation; the stream ends all the same.
+        """
         if self._flow.over or self._cancels:
             return
         self._cancels = True
