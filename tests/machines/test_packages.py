@@ -94,7 +94,7 @@ def test_the_client_alone(wheels: tuple[str, str], tmp_path: Path, ends_in: Ends
     python = str(command.with_name("python"))
     done = subprocess.run([python, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["RouterUnreachable", "[]", "['addresses', 'client', 'errors', 'v1']"]
+    assert done.stdout.splitlines() == ["RouterUnreachable", "[]", "['addresses', 'client', 'errors', 'statuses', 'v1']"]
     ends_in(
         "the client's wheel alone", "from ryzanstein.client import Client", "no torch, no service, no other package of ours"
     )
