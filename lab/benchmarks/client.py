@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 
 from ryzanstein.client import AsyncClient, Client
+from ryzanstein.client.transport import OPTIONS
 from ryzanstein.lab.machine import machine
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc as rpc
@@ -67,7 +68,7 @@ def serve() -> None:
 
 
 def bare(address: str) -> None:
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
         text = ""
         for response in rpc.InferenceServiceStub(channel).StreamChat(pb.StreamChatRequest()):
             text += response.event.delta.text
@@ -79,7 +80,7 @@ def blocking(address: str) -> None:
 
 
 async def bare_async(address: str) -> None:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         text, call = "", rpc.InferenceServiceStub(channel).StreamChat(pb.StreamChatRequest())
         while (response := await call.read()) is not grpc.aio.EOF:
             text += response.event.delta.text

@@ -42,6 +42,7 @@ DIRECT = {
     "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
     "services/ryzanstein/worker/engines/remote/http/client.py": {"ClientSession"},  # trust_env=False
     "lab/benchmarks/beside_vllm.py": {"ClientSession"},  # of its own accord
+    "lab/benchmarks/client.py": {"insecure_channel", "AsyncClient", "Client"},  # with `transport.OPTIONS`; the latter are ours
     "lab/benchmarks/embeddings.py": {"Client"},  # trust_env=False
 }
 LIBRARIES = {"grpc", "httpx", "urllib", "websockets", "requests", "aiohttp", "opentelemetry", "http"}
