@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,11 @@ class Terminal:
     def screen(self) -> str:
         """What is shown, with what has scrolled away."""
         return self.tmux("capture-pane", "-p", "-t", "chat", "-S", "-500")
+
+    def answering(self, node_ids: Sequence[str]) -> str:
+        """The node that gave the last answer."""
+        screen = self.screen()
+        return max(node_ids, key=lambda node_id: screen.rfind(f"{node_id}: first token"))
 
     def wait(self, condition: Callable[[str], bool]) -> str:
         deadline = time.monotonic() + SHOWN_WITHIN_S
@@ -107,19 +112,23 @@ def test_a_conversation(terminal: Terminal, cluster: LocalCluster, tmp_path: Pat
 
 
 def test_a_failover_is_one_line(terminal: Terminal, cluster: LocalCluster) -> None:
+    """On a fast machine an answer may be complete before its node is killed: then it is asked for once more."""
     terminal.type("Hello!")
-    screen = terminal.wait(lambda screen: "first token" in screen)
-    node_id = next(each for each in cluster.node_ids if f"{each}: first token" in screen)
-    terminal.type("Count from 1 to 100.")
-    terminal.wait(lambda screen: "1 2 3 4 5" in screen)
-    cluster.kill(node_id)
-    (other,) = set(cluster.node_ids) - {node_id}
-    try:
-        screen = terminal.wait(lambda screen: screen.count("first token") == 2)
-    finally:
-        cluster.restart(node_id)
-        cluster.wait_nodes(2)
+    terminal.wait(lambda screen: "first token" in screen)
+    for num_answers in range(2, 7):
+        node_id = terminal.answering(cluster.node_ids)
+        (other,) = set(cluster.node_ids) - {node_id}
+        terminal.type("Count from 1 to 150.")
+        terminal.wait(lambda screen, num=num_answers: screen.count("1 2 3 4 5") >= num - 1)
+        cluster.kill(node_id)
+        try:
+            screen = terminal.wait(lambda screen, num=num_answers: screen.count("first token") == num)
+        finally:
+            cluster.restart(node_id)
+            cluster.wait_nodes(2)
+        if " after " in screen:
+            break
     assert screen.count(f"{node_id} -> {other} after") == 1
-    assert " ".join(map(str, range(1, 101))) in " ".join(screen.split())
+    assert " ".join(map(str, range(1, 151))) in " ".join(screen.split())
     terminal.press("C-c")
     terminal.wait(lambda screen: "left 130" in screen)
