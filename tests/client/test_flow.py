@@ -144,3 +144,24 @@ def test_routers_that_fail_are_avoided_for_longer_each_time() -> None:
     assert routers.current(5.3) == second, "all are avoided: the one that is free first"
     routers.answered(second)
     assert routers.failures == {first: "refused"}
+
+
+def test_a_text_is_whole_whenever_it_is_looked_at() -> None:
+    flow = Flow(RouterChoice(["r"], random.Random(0)), Bounds(), now=0.0)
+    flow.next(0.0)
+    flow.got(pb.GenerationEvent(started=pb.GenerationStarted(generation_id="g", node_id="a")), 0.0)
+    for index in range(1000):
+        flow.got(delta(0, index), 0.0)
+        assert not index % 100 or flow.answer.text.endswith(f"{index},")
+    assert flow.answer.text == "".join(f"{index}," for index in range(1000))
+    assert flow.answer.parts[0].end == len(flow.answer.text)
+
+
+def test_a_piece_of_a_call_that_never_began_breaks_the_protocol() -> None:
+    flow = Flow(RouterChoice(["r"], random.Random(0)), Bounds(), now=0.0)
+    flow.next(0.0)
+    flow.got(pb.GenerationEvent(started=pb.GenerationStarted(generation_id="g", node_id="a")), 0.0)
+    odd = pb.GenerationDelta(first_index=0, token_ids=[0])
+    odd.tool_calls.add(index=5, arguments="{")
+    flow.got(pb.GenerationEvent(delta=odd), 0.0)
+    assert not flow.reading

@@ -44,16 +44,28 @@ class AnswerChoice:
     """One of the answers to a prompt. `finish_reason` is empty until it has ended."""
 
     choice: int = 0
-    text: str = ""
     reasoning: str = ""
     tool_calls: list[pb.ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     parts: list[Part] = field(default_factory=list)
+    num_chars: int = 0
+    _pieces: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def text(self) -> str:
+        """Returns the text. Pieces are joined here: appending each to a long text would copy it each time."""
+        return "".join(self._pieces)
+
+    def add(self, text: str) -> None:
+        """Appends a piece of text."""
+        if text:
+            self._pieces.append(text)
+            self.num_chars += len(text)
 
     def call(self, pieces: Iterable[pb.ToolCallDelta]) -> None:
-        """Appends pieces of calls."""
+        """Appends pieces of calls. Raises IndexError for a piece of a call that has not begun."""
         for piece in pieces:
             if piece.index == len(self.tool_calls):
                 self.tool_calls.append(pb.ToolCall(id=piece.id, name=piece.name))

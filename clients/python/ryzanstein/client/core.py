@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from ryzanstein.client.answer import Answer, Position
 from ryzanstein.client.errors import Incomplete
 from ryzanstein.client.following.flow import Attach, Begin, Flow
@@ -139,8 +137,3 @@ def schema_of(answer_as: type[Any]) -> dict[str, Any]:
     except ImportError:
         raise ImportError("answer_as needs Pydantic: pip install 'ryzanstein-client[pydantic]'") from None
     return TypeAdapter(answer_as).json_schema()
-
-
-def cancelled_locally(failure: object) -> bool:
-    """Whether a call failed because this client left it."""
-    return isinstance(failure, grpc.Call) and failure.code() is grpc.StatusCode.CANCELLED

@@ -43,12 +43,12 @@ def call_tool(functions: Mapping[str, Callable[..., Any]], call: pb.ToolCall) ->
         return f"error: there is no function {call.name!r}"
     try:
         return function(**json.loads(call.arguments or "{}"))
-    except Exception as error:  # the assistant is told, and may do better
+    except Exception as error:  # the model reads the failure and can call again
         return failed(error)
 
 
 def failed(error: Exception) -> str:
-    """Returns what the assistant is told of a function that failed."""
+    """Returns the result that reports a failed function to the model."""
     return f"error: {type(error).__name__}: {error}"[:4096]
 
 

@@ -112,10 +112,6 @@ class AsyncClient:
         """Returns what follows a text or token ids, to be read as it comes."""
         return AsyncStream(self, self._core.complete(prompt, options))
 
-    def send(self, request: pb.ChatRequest | pb.CompleteRequest, timeout_s: float | None = None) -> AsyncStream:
-        """Returns the answer to a request of the wire, as it is: without a key it is sent again all the same."""
-        return AsyncStream(self, self._core.request(request, timeout_s))
-
     def attach(self, position: Position, timeout_s: float | None = None) -> AsyncStream:
         """Returns the rest of an answer that another reader began."""
         return AsyncStream(self, self._core.attach(position, timeout_s))
@@ -152,7 +148,7 @@ class AsyncClient:
             return returned
         try:
             return await returned
-        except Exception as error:  # the assistant is told, and may do better
+        except Exception as error:  # the model reads the failure and can call again
             return failed(error)
 
     async def embed(self, texts: Sequence[str], *, model: str = "", dimensions: int | None = None) -> list[Sequence[float]]:
@@ -369,7 +365,7 @@ class AsyncStream:
         self._flow.give_up()
         self._woken.set()
         if self._call is not None:
-            self._call.cancel()  # whoever reads notices, and leaves it
+            self._call.cancel()  # ends the pending read
 
     def _watch(self) -> None:
         """Looks for a router that fell silent: when it may have, not at each token."""

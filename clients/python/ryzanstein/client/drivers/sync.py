@@ -350,7 +350,7 @@ class Stream:
         self._flow.give_up()
         self._woken.set()
         if (call := self._call) is not None:
-            call.cancel()  # whoever reads notices, and leaves it
+            call.cancel()  # ends the pending read
 
     def _watch(self) -> None:
         """Looks for a router that fell silent: when it may have, not at each token. Only where there is another router."""

@@ -74,12 +74,12 @@ class AnswerReader:
                 move = _move(delta, before, now - self._last_at[number])
                 self.answer.moves.append(move)
                 found.append(Moved(move))
-            part = Part(node, number, first_index, 0, len(choice.text), len(choice.text))
+            part = Part(node, number, first_index, 0, choice.num_chars, choice.num_chars)
             choice.parts.append(part)
         self._timed(number, now)
         part.tokens += len(token_ids)
         part.end += len(text)
-        choice.text += text
+        choice.add(text)
         choice.token_ids.extend(token_ids)
         if delta.logprobs:
             choice.logprobs.extend(delta.logprobs)
@@ -98,9 +98,9 @@ class AnswerReader:
             return []
         found: list[Event] = []
         if finished.text:
-            choice.text += finished.text
+            choice.add(finished.text)
             if choice.parts:
-                choice.parts[-1].end = len(choice.text)
+                choice.parts[-1].end = choice.num_chars
             node = choice.parts[-1].node if choice.parts else self.answer.accepted_by
             found.append(Text(number, node, self._next[number], finished.text, ()))
         found += self._beside(choice, finished)
@@ -114,7 +114,10 @@ class AnswerReader:
         if message.reasoning:
             choice.reasoning += message.reasoning
             found.append(Reasoning(choice.choice, message.reasoning))
-        choice.call(message.tool_calls)
+        try:
+            choice.call(message.tool_calls)
+        except IndexError:
+            raise OutOfOrder(f"a call of choice {choice.choice} came in pieces out of order") from None
         found += (ToolPiece(choice.choice, each.index, each.id, each.name, each.arguments) for each in message.tool_calls)
         return found
 
