@@ -12,17 +12,6 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ryzanstein.cli.fitted_table import FittedTable
-from ryzanstein.cli.status.cluster_view import (
-    ClusterStatus,
-    LinkLossView,
-    LinkView,
-    ModelView,
-    NodeStatus,
-    RankLossView,
-    RankView,
-    RouterView,
-    SessionView,
-)
 from ryzanstein.cli.status.command import show
 from ryzanstein.cli.status.status_tables import (
     engine_table,
@@ -35,6 +24,17 @@ from ryzanstein.cli.status.status_tables import (
     session_table,
 )
 from ryzanstein.cluster import Load, Node, NodeState
+from ryzanstein.survey.views import (
+    ClusterStatus,
+    LinkLossView,
+    LinkView,
+    ModelView,
+    NodeStatus,
+    RankLossView,
+    RankView,
+    RouterView,
+    SessionView,
+)
 
 NODES = [f"ryzanstein-worker-{number}.ryzanstein-worker.ns.svc" for number in (0, 1, 10, 11)]
 SESSIONS = [f"a-session-of-a-customer-with-a-long-name-{number}" for number in range(3)]

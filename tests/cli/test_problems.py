@@ -8,7 +8,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ryzanstein.cli.status.cluster_view import (
+from ryzanstein.cli.status.command import as_document, show
+from ryzanstein.cluster import Node, NodeState
+from ryzanstein.survey.problems import problems
+from ryzanstein.survey.views import (
     ClusterStatus,
     LinkLossView,
     LinkView,
@@ -20,9 +23,6 @@ from ryzanstein.cli.status.cluster_view import (
     RankView,
     RouterView,
 )
-from ryzanstein.cli.status.command import as_document, show
-from ryzanstein.cli.status.problems import problems
-from ryzanstein.cluster import Node, NodeState
 
 READY = Node("node-0", "10.0.0.1:50061", state=NodeState.READY)
 IDLE = RankView(0, 7, "idle", 3, 90.0, 0.01, 2**20)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.processes import cluster as processes
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.host import Host
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.cli.status import scrape
-from ryzanstein.cli.status.survey import look
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.survey.look import look
+from ryzanstein.survey.reach import KeyedRouter
 
 pytestmark = pytest.mark.cluster
 

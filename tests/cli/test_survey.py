@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.processes.ports import free_ports
-from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.command import as_document
-from ryzanstein.cli.status.problems import problems
 from ryzanstein.cli.status.status_tables import engine_table, node_table
-from ryzanstein.cli.status.survey import look
 from ryzanstein.cluster import Beat, EngineTraits, ModelReport, Node, NodeState
+from ryzanstein.survey.look import look
+from ryzanstein.survey.problems import problems
+from ryzanstein.survey.reach import KeyedRouter
+from ryzanstein.survey.views import ClusterStatus
 
 READY, FAILED = NodeState.READY, NodeState.FAILED
 GIB = 2**30

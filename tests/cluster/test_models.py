@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
-from ryzanstein.cli.status.survey import look
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.survey.look import look
+from ryzanstein.survey.reach import KeyedRouter
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 
-from ryzanstein.cli.access.router_trust import RouterTrust
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.lab.clients.forms import CallForm, ObjectForm
 from ryzanstein.lab.clients.question import LoadQuestion
@@ -16,6 +15,7 @@ from ryzanstein.lab.clients.reading import AnswerReading, CallPiece, Piece
 from ryzanstein.lab.clients.transport import Request, RouterAddress
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.survey.reach import RouterTrust
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc
 

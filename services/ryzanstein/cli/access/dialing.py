@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.programs import require
 from ryzanstein.rpc.client import PLAIN, Dialer
-
-ANY_NODE, ORCHESTRATOR = Peer(PeerRole.NODE), Peer(PeerRole.ORCHESTRATOR)
 
 TlsDir = Annotated[
     Path | None,

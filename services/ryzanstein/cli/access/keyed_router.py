@@ -6,17 +6,14 @@ No option takes the key itself: other users can read a command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import grpc
 import typer
 
-from ryzanstein.cli.access.router_trust import RouterTrust, read_roots
+from ryzanstein.cli.access.router_trust import read_roots
 from ryzanstein.client import AsyncClient, Tls
-from ryzanstein.rpc.client import client_options
+from ryzanstein.survey.reach import KeyedRouter, RouterTrust
 
 VARIABLE = "RYZANSTEIN_API_KEY"
 KeyFile = Annotated[
@@ -25,22 +22,6 @@ KeyFile = Annotated[
 _MAX_KEY_CHARS = 8192
 _PATIENCE_S = 5.0
 """How long no router may answer somebody who waits at a terminal."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedRouter:
-    """A router at host:port, and the key for it; empty: none. `trust` None: it is reached without TLS."""
-
-    address: str
-    key: str = field(default="", repr=False)
-    trust: RouterTrust | None = None
-
-    def open(self) -> grpc.aio.Channel:
-        """Returns a channel, which the caller closes. All its calls carry the key."""
-        interceptors = [_UnaryKey(self.key), _StreamKey(self.key)] if self.key else None
-        if self.trust is not None:
-            return self.trust.open(self.address, interceptors)
-        return grpc.aio.insecure_channel(self.address, options=client_options(), interceptors=interceptors)
 
 
 def keyed_router(address: str, key_file: Path | None, ca: Path | None) -> KeyedRouter:
@@ -67,23 +48,3 @@ def _key(key_file: Path | None) -> str:
     if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
         raise typer.BadParameter(f"{key_file} must have one key and nothing else", param_hint="--key-file")
     return text
-
-
-def _with_key(key: str, details: Any) -> Any:
-    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {key}")))
-
-
-class _UnaryKey(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    async def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return await continuation(_with_key(self._key, details), request)
-
-
-class _StreamKey(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    async def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        return await continuation(_with_key(self._key, details), request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,8 @@ from ryzanstein.auth.certificates.files import MaterialError
 from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.certificates.public import PublicCertificates, why_not_trusted
 from ryzanstein.auth.peers.peer import Expect
-from ryzanstein.rpc.client import CLIENT_OPTIONS, Dialer, client_options
+from ryzanstein.rpc.client import CLIENT_OPTIONS, Dialer
+from ryzanstein.survey.reach import RouterTrust
 
 _MAX_CA_BYTES = 2**22  # the CAs of a Linux distribution are 0.2 MB
 CaFile = Annotated[
@@ -26,24 +27,6 @@ CaFile = Annotated[
         help="CA (PEM file) of a router with TLS.",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterTrust:
-    """CAs in PEM form. `name` is what the router's certificate is for, where that is not its address."""
-
-    roots: bytes = field(repr=False)
-    name: str = ""
-
-    @property
-    def options(self) -> tuple[tuple[str, str], ...]:
-        """The options of a channel, besides the usual ones."""
-        return (("grpc.ssl_target_name_override", self.name),) if self.name else ()
-
-    def open(self, address: str, interceptors: list[grpc.aio.ClientInterceptor] | None) -> grpc.aio.Channel:
-        """Returns a channel, which the caller closes."""
-        options = (*client_options(), *self.options)
-        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(self.roots), options, interceptors=interceptors)
 
 
 class RouterDialer(Dialer):

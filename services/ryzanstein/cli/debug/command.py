@@ -11,18 +11,19 @@ import typer
 
 from ryzanstein.cli import display
 from ryzanstein.cli.access.dialing import TlsDir, dialer_in
-from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
 from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.debug.bundle import write_bundle
 from ryzanstein.cli.debug.evidence import Evidence, Questions, as_dict, ask_all, services_of
 from ryzanstein.cli.debug.report import everything, headlines, request_table, way
 from ryzanstein.cli.logs.command import StateDir
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router, text_value
-from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.cli.status.command import as_document
-from ryzanstein.cli.status.survey import look
 from ryzanstein.files.state_home import state_home
 from ryzanstein.rpc.client import Dialer
+from ryzanstein.survey.look import look
+from ryzanstein.survey.reach import KeyedRouter
+from ryzanstein.survey.views import ClusterStatus
 
 
 def debug(

@@ -12,12 +12,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from ryzanstein.auth.peers.peer import Peer
-from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
-from ryzanstein.cli.access.keyed_router import KeyedRouter
-from ryzanstein.cli.status.cluster_view import ClusterStatus
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import ANY_NODE, ORCHESTRATOR, KeyedRouter
+from ryzanstein.survey.views import ClusterStatus
 from ryzanstein.v1 import debug_pb2 as pb
 from ryzanstein.v1.debug_pb2_grpc import DebugServiceStub
 

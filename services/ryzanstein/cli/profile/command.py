@@ -12,13 +12,14 @@ import grpc
 import typer
 
 from ryzanstein.cli import display
-from ryzanstein.cli.access.dialing import ANY_NODE, TlsDir, dialer_in
+from ryzanstein.cli.access.dialing import TlsDir, dialer_in
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, address_value, text_value
 from ryzanstein.cli.profile.merging import merge
 from ryzanstein.cli.rollout.last_node import members
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.survey.reach import ANY_NODE
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 

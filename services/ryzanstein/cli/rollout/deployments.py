@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ryzanstein.auth.peers.peer import Peer, PeerRole
-from ryzanstein.cli.access.dialing import ORCHESTRATOR
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cluster import Deployment, Node
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import ORCHESTRATOR
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.membership import deployment_from_wire, deployment_to_wire, node_from_wire
 

@@ -15,12 +15,13 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from ryzanstein.cli import display
-from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR, TlsDir, dialer_in
+from ryzanstein.cli.access.dialing import TlsDir, dialer_in
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, address_value, text_value
 from ryzanstein.cli.rollout.last_node import LastNode, last_node, last_node_at
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import ANY_NODE, ORCHESTRATOR
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 _TIMEOUT_S = 10.0

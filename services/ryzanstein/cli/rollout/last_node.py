@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
 from ryzanstein.cli.rollout.ready_models import ready_models
 from ryzanstein.cluster import Node
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import ANY_NODE, ORCHESTRATOR
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc, worker_pb2, worker_pb2_grpc
 from ryzanstein.wire.membership import node_from_wire
 

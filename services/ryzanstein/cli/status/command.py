@@ -18,8 +18,6 @@ from ryzanstein.cli.access.dialing import TlsDir, dialer_in
 from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
 from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
-from ryzanstein.cli.status.cluster_view import ClusterStatus
-from ryzanstein.cli.status.problems import problems
 from ryzanstein.cli.status.status_tables import (
     engine_table,
     link_table,
@@ -30,7 +28,9 @@ from ryzanstein.cli.status.status_tables import (
     rank_table,
     session_table,
 )
-from ryzanstein.cli.status.survey import look
+from ryzanstein.survey.look import look
+from ryzanstein.survey.problems import problems
+from ryzanstein.survey.views import ClusterStatus
 
 _TABLES = (node_table, rank_table, engine_table, link_table, loss_table, model_table, session_table, protection_table)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ryzanstein.cli import display
 from ryzanstein.cli.fitted_table import Column, FittedTable
-from ryzanstein.cli.status.cluster_view import ClusterStatus, EngineView, NodeStatus
-from ryzanstein.cli.status.survey import MAX_SESSIONS
 from ryzanstein.cluster import Load, NodeState
+from ryzanstein.survey.look import MAX_SESSIONS
+from ryzanstein.survey.views import ClusterStatus, EngineView, NodeStatus
 
 MAX_LOSSES = 12
 _UNKNOWN = "-"

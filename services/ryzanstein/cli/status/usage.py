@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from ryzanstein.cli import display
-from ryzanstein.cli.access.keyed_router import KeyedRouter, KeyFile, keyed_router
+from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
 from ryzanstein.cli.access.router_trust import CaFile
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.options import ROUTER_ADDRESS, Router, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import KeyedRouter
 from ryzanstein.v1 import usage_pb2, usage_pb2_grpc
 
 _TIMEOUT_S = 10.0

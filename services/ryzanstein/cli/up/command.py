@@ -15,7 +15,6 @@ from rich.live import Live
 
 from ryzanstein.auth.keys.keys_file import KeysFileError
 from ryzanstein.cli import display, options
-from ryzanstein.cli.access.keyed_router import KeyedRouter
 from ryzanstein.cli.access.local_key import LocalKey
 from ryzanstein.cli.access.router_trust import RouterTls
 from ryzanstein.cli.node_devices import NodeDevices
@@ -26,7 +25,6 @@ from ryzanstein.cli.processes.ports import InUseError, require_able, require_fre
 from ryzanstein.cli.processes.service_process import ServiceFailedError
 from ryzanstein.cli.programs import require
 from ryzanstein.cli.status.status_tables import node_table
-from ryzanstein.cli.status.survey import look
 from ryzanstein.cli.up.default_tp import DEFAULT_TP, default_tp
 from ryzanstein.cli.up.engines import DEFAULT_NODES, Engines, num_nodes
 from ryzanstein.cli.up.kept_service import KeptService
@@ -39,6 +37,8 @@ from ryzanstein.files.private_files import private_folder
 from ryzanstein.files.state_home import VARIABLES, state_home
 from ryzanstein.process.allotment import usable_cores
 from ryzanstein.process.gpus import Device, find_gpus
+from ryzanstein.survey.look import look
+from ryzanstein.survey.reach import KeyedRouter
 
 _LOOK_EVERY_S = 1.0
 _GRPC_EXAMPLE = '{"chat": {"messages": [{"role": "ROLE_USER", "content": "Count from 1 to 9."}]}}'

@@ -13,9 +13,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from ryzanstein.cli.access.dialing import ANY_NODE, ORCHESTRATOR
-from ryzanstein.cli.access.keyed_router import KeyedRouter
-from ryzanstein.cli.status.cluster_view import (
+from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.rpc.client import PLAIN, Dialer
+from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import ANY_NODE, ORCHESTRATOR, KeyedRouter
+from ryzanstein.survey.views import (
     ClusterStatus,
     EngineView,
     LinkLossView,
@@ -29,10 +32,6 @@ from ryzanstein.cli.status.cluster_view import (
     RouterView,
     SessionView,
 )
-from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
-from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import PLAIN, Dialer
-from ryzanstein.rpc.status import answered
 from ryzanstein.v1 import (
     inference_pb2,
     inference_pb2_grpc,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ryzanstein.cli.status.cluster_view import ClusterStatus, LinkView, NodeStatus, RouterView
 from ryzanstein.cluster import NodeState
+from ryzanstein.survey.views import ClusterStatus, LinkView, NodeStatus, RouterView
 
 STILL_S = 1.0
 SKEW_S = 5.0

@@ -1,0 +1,1 @@
+"""What a cluster reports about itself: queried once, as values, with the problems in them."""
