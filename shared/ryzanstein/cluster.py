@@ -170,6 +170,18 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far the ranks are that load a model. `phase` is that of the rank that is furthest behind.
+
+    0 of 0 bytes: it is not known yet how much there is to read.
+    """
+
+    phase: str
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """One model of a node, as the node reports it.
 
@@ -177,7 +189,8 @@ class ModelReport:
     `memory_bytes`: the larger of what its ranks may use and what they were seen to use.
     `started_with`: the node was started with a model of this name. `asleep`: unloaded because it
     was idle; a request loads it. `next_*`: the revision that is loaded beside this one, 0 for none;
-    a `next_state` of FAILED means that it was refused and this one stays.
+    a `next_state` of FAILED means that it was refused and this one stays. `progress`: of the revision
+    that is being loaded, this one or the next.
     """
 
     model: str
@@ -193,6 +206,7 @@ class ModelReport:
     next_revision: int = 0
     next_state: NodeState = NodeState.UNSPECIFIED
     next_reason: str = ""
+    progress: LoadProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)

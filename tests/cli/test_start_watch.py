@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.processes.service_process import ServiceFailedError, ServiceProcess
-from ryzanstein.cli.processes.start_watch import StartWatch
+from ryzanstein.cli.processes.start_watch import Reading, StartWatch
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
@@ -96,6 +97,31 @@ def test_what_ranks_do_is_told(tmp_path: Path) -> None:
     with served(tmp_path, lambda: status(still_s=0.0)) as node:
         StartWatch([node]).wait(lambda: ["node-0"] if not given else [], given.append)
     assert given == ["node-0: loading m, rank 1 in load"]
+
+
+def test_how_much_of_the_weights_is_read_is_told_and_is_movement(tmp_path: Path) -> None:
+    given: list[str] = []
+    steps = iter(range(1, 10_000))
+
+    def reading() -> pb.GetStatusResponse:
+        told = status()
+        told.ranks[0].loaded_bytes, told.ranks[0].load_bytes = 2**20 * min(next(steps), 64), 128 * 2**20
+        return told
+
+    with served(tmp_path, reading) as node:
+        watch = StartWatch([node], still_s=1.0)
+        until = time.monotonic() + 4.0
+        watch.wait(lambda: ["node-0"] if time.monotonic() < until else [], given.append)
+    assert given[0] == "node-0: loading m, 1% of 128 MiB read"
+    assert re.fullmatch(r"node-0: loading m, \d+% of 128 MiB read, about \d+ s left", given[-1])
+
+
+def test_the_pace_begins_again_with_another_model() -> None:
+    pace = Reading()
+    assert pace.left_s(0, 100, 0.0) is None
+    assert pace.left_s(25, 100, 5.0) == 15.0
+    assert pace.left_s(5, 50, 6.0) is None
+    assert pace.left_s(10, 50, 9.0) == 24.0
 
 
 def test_a_service_that_is_stopped_while_it_imports_is_given_up(tmp_path: Path) -> None:

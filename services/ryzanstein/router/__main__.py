@@ -138,7 +138,7 @@ async def _serve_faces(router: Router, settings: RouterSettings, http: WebFace, 
     await rpc.start()
     if peers is not None:
         await peers.start()
-        let_find(router, settings, peers)
+        let_find(router, settings, peers, rpc.port)
     if settings.http:
         await http.start()
         background.supervise("http", http.live, STOP, finite=True)

@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import uuid
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ from ryzanstein.router.faces.grpc.peers import PeerServicer, RelayServicer
 from ryzanstein.router.faces.grpc.sessions import SessionServicer
 from ryzanstein.router.faces.grpc.usage import UsageServicer
 from ryzanstein.router.failover.placement import RunnerPolicy
+from ryzanstein.router.journal.journal import Owner
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.membership.view import ClusterView
 from ryzanstein.router.nodes.linker import Linker
@@ -199,7 +200,13 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
     add_InferenceServiceServicer_to_server(InferenceServicer(router.core, calls, counts, router.entrance.live), server.server)
     add_SessionServiceServicer_to_server(SessionServicer(router.owned, calls, counts), server.server)
     add_EmbeddingServiceServicer_to_server(EmbeddingServicer(router.core, calls, counts), server.server)
-    status = RouterServicer(router.links, partial(protection_to_wire, settings, router.tls))
+    status = RouterServicer(
+        router.links,
+        router.telemetry,
+        partial(protection_to_wire, settings, router.tls),
+        partial(_routers, router, settings, server),
+        tls=router.certificates is not None,
+    )
     add_RouterServiceServicer_to_server(status, server.server)
     add_UsageServiceServicer_to_server(UsageServicer(router.allowance, calls), server.server)
     if debugged.DESCRIPTOR in files:
@@ -232,10 +239,28 @@ def _relay(core: ClusteredCore, calls: Calls) -> RelayServicer:
     return RelayServicer(core, calls)  # type: ignore[abstract]  # the other methods are not for routers: UNIMPLEMENTED
 
 
-def let_find(router: Router, settings: RouterSettings, peers: RpcServer) -> None:
-    """Publishes the address of this router's gRPC face for other routers."""
+def let_find(router: Router, settings: RouterSettings, peers: RpcServer, public_port: int) -> None:
+    """Publishes the addresses of this router's gRPC faces: for other routers, and for clients."""
     if isinstance(router.core, ClusteredCore):
-        router.core.start(peer_target(_peer_address(settings, peers.port), peers.tls_port))
+        address = peer_target(_peer_address(settings, peers.port), peers.tls_port)
+        router.core.start(address, _public_address(settings, public_port))
+
+
+async def _routers(router: Router, settings: RouterSettings, server: RpcServer) -> Sequence[Owner]:
+    """Returns the routers that share a store with this one, or this one alone."""
+    if isinstance(router.core, ClusteredCore):
+        return await router.core.routers()
+    address = _public_address(settings, server.port)
+    return [Owner(router.links.router_id, address, address)]
+
+
+def _public_address(settings: RouterSettings, port: int) -> str:
+    """Returns host:port of the gRPC face for clients, by the name that other routers know this one by."""
+    given = with_port(settings.router_address, port)
+    if given:
+        with contextlib.suppress(ValueError):
+            return join_address(split_address(given)[0], port)
+    return join_address(socket.gethostname() if settings.host in EVERY_HOST else settings.host, port)
 
 
 def _peer_address(settings: RouterSettings, port: int) -> str:

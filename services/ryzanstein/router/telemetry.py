@@ -75,7 +75,7 @@ class PromptMetrics:
 
     def __init__(self, make: _Maker) -> None:
         self.held_bytes = make.gauge("held_prompt_bytes", "Memory of the prompts of generations that run or may go on")
-        self._tokens = make.counter("prompt_tokens", "Prompt tokens", "model")
+        self.tokens = make.counter("prompt_tokens", "Prompt tokens", "model")
         self._cut = make.counter("cut_prompts", "Prompts that did not fit and of which a part was left out", "model")
         self._omitted = make.counter("omitted_prompt_tokens", "Prompt tokens that were left out", "model")
         self._other = make.counter("other_prompts", "Attempts dropped because they kept another part of the prompt", "model")
@@ -93,7 +93,7 @@ class PromptMetrics:
 
     def read(self, model: str, num_tokens: int) -> None:
         """Counts tokens of inputs."""
-        self._tokens.labels(model).inc(num_tokens)
+        self.tokens.labels(model).inc(num_tokens)
 
 
 class TimeMetrics:

@@ -31,7 +31,7 @@ REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 _QUIET = ("/grpc.health.v1.", "/grpc.reflection.")
 # Calls that are polled, or open as long as a service lives: their lines would hide those of requests.
-_POLLED = ("/GetStatus", "/GetRouterStatus", "/ListNodes", "/ListModels", "/WatchCluster")
+_POLLED = ("/GetStatus", "/GetRouterStatus", "/ListRouters", "/ListNodes", "/ListModels", "/WatchCluster")
 
 
 class RpcMetrics:

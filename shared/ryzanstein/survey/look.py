@@ -20,6 +20,8 @@ from ryzanstein.rpc.status import answered
 from ryzanstein.survey.reach import ANY_NODE, ORCHESTRATOR, KeyedRouter
 from ryzanstein.survey.views import (
     ClusterStatus,
+    Distribution,
+    EngineFigures,
     EngineView,
     LinkLossView,
     LinkView,
@@ -29,6 +31,8 @@ from ryzanstein.survey.views import (
     ProtectionView,
     RankLossView,
     RankView,
+    RouterFigures,
+    RouterMember,
     RouterView,
     SessionView,
 )
@@ -58,9 +62,9 @@ async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -
     A service that does not answer within TIMEOUT_S is in `errors`.
     """
     errors: dict[str, str] = {}
-    (members, control), links, models, sessions = await asyncio.gather(
+    (members, control), (links, routers), models, sessions = await asyncio.gather(
         _or(_members(orchestrator, dialer), ((), OrchestratorView()), "orchestrator", errors),
-        _or(_router(router), RouterView(), "router", errors),
+        _or(_router(router), (RouterView(), ()), "router", errors),
         _or(_models(router), (), "router", errors),
         _or(_sessions(router), (), "session store", errors),
     )
@@ -69,7 +73,7 @@ async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -
     linked = _only_linked(links, members)
     asked = [*(_models_of(node, True, dialer) for node in members), *(_models_of(node, False, dialer) for node in linked)]
     nodes = await asyncio.gather(*asked)
-    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors, control)
+    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, routers, models, sessions, errors, control)
 
 
 async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
@@ -164,6 +168,7 @@ def _status(node: Node, answer: worker_pb2.GetStatusResponse, member: bool, repo
         report=report,
         protection=_protection(answer.protection),
         engine=_engine(answer.beat),
+        figures=_engine_figures(answer.figures) if answer.HasField("figures") else None,
     )
 
 
@@ -181,17 +186,67 @@ def _rank(rank: worker_pb2.RankStatus) -> RankView:
         since_progress_s=rank.since_progress.ToNanoseconds() / 1e9,
         last_step_s=rank.last_step.ToNanoseconds() / 1e9,
         resident_bytes=rank.resident_bytes,
+        loaded_bytes=rank.loaded_bytes,
+        load_bytes=rank.load_bytes,
     )
 
 
-async def _router(router: KeyedRouter) -> RouterView:
+def _engine_figures(told: worker_pb2.EngineFigures) -> EngineFigures:
+    return EngineFigures(
+        prefill_tokens=told.prefill_tokens,
+        decode_tokens=told.decode_tokens,
+        prefix_queries=told.prefix_queries,
+        prefix_hits=told.prefix_hits,
+        preemptions=told.preemptions,
+        waiting=dict(told.waiting),
+        expected_wait_s=told.expected_wait.ToNanoseconds() / 1e9,
+        kv_blocks_cached=told.kv_blocks_cached,
+        hot_pages_held=told.hot_pages_held,
+        hot_pages_cached=told.hot_pages_cached,
+        pages_sealed=told.pages_sealed,
+        kv_bytes_borrowed=told.kv_bytes_borrowed,
+        kv_bytes_lent=told.kv_bytes_lent,
+    )
+
+
+def _router_figures(told: router_pb2.RouterFigures) -> RouterFigures:
+    return RouterFigures(
+        start_time=told.start_time.ToNanoseconds() / 1e9,
+        generated_tokens=told.generated_tokens,
+        prompt_tokens=told.prompt_tokens,
+        running=told.running,
+        waiting=told.waiting,
+        ended=dict(told.ended),
+        failovers=told.failovers,
+        time_to_first_token=_distribution(told.time_to_first_token),
+        time_per_output_token=_distribution(told.time_per_output_token),
+    )
+
+
+def _distribution(told: router_pb2.Distribution) -> Distribution:
+    """Returns a histogram; an empty one where its counts do not fit its bounds."""
+    if len(told.counts) != len(told.upper_bounds) + 1:
+        return Distribution()
+    return Distribution(tuple(told.upper_bounds), tuple(told.counts), told.sum)
+
+
+async def _router(router: KeyedRouter) -> tuple[RouterView, tuple[RouterMember, ...]]:
+    """Returns the router's view of itself, and the routers that it knows: itself alone if it is an older one."""
     async with router.open() as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         answer = await answered(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
+        try:
+            known = await answered(stub.ListRouters(router_pb2.ListRoutersRequest(), timeout=TIMEOUT_S))
+        except RyzansteinError:  # an older router, or one whose journal is away
+            known = router_pb2.ListRoutersResponse(
+                routers=[router_pb2.RouterMember(router_id=answer.router_id, address=router.address)]
+            )
+    routers = tuple(RouterMember(each.router_id, each.address, each.draining, each.tls) for each in known.routers)
     losses = (
         LinkLossView(loss.time.ToNanoseconds() / 1e9, loss.node_id, loss.cause, loss.inflight) for loss in answer.recent_losses
     )
-    return RouterView(answer.router_id, tuple(map(_link, answer.links)), tuple(losses), _protection(answer.protection))
+    links, figures = tuple(map(_link, answer.links)), _router_figures(answer.figures) if answer.HasField("figures") else None
+    return RouterView(answer.router_id, links, tuple(losses), _protection(answer.protection), figures), routers
 
 
 def _protection(told: worker_pb2.Protection) -> ProtectionView:

@@ -35,6 +35,8 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
+    """A rank. `loaded_bytes` of `load_bytes` are read of its weights, while it loads them."""
+
     rank: int
     pid: int
     phase: str
@@ -42,6 +44,84 @@ class RankView:
     since_progress_s: float
     last_step_s: float
     resident_bytes: int
+    loaded_bytes: int = 0
+    load_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What a model's ranks counted since they started: counts that become smaller are of other ranks. `waiting` by priority."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)
+    expected_wait_s: float = 0.0
+    kv_blocks_cached: int = 0
+    hot_pages_held: int = 0
+    hot_pages_cached: int = 0
+    pages_sealed: int = 0
+    kv_bytes_borrowed: int = 0
+    kv_bytes_lent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram of seconds. `counts[i]` values were at most `upper_bounds[i]`; the last count is of all."""
+
+    upper_bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    sum: float = 0.0
+
+    def since(self, before: Distribution) -> Distribution:
+        """Returns what was observed after an earlier sample; all of it where that is of another start."""
+        if before.upper_bounds != self.upper_bounds or any(
+            new < old for new, old in zip(self.counts, before.counts, strict=True)
+        ):
+            return self
+        counts = tuple(new - old for new, old in zip(self.counts, before.counts, strict=True))
+        return Distribution(self.upper_bounds, counts, self.sum - before.sum)
+
+    def quantile(self, share: float) -> float | None:
+        """Returns the value below which this share lies, linear within its bucket; None of no value.
+
+        It is the method of Prometheus' `histogram_quantile`: what lies above the last bound counts as that bound.
+        """
+        if not self.counts or not self.counts[-1]:
+            return None
+        wanted, below, from_s = share * self.counts[-1], 0, 0.0
+        for bound, count in zip(self.upper_bounds, self.counts, strict=False):
+            if count >= wanted and count > below:
+                return from_s + (bound - from_s) * (wanted - below) / (count - below)
+            below, from_s = count, bound
+        return from_s
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFigures:
+    """What a router counted since `start_time`, of all models. `ended` are generations by outcome."""
+
+    start_time: float = 0.0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    failovers: int = 0
+    time_to_first_token: Distribution = Distribution()
+    time_per_output_token: Distribution = Distribution()
+
+
+@dataclass(frozen=True, slots=True)
+class RouterMember:
+    """A router of the cluster, as it made itself known. `address` is empty where it did not say it."""
+
+    router_id: str
+    address: str
+    draining: bool = False
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +154,8 @@ class NodeStatus:
     report: ModelReport | None = None
     protection: ProtectionView = ProtectionView()
     engine: EngineView = EngineView()
+    figures: EngineFigures | None = None
+    """None: an older node, or one that did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +196,8 @@ class RouterView:
     links: tuple[LinkView, ...] = ()
     recent_losses: tuple[LinkLossView, ...] = ()
     protection: ProtectionView = ProtectionView()
+    figures: RouterFigures | None = None
+    """None: an older router, or one that did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +240,7 @@ class ClusterStatus:
 
     nodes: tuple[NodeStatus, ...] = ()
     router: RouterView = field(default_factory=RouterView)
+    routers: tuple[RouterMember, ...] = ()
     models: tuple[ModelView, ...] = ()
     sessions: tuple[SessionView, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from ryzanstein.cluster import (
     EngineTraits,
     Instruction,
     Load,
+    LoadProgress,
     MemberAddresses,
     ModelNeed,
     ModelReport,
@@ -24,6 +25,7 @@ from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defau
 from ryzanstein.wire.timestamps import duration, timestamp, unix_s
 
 _MAX_NUMERICS_CHARS, _MAX_DIGEST_BYTES = 1024, 64
+_MAX_PHASE_CHARS = 16
 _MAX_ENGINE_CHARS, _MAX_UNSUPPORTED, _MAX_UNSUPPORTED_CHARS = 128, 64, 64
 
 
@@ -137,7 +139,12 @@ def model_report_to_wire(report: ModelReport) -> orchestrator.ModelReport:
         next_revision=report.next_revision,
         next_state=worker.NodeState.ValueType(report.next_state),
         next_reason=report.next_reason,
+        progress=None if report.progress is None else _progress_to_wire(report.progress),
     )
+
+
+def _progress_to_wire(progress: LoadProgress) -> orchestrator.LoadProgress:
+    return orchestrator.LoadProgress(phase=progress.phase, loaded_bytes=progress.loaded_bytes, total_bytes=progress.total_bytes)
 
 
 def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
@@ -155,7 +162,12 @@ def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
         wire.next_revision,
         NodeState(wire.next_state),
         wire.next_reason,
+        _progress_from_wire(wire.progress) if wire.HasField("progress") else None,
     )
+
+
+def _progress_from_wire(wire: orchestrator.LoadProgress) -> LoadProgress:
+    return LoadProgress(wire.phase[:_MAX_PHASE_CHARS], wire.loaded_bytes, wire.total_bytes)
 
 
 def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orchestrator.HeartbeatRequest:

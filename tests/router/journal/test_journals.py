@@ -301,3 +301,28 @@ async def test_the_file_has_a_bound_and_goes_on_when_entries_have_expired(tmp_pa
     assert path.stat().st_size < 6 * 2**20, "it shrinks"
     assert await journal.write(ONE, requests[-1:]) == [AppendOutcome.WRITTEN]
     await journal.close()
+
+
+async def test_the_routers_with_a_lease_are_listed_with_where_clients_reach_them(open_journal: Opener) -> None:
+    one, other = await open_journal(), await open_journal()
+    assert await one.owners() == []
+    serving, draining = Owner("one/1", "127.0.0.1:1", "127.0.0.1:50051"), Owner("other/1", "", "127.0.0.1:50052")
+    await one.renew(serving)
+    await other.renew(draining)
+    for journal in (one, other):
+        found = {each.owner_id: (each.router_id, each.address, each.public) for each in await journal.owners()}
+        assert found == {
+            "one/1": ("one", "127.0.0.1:1", "127.0.0.1:50051"),
+            "other/1": ("other", "", "127.0.0.1:50052"),
+        }
+    await one.resign(serving)
+    assert [each.owner_id for each in await other.owners()] == ["other/1"]
+
+
+async def test_a_router_is_listed_no_longer_when_its_lease_has_expired(open_journal: Opener) -> None:
+    journal = await open_journal(lease_s=0.2)
+    await journal.renew(Owner("one/1", "127.0.0.1:1", "127.0.0.1:50051"))
+    await asyncio.sleep(0.3)
+    assert await journal.owners() == []
+    await journal.renew(Owner("one/2", "127.0.0.1:1", "127.0.0.1:50051"))
+    assert [each.owner_id for each in await journal.owners()] == ["one/2"]

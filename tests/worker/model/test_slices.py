@@ -107,3 +107,15 @@ def test_the_ranks_of_a_checkpoint_in_files_hold_every_number_of_it_once(checkpo
     slices = [slice_bytes(model_dir, tp, RunnerOptions(num_blocks=4)) for tp in ranks]
     assert sum(slices) == sum(tensor.nbytes for tensor in stored) + (size - 1) * everywhere
     assert load_model(model_dir, ranks[-1], RunnerOptions(num_blocks=4)).cache.num_blocks == 4
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_reading_is_told_to_its_end(checkpoint, size: int, quantization: str) -> None:
+    told: list[tuple[int, int]] = []
+    options = RunnerOptions(num_blocks=4, quantization=quantization, on_read=lambda *read: told.append(read))
+    load_model(checkpoint(), TensorParallel(0, size, LocalCollectives()), options)
+    totals = {total for _, total in told}
+    assert totals == {told[-1][0]}
+    assert [read for read, _ in told] == sorted({read for read, _ in told})
+    assert len(told) > 10

@@ -121,3 +121,13 @@ def test_all_time_of_a_rank_is_in_one_of_the_phases():
     assert board.read()[1].phases_s["idle"] == 70
     for view in (lead, other, board):
         view.close()
+
+
+def test_how_much_of_the_weights_is_read_is_shown_and_is_progress(boards):
+    board, ranks = boards
+    before = board.read()[0].progress_s
+    ranks[0].load(3, 10)
+    now = board.read()[0]
+    assert (now.loaded_bytes, now.load_bytes) == (3, 10)
+    assert now.progress_s > before
+    assert board.read()[1].load_bytes == 0

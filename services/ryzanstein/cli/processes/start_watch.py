@@ -8,6 +8,7 @@ A router that answers waits for nodes.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -22,19 +23,38 @@ STILL_S = 120.0
 _ANSWER_S = 2.0
 _POLL_S, _LOOK_EVERY_S = 0.05, 0.5
 _CPU_S = 0.1
+_PACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
     """What a service showed: anything that differs from the last time is movement.
 
-    `moved_s`: how long ago it moved by its own account. `doing` is for people.
+    `moved_s`: how long ago it moved by its own account. `doing` is for people. `read`: bytes of weights
+    that are read, and how many there are.
     """
 
     seen: object
     doing: str
     moved_s: float | None = None
     failed: str = ""
+    read: tuple[int, int] = (0, 0)
+
+
+class Reading:
+    """How fast weights are read, from the first look at them on."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, int] | None = None
+
+    def left_s(self, loaded_bytes: int, total_bytes: int, now_s: float) -> float | None:
+        """Returns how long the rest takes at this pace; None while that is not known."""
+        if self._began is None or loaded_bytes < self._began[1]:  # the first look, or another model
+            self._began = (now_s, loaded_bytes)
+        since_s, from_bytes = self._began
+        if now_s - since_s < _PACE_S or loaded_bytes == from_bytes:
+            return None
+        return (total_bytes - loaded_bytes) * (now_s - since_s) / (loaded_bytes - from_bytes)
 
 
 class StartWatch:
@@ -43,6 +63,7 @@ class StartWatch:
     def __init__(self, services: Iterable[ServiceProcess], still_s: float = STILL_S) -> None:
         self._services, self._still_s = list(services), still_s
         self._signs: dict[str, Sign] = {}
+        self._readings: defaultdict[str, Reading] = defaultdict(Reading)
         self._moved_at = time.monotonic()
 
     def wait(self, pending: Callable[[], list[str]], doing: Callable[[str], None] = lambda _: None) -> None:
@@ -70,8 +91,14 @@ class StartWatch:
                 self._see(service)
         if time.monotonic() - self._moved_at > self._still_s:
             raise ServiceFailedError(self._given_up(names))
-        doing = [f"{name}: {sign.doing}" for name, sign in self._signs.items() if name in names]
+        doing = [f"{name}: {sign.doing}{self._left(name, sign)}" for name, sign in self._signs.items() if name in names]
         return "; ".join(doing)
+
+    def _left(self, name: str, sign: Sign) -> str:
+        if not sign.read[1]:
+            return ""
+        left_s = self._readings[name].left_s(*sign.read, time.monotonic())
+        return "" if left_s is None else f", about {left_s:.0f} s left"
 
     def moved(self) -> None:
         """Records movement that the services do not show."""
@@ -108,15 +135,26 @@ def _sign_of(service: ServiceProcess) -> Sign:
     ranks = [rank for each in unready for rank in each.ranks if rank.pid]
     moved_s = min((rank.since_progress.ToNanoseconds() / 1e9 for rank in ranks), default=None)
     seen = [(each.beat.model, each.beat.state, each.beat.reason, len(each.ranks), each.rank_restarts) for each in statuses]
-    return Sign((seen, [(rank.pid, rank.phase) for rank in ranks]), _doing(unready), moved_s)
+    return Sign(
+        (seen, [(rank.pid, rank.phase, rank.loaded_bytes) for rank in ranks]), _doing(unready), moved_s, read=_read(unready)
+    )
 
 
 def _doing(unready: list[worker_pb2.GetStatusResponse]) -> str:
     parts = []
+    loaded, total = _read(unready)
     for each in unready[:1]:
         parts.append(each.beat.reason or enum_name(worker_pb2.NodeState, each.beat.state))
-        parts += [f"rank {rank.rank} in {rank.phase}" for rank in each.ranks if rank.pid]
+        parts += [f"rank {rank.rank} in {rank.phase}" for rank in each.ranks if rank.pid and not rank.load_bytes]
+        if total:
+            parts.append(f"{loaded / total:.0%} of {total / 2**20:.0f} MiB read")
     return ", ".join(parts) or "waits for the others"
+
+
+def _read(unready: list[worker_pb2.GetStatusResponse]) -> tuple[int, int]:
+    """Returns the bytes of weights that the ranks of the first model have read, and those that they read in all."""
+    ranks = [rank for each in unready[:1] for rank in each.ranks]
+    return sum(rank.loaded_bytes for rank in ranks), sum(rank.load_bytes for rank in ranks)
 
 
 def _statuses(service: ServiceProcess) -> Iterator[worker_pb2.GetStatusResponse]:

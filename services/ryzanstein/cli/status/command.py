@@ -26,13 +26,24 @@ from ryzanstein.cli.status.status_tables import (
     node_table,
     protection_table,
     rank_table,
+    router_table,
     session_table,
 )
 from ryzanstein.survey.look import look
 from ryzanstein.survey.problems import problems
 from ryzanstein.survey.views import ClusterStatus
 
-_TABLES = (node_table, rank_table, engine_table, link_table, loss_table, model_table, session_table, protection_table)
+_TABLES = (
+    node_table,
+    rank_table,
+    engine_table,
+    router_table,
+    link_table,
+    loss_table,
+    model_table,
+    session_table,
+    protection_table,
+)
 
 
 def status(

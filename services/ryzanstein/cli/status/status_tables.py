@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ryzanstein.cli import display
 from ryzanstein.cli.fitted_table import Column, FittedTable
-from ryzanstein.cluster import Load, NodeState
+from ryzanstein.cluster import Load, ModelReport, NodeState
 from ryzanstein.survey.look import MAX_SESSIONS
 from ryzanstein.survey.views import ClusterStatus, EngineView, NodeStatus
 
@@ -72,7 +72,30 @@ def _state(view: NodeStatus) -> str:
         return "asleep"
     if view.error and view.node.state is NodeState.READY:
         return "no answer"
-    return f"{view.node.state.name} (drains)" if view.node.drain_requested else view.node.state.name
+    state = view.node.state.name
+    if view.node.drain_requested:
+        return f"{state} (drains)"
+    return f"{state}{progress_of(view.report)}"
+
+
+def progress_of(report: ModelReport | None) -> str:
+    """Returns how far the loading of a model is, with a space before it; empty where nothing is known of it."""
+    if report is None or report.progress is None:
+        return ""
+    phase, total = report.progress.phase, report.progress.total_bytes
+    return f" {report.progress.loaded_bytes / total:.0%}" if total else f" ({phase})" if phase else ""
+
+
+def router_table(view: ClusterStatus) -> FittedTable:
+    """Returns the table of routers, where there is more than the one that was asked."""
+    table = FittedTable(
+        "routers", Column("router", folds=True), Column("address", folds=True), Column("state"), Column("TLS", 1)
+    )
+    for each in view.routers if len(view.routers) > 1 else ():
+        table.add(
+            each.router_id, each.address or _UNKNOWN, "DRAINING" if each.draining else "READY", "yes" if each.tls else "no"
+        )
+    return table
 
 
 def rank_table(view: ClusterStatus) -> FittedTable:

@@ -79,9 +79,9 @@ class ClusteredCore(LocalCore):
         self._lease: asyncio.Task[None] | None = None
         self._taking: dict[str, asyncio.Task[Generation | None]] = {}
 
-    def start(self, address: str) -> None:
-        """Makes this router known to other routers at `address`, the host:port of its gRPC face."""
-        self._owner = owner = Owner(self._cluster.owner_id, address)
+    def start(self, address: str, public: str = "") -> None:
+        """Makes this router known to other routers at `address`, and as one that clients reach at `public`."""
+        self._owner = owner = Owner(self._cluster.owner_id, address, public)
         self._cluster.recorder.start(owner, self._lifecycle.moved)
         self._lease = self._keep_lease(owner)
 
@@ -93,7 +93,7 @@ class ClusteredCore(LocalCore):
         """
         if self._lease is None:
             return
-        draining = Owner(self._cluster.owner_id, "")
+        draining = replace(self._owner, address="")
         self._lease.cancel()
         self._lease = self._keep_lease(draining)
         try:
@@ -101,6 +101,17 @@ class ClusteredCore(LocalCore):
         except Exception as error:
             # Whatever the store does, the drain goes on. The lease keeper tries again.
             log.warning("drain not announced", error=str(error))
+
+    async def routers(self) -> list[Owner]:
+        """Returns the routers that share the journal. Raises JOURNAL_UNAVAILABLE."""
+        try:
+            found = await self._cluster.journal.owners()
+        except JournalUnavailableError as error:
+            self._cluster.outage.begin(error)
+            raise errors.unavailable(
+                "JOURNAL_UNAVAILABLE", "the routers are not known while the journal is unavailable"
+            ) from error
+        return list({each.router_id: each for each in reversed(found)}.values())
 
     def _keep_lease(self, owner: Owner) -> asyncio.Task[None]:
         return self._background.supervise(

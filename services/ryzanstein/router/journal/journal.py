@@ -51,12 +51,19 @@ class JournalUnavailableError(Exception):
 class Owner:
     """A running router.
 
-    `owner_id` changes with each start; `address` is host:port of its gRPC face. In the lease of a
-    router that is draining it is empty.
+    `owner_id` changes with each start; `address` is host:port of its gRPC face for other routers. In the
+    lease of a router that is draining it is empty. `public` is where clients reach it; it is compared
+    nowhere, and empty where that is not known.
     """
 
     owner_id: str
     address: str
+    public: str = field(default="", compare=False)
+
+    @property
+    def router_id(self) -> str:
+        """The name of the router, which a restart does not change."""
+        return self.owner_id.rpartition("/")[0] or self.owner_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,10 @@ class Journal(Protocol):
 
         None when it resigned. Such an owner may be dead, or may only have lost the store.
         """
+        ...
+
+    async def owners(self) -> list[Owner]:
+        """Returns the owners with a valid lease, the last to renew it first. Those of an earlier release are missing."""
         ...
 
     async def resign(self, owner: Owner) -> None:

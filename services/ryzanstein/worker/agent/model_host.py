@@ -193,6 +193,11 @@ class ModelHost:
             self._on_gone(errors.unavailable("MODEL_UNLOADED", "the node's model was unloaded"), False)
 
     @property
+    def starting(self) -> EngineGroup | None:
+        """The ranks that are being started."""
+        return None if self._supervisor is None else self._supervisor.starting
+
+    @property
     def announced(self) -> Serving | None:
         """The ranks that serve; of a model that sleeps, those that did."""
         return self.serving or self._slept

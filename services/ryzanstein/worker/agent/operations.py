@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import MODEL_CHANGES, NodeState
+from ryzanstein.cluster import MODEL_CHANGES, LoadProgress, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.model_host import MODEL_REPLACED, ModelChoice
 from ryzanstein.worker.agent.node import NodeAgent
@@ -25,13 +25,18 @@ MAX_UNARY_TRACE_BYTES = 15 * 2**20
 _OPERATOR, _ORCHESTRATOR = "requested by an operator", "requested by the orchestrator"
 
 
+def _not_loading() -> None:
+    """Returns that nothing is being loaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The next version of a model: it is being loaded, or was refused for a reason."""
+    """The next version of a model: it is being loaded, or was refused for a reason. `loading` says how far it is."""
 
     choice: ModelChoice
     state: NodeState = NodeState.STARTING
     reason: str = ""
+    loading: Callable[[], LoadProgress | None] = _not_loading
 
 
 class Operations:
@@ -190,8 +195,8 @@ class Operations:
         """
         log.info("model replacement started", model=choice.name, path=choice.path, revision=choice.revision)
         async with self._changing:
-            self.replacement = Replacement(choice)
             version = self._node.versions.new()
+            self.replacement = Replacement(choice, loading=version.loading)
             try:
                 await version.host.load(choice)
                 await version.host.settled(choice)

@@ -63,6 +63,8 @@ class CheckedWeights:
         self._read: set[str] = set()
         self.kernels: NativeKernels | None = None
         self.nbytes = 0
+        self.read_bytes = 0
+        """The bytes that reading fills: as many as `MappedWeights` tells of."""
 
     def new(self, *shape: int) -> Tensor:
         if math.prod(shape) > _MAX_NUMBERS:
@@ -74,6 +76,7 @@ class CheckedWeights:
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         self._files.check(name, shape)
         self._read.add(name)
+        self.read_bytes += out.nbytes
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
         found = self._format.kept_blocks(self._files.blocks(name))
@@ -96,6 +99,7 @@ class CheckedWeights:
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
         memory = torch.empty(self._format.blocks_bytes(parts, num_outputs), dtype=torch.uint8, device="meta")
         self.nbytes += memory.nbytes
+        self.read_bytes += memory.nbytes
         return self._format.packed_blocks(parts, num_outputs, memory)
 
     def refuse_unread(self, ignored: Iterable[str]) -> None:
@@ -114,7 +118,10 @@ def _no_product(x_TI: Tensor) -> Tensor:
 
 
 class MappedWeights:
-    """A WeightSource that reads files which `CheckedWeights` has accepted. It is a context manager."""
+    """A WeightSource that reads files which `CheckedWeights` has accepted. It is a context manager.
+
+    `on_read` is told the bytes of each tensor that was read.
+    """
 
     def __init__(
         self,
@@ -124,7 +131,7 @@ class MappedWeights:
         weight_format: WeightFormat,
         kernels: NativeKernels | None = None,
         *,
-        on_read: Callable[[], None] = lambda: None,
+        on_read: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._files, self._format, self.kernels, self._on_read = files, weight_format, kernels, on_read
         self._memory, self._bytes = WeightMemory(dtype, device), WeightMemory(torch.uint8, device)
@@ -141,7 +148,7 @@ class MappedWeights:
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, dim: int = 0, start: int = 0) -> None:
         self._files.read(name, shape, out, dim, start)
-        self._on_read()
+        self._on_read(out.nbytes)
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
         return self._format.kept_blocks(self._files.blocks(name))
@@ -149,5 +156,5 @@ class MappedWeights:
     def packed(self, parts: Sequence[Blocks], num_outputs: int) -> PackedBlocks:
         memory = self._bytes.zeros(self._format.blocks_bytes(parts, num_outputs))
         packed = self._format.packed_blocks(parts, num_outputs, memory)
-        self._on_read()
+        self._on_read(memory.nbytes)
         return packed

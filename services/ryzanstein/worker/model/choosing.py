@@ -114,7 +114,7 @@ class _Trial:
         spec, files = open_model(self._model)
         spec = sparsified(spec, options.sparse_attention)
         floats = WeightFormat("none", device, dtype, native)
-        with MappedWeights(files, dtype, device, floats, native, on_read=options.on_read) as weights:
+        with MappedWeights(files, dtype, device, floats, native, on_read=lambda _: options.on_read(0, 0)) as weights:
             decoder = Decoder(weights, self._tp, spec, passing=True)
             inputs = self._inputs.build(self._plan(ids_SP, 0))
             whole_RE = decoder.hidden(replace(inputs, last_R=torch.arange(ids_SP.numel())), self._loaded.cache)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,6 +111,7 @@ class _Checked:
     weight_format: WeightFormat
     kernels: OpenedKernels
     weight_bytes: int
+    read_bytes: int
     size: CacheSize
     content: ModelContent
     zones: Zones | None
@@ -125,7 +126,8 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     """
     checked = _agreed(model_dir, tp, options)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
-    mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native, on_read=options.on_read)
+    on_read = _added_up(options.on_read, checked.read_bytes)
+    mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native, on_read=on_read)
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
     checked.content.refuse_change(model_dir)
@@ -133,6 +135,18 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     kept = (checked.zones, checked.without_compression)
     content = checked.content.digest.hex()
     return LoadedModel(spec, decoder, cache, checked.kernels, size, content, format_of(options), *kept)
+
+
+def _added_up(tell: Callable[[int, int], None], of_bytes: int) -> Callable[[int], None]:
+    """Returns what adds up the bytes of tensors, and tells how many of all they are."""
+    read = 0
+
+    def add(num_bytes: int) -> None:
+        nonlocal read
+        read += num_bytes
+        tell(read, of_bytes)
+
+    return add
 
 
 def slice_bytes(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> int:
@@ -201,7 +215,8 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
     content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
-    return _Checked(spec, files, weight_format, kernels, weights.nbytes, size, content, zones, unfit, borrowable)
+    needed = (weights.nbytes, weights.read_bytes, size)
+    return _Checked(spec, files, weight_format, kernels, *needed, content, zones, unfit, borrowable)
 
 
 def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:

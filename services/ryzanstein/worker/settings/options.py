@@ -12,7 +12,7 @@ from ryzanstein.worker.settings.rank_settings import DTYPE_NAMES, ModelSettings
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
-def _nothing() -> None:
+def _nothing(_read_bytes: int, _of_bytes: int) -> None:
     pass
 
 
@@ -26,8 +26,8 @@ class RunnerOptions(ModelSettings):
     """None keeps torch's own choice."""
     compiles_kernels: bool = True
     """Kernels may be compiled now, which takes up to a minute; ranks use what their agent has had compiled."""
-    on_read: Callable[[], None] = _nothing
-    """Called after each tensor that was read: loading goes on."""
+    on_read: Callable[[int, int], None] = _nothing
+    """Called after each tensor that was read, with the bytes read so far and those to be read in all."""
 
     @property
     def without_lending(self) -> str:

@@ -19,6 +19,8 @@ from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, P
 from ryzanstein.worker.supervision.stacks import ProcessStacks
 
 IDLE, FORWARD, PROFILE, TOKENS, PREFILL = "idle", "forward", "profile", "tokens", "prefill"
+STARTING = ("", "start", "import", "group", "load", "warm_up")
+"""The phases of a rank that starts, in order; the first one is that of a process that is not there yet."""
 STANDSTILLS = frozenset({PROFILE, TOKENS, PREFILL})
 """The phases of a rank in which no step moves and nothing is wrong: a profiler starts or writes, the
 bytes of the model's tokens are read for the first constraint, or an engine that is not ours computes
@@ -74,7 +76,7 @@ class RankProgress:
     is the number of the agent's last check of idle ranks that it has answered. `tail_s` is
     the time of all steps after their last collective: sampling on rank 0. The times after it are those
     between steps: rank 0 schedules a step, updates the sequences and reports, or has no work; the
-    other ranks wait for it.
+    other ranks wait for it. `loaded_bytes` of `load_bytes` are read of the weights, while the rank loads them.
     """
 
     rank: int
@@ -93,6 +95,8 @@ class RankProgress:
     schedule_s: float = 0.0
     update_s: float = 0.0
     idle_s: float = 0.0
+    loaded_bytes: int = 0
+    load_bytes: int = 0
 
     @property
     def in_step(self) -> bool:

@@ -58,6 +58,8 @@ class Supervisor:
         self._ladder = Ladder(policy, time.monotonic)
         self._revived = asyncio.Event()
         self._served = False
+        self.starting: EngineGroup | None = None
+        """The group that is being started."""
         self.sleeps = False
         """Whether the model will be started again after the end of `run`, see `EngineFactory.close`."""
 
@@ -95,10 +97,13 @@ class Supervisor:
     async def _live(self, group: EngineGroup) -> RankLoss:
         """Runs a group from its start to its loss."""
         self._served = False
+        self.starting = group
         try:
             ranks = await group.start()
         except RanksLost as lost:
             return lost.loss
+        finally:
+            self.starting = None
         self._served = True
         self._ladder.serves()
         self._listener.on_ready(group, ranks)

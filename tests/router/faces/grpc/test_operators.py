@@ -92,3 +92,33 @@ async def test_how_long_a_node_takes_to_accept_is_measured_for_each(start_node: 
     async for _ in ask(client, 3):
         pass
     assert client.value("time_to_accept_seconds_count", node_id="a") == 1
+
+
+async def test_the_figures_are_those_of_the_metrics(start_node: Any, start_router: Any) -> None:
+    client = await start_router(await start_node("a", step_s=0.001))
+    before = (await status_of(client)).figures
+    assert (before.generated_tokens, before.running, list(before.time_to_first_token.counts)) == (0, 0, [])
+    for tokens in (3, 5):
+        async for _ in ask(client, tokens):
+            pass
+    figures = (await status_of(client)).figures
+    assert figures.generated_tokens == 8
+    assert dict(figures.ended) == {"length": 2}
+    assert figures.prompt_tokens == client.value("prompt_tokens_total", model="demo") > 0
+    first = figures.time_to_first_token
+    assert len(first.counts) == len(first.upper_bounds) + 1
+    assert list(first.counts) == sorted(first.counts)
+    assert first.counts[-1] == 2
+    assert 0 < first.sum < 60
+    assert figures.start_time == before.start_time
+
+
+async def test_a_router_without_a_store_knows_only_itself(start_node: Any, start_router: Any) -> None:
+    client = await start_router(await start_node("a"))
+    port = client.server.port
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = await RouterServiceStub(channel).ListRouters(pb.ListRoutersRequest(), timeout=5)
+    (router,) = answer.routers
+    assert (router.router_id, router.address) == (client.router.links.router_id, f"127.0.0.1:{port}")
+    assert not router.draining
+    assert not router.tls

@@ -18,7 +18,7 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.gguf_files import open_gguf
-from ryzanstein.worker.model.loading import slice_bytes
+from ryzanstein.worker.model.loading import load_model, slice_bytes
 from ryzanstein.worker.model.runner import ModelRunner
 from ryzanstein.worker.products.formats import WeightFormat
 from ryzanstein.worker.refusal import ModelRefused
@@ -119,6 +119,15 @@ def test_weights_take_the_bytes_of_the_file(kind: str, to_file_of: Callable[[str
     kept = slice_bytes(path, tp, RunnerOptions(num_blocks=4))
     assert kept < path.stat().st_size
     assert kept < slice_bytes(path, tp, RunnerOptions(num_blocks=4, kernels="torch")) / 3
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_reading_of_blocks_is_told_to_its_end(kind: str, to_file_of: Callable[[str, str], Path]) -> None:
+    told: list[tuple[int, int]] = []
+    options = RunnerOptions(num_blocks=4, on_read=lambda *read: told.append(read))
+    load_model(to_file_of("gemma3_text", kind), TensorParallel(0, 1, LocalCollectives()), options)
+    assert {total for _, total in told} == {told[-1][0]}
+    assert len(told) > 10
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

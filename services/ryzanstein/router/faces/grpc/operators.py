@@ -1,16 +1,20 @@
-"""The gRPC face for operators: reports the router's links."""
+"""The gRPC face for operators: reports the router's links, its figures, and the other routers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
+from ryzanstein.router.faces.grpc.figures import figures_to_wire
+from ryzanstein.router.journal.journal import Owner
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport
 from ryzanstein.router.nodes.roster import Roster
+from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.v1 import router_pb2 as pb
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.router_pb2_grpc import RouterServiceServicer
@@ -26,17 +30,40 @@ _BREAKER = {
 
 
 class RouterServicer(RouterServiceServicer):
-    """`RouterService` over this router's links. `protection` says how the router is protected now."""
+    """`RouterService` over this router's links and its metrics.
 
-    def __init__(self, links: Roster, protection: Callable[[], worker.Protection]) -> None:
-        self._links, self._protection = links, protection
+    `protection` says how the router is protected now, `routers` which routers there are. `tls`: clients reach all of them with
+    TLS.
+    """
+
+    def __init__(
+        self,
+        links: Roster,
+        telemetry: RouterTelemetry,
+        protection: Callable[[], worker.Protection],
+        routers: Callable[[], Awaitable[Sequence[Owner]]],
+        *,
+        tls: bool,
+    ) -> None:
+        self._links, self._telemetry, self._protection, self._routers, self._tls = links, telemetry, protection, routers, tls
+        self._start_time = timestamp(time.time())
 
     async def GetRouterStatus(self, request: pb.GetRouterStatusRequest, context: _Context) -> pb.GetRouterStatusResponse:
         return pb.GetRouterStatusResponse(
             router_id=self._links.router_id,
             links=map(_link, self._links.reports()),
             recent_losses=map(_loss, self._links.recent_losses),
+            figures=figures_to_wire(self._telemetry, self._start_time),
             protection=self._protection(),
+        )
+
+    async def ListRouters(self, request: pb.ListRoutersRequest, context: _Context) -> pb.ListRoutersResponse:
+        found = sorted(await self._routers(), key=lambda owner: owner.router_id)
+        return pb.ListRoutersResponse(
+            routers=[
+                pb.RouterMember(router_id=each.router_id, address=each.public, draining=not each.address, tls=self._tls)
+                for each in found
+            ]
         )
 
 

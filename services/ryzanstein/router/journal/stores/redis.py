@@ -2,14 +2,16 @@
 
 A generation is a hash (owner, epoch, request, time of the last append, when it expires), a list of
 batches, and a key with its epoch that outlives them. A lease is a key; its owner's address is
-another one that outlives it. Redis expires them. Generations expire by `attended`, a clock that
-stands while no router renews its lease, because no client can come then; a sorted set says which to
-remove. Everything that compares an epoch is a script, so it is atomic. A call that exceeds its
-timeout counts as an outage instead of being waited for. Every call is safe to repeat.
+another one that outlives it. A sorted set has the owners by the time of their last renewal. Redis
+expires keys. Generations expire by `attended`, a clock that stands while no router renews its lease,
+because no client can come then; a sorted set says which to remove. Everything that compares an epoch
+is a script, so it is atomic. A call that exceeds its timeout counts as an outage instead of being
+waited for. Every call is safe to repeat.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -175,6 +177,7 @@ class RedisJournal:
         self._retention_ms = int(1000 * retention_s)
         self._kept_ms = int(1000 * (retention_s + _ABSENCE_KEEP_S))
         self._clock = (f"{prefix}attended", f"{prefix}expiring")
+        self._renewed = f"{prefix}renewed"
         self._scripts = {name: client.register_script(text) for name, text in _SCRIPTS.items()}
 
     async def write(self, owner: Owner, appends: Sequence[Append]) -> list[AppendOutcome]:
@@ -217,6 +220,22 @@ class RedisJournal:
         args = (self._lease_ms, owner.address, known_ms, _MOST_SWEPT, heads, lists)
         await self._run("renew", (*self._clock, self._lease(owner.owner_id), self._address(owner.owner_id)), args)
 
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(self._public(owner.owner_id), owner.public, px=self._lease_ms)
+            pipe.zadd(self._renewed, {owner.owner_id: time.time()})
+            pipe.zremrangebyscore(self._renewed, "-inf", time.time() - LAST_KNOWN_KEEP_S)
+            await _asked(pipe.execute())
+
+    async def owners(self) -> list[Owner]:
+        renewed: Any = await _asked(self._redis.zrevrange(self._renewed, 0, -1))
+        names = [name.decode() for name in renewed]
+        if not names:
+            return []
+        keys = [key(name) for name in names for key in (self._lease, self._public)]
+        found: Any = await _asked(self._redis.mget(keys))
+        rows = zip(names, found[::2], found[1::2], strict=True)
+        return [Owner(name, lease.decode(), (public or b"").decode()) for name, lease, public in rows if lease is not None]
+
     async def find(self, owner_id: str) -> Owner | None:
         return await self._owner(owner_id, self._lease(owner_id))
 
@@ -228,7 +247,9 @@ class RedisJournal:
         return None if address is None else Owner(owner_id, address.decode())
 
     async def resign(self, owner: Owner) -> None:
-        await _asked(self._redis.delete(self._lease(owner.owner_id), self._address(owner.owner_id)))
+        name = owner.owner_id
+        await _asked(self._redis.delete(self._lease(name), self._address(name), self._public(name)))
+        await _asked(self._redis.zrem(self._renewed, name))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -245,6 +266,9 @@ class RedisJournal:
 
     def _lease(self, owner_id: str) -> str:
         return f"{self._prefix}lease:{owner_id}"
+
+    def _public(self, owner_id: str) -> str:
+        return f"{self._prefix}public:{owner_id}"
 
     def _address(self, owner_id: str) -> str:
         return f"{self._prefix}address:{owner_id}"

@@ -93,6 +93,9 @@ class SqliteJournal:
     async def last_known(self, owner_id: str) -> Owner | None:
         return await self._run(lambda: self._find(owner_id, time.monotonic() - LAST_KNOWN_KEEP_S))
 
+    async def owners(self) -> list[Owner]:
+        return await self._run(self._owners)
+
     async def resign(self, owner: Owner) -> None:
         await self._run(lambda: self._resign(owner))
 
@@ -248,7 +251,9 @@ class SqliteJournal:
             if owner.address:
                 db.execute("INSERT OR REPLACE INTO attended VALUES (1, ?)", (now,))
             db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (owner.owner_id, owner.address, now + self._lease_s))
+            db.execute("INSERT OR REPLACE INTO public_addresses VALUES (?, ?)", (owner.owner_id, owner.public))
             db.execute("DELETE FROM leases WHERE expires <= ?", (now - LAST_KNOWN_KEEP_S,))
+            db.execute("DELETE FROM public_addresses WHERE owner_id NOT IN (SELECT owner_id FROM leases)")
             expired = "DELETE FROM generations WHERE expires <= ? RETURNING number, generation_id, epoch"
             gone = db.execute(expired, (now,)).fetchall()
             _forget(db, [(number,) for number, *_ in gone])
@@ -277,9 +282,17 @@ class SqliteJournal:
         row = self._found(self._file.connection.execute(query, (owner_id, since)).fetchone())
         return None if row is None else Owner(owner_id, row[0])
 
+    def _owners(self) -> list[Owner]:
+        query = """
+            SELECT owner_id, leases.address, public_addresses.address FROM leases JOIN public_addresses USING (owner_id)
+            WHERE expires > ? ORDER BY expires DESC
+        """
+        return [Owner(*row) for row in self._file.connection.execute(query, (time.monotonic(),))]
+
     def _resign(self, owner: Owner) -> None:
         with self._transaction() as db:
-            db.execute("DELETE FROM leases WHERE owner_id = ?", (owner.owner_id,))
+            for table in ("leases", "public_addresses"):
+                db.execute(f"DELETE FROM {table} WHERE owner_id = ?", (owner.owner_id,))
 
 
 def _known(db: sqlite3.Connection, generation_ids: Sequence[str]) -> dict[str, tuple[int, int]]:

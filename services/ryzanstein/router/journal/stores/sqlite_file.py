@@ -53,6 +53,8 @@ CREATE TABLE IF NOT EXISTS expired (
     generation_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, until REAL NOT NULL
 ) WITHOUT ROWID
 """,
+    # Where clients reach the routers that have leases.
+    "CREATE TABLE IF NOT EXISTS public_addresses (owner_id TEXT PRIMARY KEY, address TEXT NOT NULL) WITHOUT ROWID",
     # When a router last said that clients can come to it.
     "CREATE TABLE IF NOT EXISTS attended (one INTEGER PRIMARY KEY CHECK (one = 1), at REAL NOT NULL)",
 )

@@ -129,6 +129,8 @@ def rank_to_wire(progress: RankProgress, resident_bytes: int) -> worker.RankStat
         since_progress=duration(progress.still_s),
         last_step=duration(progress.last_step_s),
         resident_bytes=resident_bytes,
+        loaded_bytes=progress.loaded_bytes,
+        load_bytes=progress.load_bytes,
     )
 
 

@@ -20,6 +20,7 @@ from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration
 from ryzanstein.worker.agent.faces.debug import loss_to_wire, rank_to_wire
+from ryzanstein.worker.agent.faces.figures import figures_to_wire
 from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
 from ryzanstein.worker.agent.model_host import ModelChoice
 from ryzanstein.worker.agent.models import NodeModels
@@ -68,11 +69,11 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         node = self._models.of(request.model).node
-        serving = node.host.serving
+        group = node.host.starting if node.host.serving is None else node.host.serving.group
         ranks: list[pb.RankStatus] = []
-        if serving is not None:
-            resident = serving.group.resident_bytes()
-            ranks = [rank_to_wire(progress, resident[progress.rank]) for progress in serving.group.progress()]
+        if group is not None:
+            resident = group.resident_bytes()
+            ranks = [rank_to_wire(progress, resident[progress.rank]) for progress in group.progress() if progress.pid]
         return pb.GetStatusResponse(
             node_id=node.settings.node_id,
             incarnation=node.incarnation,
@@ -81,6 +82,7 @@ class WorkerServicer(WorkerServiceServicer):
             rank_restarts=node.host.losses,
             kv_blocks_held=node.version.stats.blocks_held,
             recent_losses=[loss_to_wire(at, loss) for at, loss in node.host.recent_losses],
+            figures=figures_to_wire(node.version),
             protection=self._protection(),
         )
 

@@ -304,4 +304,5 @@ class DeployedModels:
             next_revision=0 if following.state is NodeState.UNSPECIFIED else following.choice.revision,
             next_state=following.state,
             next_reason=following.reason,
+            progress=following.loading() or node.version.loading(),
         )

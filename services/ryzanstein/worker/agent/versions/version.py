@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.cluster import Load
+from ryzanstein.cluster import Load, LoadProgress
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import Attempt
 from ryzanstein.observe.tracing import Tracing
@@ -29,6 +29,7 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.engine.messages import CancelGroup, FinishChoice, SetTokens, StepEvents, SubmitGroup
 from ryzanstein.worker.supervision.group import (
     STANDSTILLS,
+    STARTING,
     EngineFactory,
     EngineGroup,
     EngineModel,
@@ -129,6 +130,19 @@ class ModelVersion:
         """Returns what each rank does now; empty without ranks."""
         return [] if self.host.serving is None else list(self.host.serving.group.progress())
 
+    def loading(self) -> LoadProgress | None:
+        """Returns how far ranks are that are being started; None if none are."""
+        ranks = [] if self.host.starting is None else self.host.starting.progress()
+        if not ranks:
+            return None
+        last = min(ranks, key=lambda rank: STARTING.index(rank.phase) if rank.phase in STARTING else len(STARTING))
+        return LoadProgress(last.phase, sum(rank.loaded_bytes for rank in ranks), sum(rank.load_bytes for rank in ranks))
+
+    @property
+    def shared_kv_bytes(self) -> tuple[int, int]:
+        """The memory of the KV cache that the model has from others of the node, and that others have of it."""
+        return self._lending.borrowed_bytes(self), self._lending.lent_bytes(self)
+
     @property
     def step(self) -> int:
         """Engine steps of the present ranks so far."""
@@ -187,7 +201,7 @@ class ModelVersion:
         """Shows in the metrics what this version's ranks do now."""
         self._telemetry.asleep.set(self.host.asleep)
         self._telemetry.engine(self.stats)
-        self._telemetry.kv.lending(self._lending.borrowed_bytes(self), self._lending.lent_bytes(self))
+        self._telemetry.kv.lending(*self.shared_kv_bytes)
         if self.host.serving is not None:
             group = self.host.serving.group
             self._telemetry.ranks.progress(group.progress(), group.slowness())

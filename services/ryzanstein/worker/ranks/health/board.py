@@ -41,7 +41,9 @@ _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = rang
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
 # The words after the phase.
-_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS, _RECORDED = range(9, 17)
+_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS, _RECORDED, _LOADED, _TO_LOAD = range(
+    9, 19
+)
 
 
 def board_bytes(size: int) -> int:
@@ -88,6 +90,8 @@ class Board:
             words[_SCHEDULE_NS] / 1e9,
             words[_UPDATE_NS] / 1e9,
             words[_IDLE_NS] / 1e9,
+            words[_LOADED],
+            words[_TO_LOAD],
         )
 
     def steps(self, rank: int, first: int, last: int) -> list[StepRecord]:
@@ -194,6 +198,11 @@ class RankBoard:
     def move(self) -> None:
         """Records that the rank goes on, within a phase that takes long."""
         self._words[_PROGRESS_NS] = self._clock_ns()
+
+    def load(self, loaded_bytes: int, of_bytes: int) -> None:
+        """Records how much of the weights has been read. The rank goes on, within a phase that takes long."""
+        self._words[_LOADED], self._words[_TO_LOAD] = loaded_bytes, of_bytes
+        self.move()
 
     def begin(self, op: str, size_bytes: int = 0) -> None:
         """Records that the rank enters a collective; the name is cut at 16 characters."""

@@ -67,7 +67,8 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
         _meet(tp, device)
     with phases.phase("load"):
         files = _stamp(Path(spec.model))
-        runner = ModelRunner.load(Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.move))
+        runner = ModelRunner.load(Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.load))
+    board.load(0, 0)
     with phases.phase("warm_up"):
         runner.warm_up()
     board.enter(IDLE)
