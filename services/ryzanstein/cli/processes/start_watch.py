@@ -45,13 +45,13 @@ class Reading:
     """How fast weights are read, from the first look at them on."""
 
     def __init__(self) -> None:
-        self._began: tuple[float, int] | None = None
+        self._began: tuple[float, int, int] | None = None
 
     def left_s(self, loaded_bytes: int, total_bytes: int, now_s: float) -> float | None:
         """Returns how long the rest takes at this pace; None while that is not known."""
-        if self._began is None or loaded_bytes < self._began[1]:  # the first look, or another model
-            self._began = (now_s, loaded_bytes)
-        since_s, from_bytes = self._began
+        if self._began is None or loaded_bytes < self._began[1] or total_bytes != self._began[2]:  # the first look at a model
+            self._began = (now_s, loaded_bytes, total_bytes)
+        since_s, from_bytes, _ = self._began
         if now_s - since_s < _PACE_S or loaded_bytes == from_bytes:
             return None
         return (total_bytes - loaded_bytes) * (now_s - since_s) / (loaded_bytes - from_bytes)

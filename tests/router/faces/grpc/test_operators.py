@@ -103,7 +103,7 @@ async def test_the_figures_are_those_of_the_metrics(start_node: Any, start_route
             pass
     figures = (await status_of(client)).figures
     assert figures.generated_tokens == 8
-    assert dict(figures.ended) == {"length": 2}
+    assert dict(figures.ended) == {"complete": 2}
     assert figures.prompt_tokens == client.value("prompt_tokens_total", model="demo") > 0
     first = figures.time_to_first_token
     assert len(first.counts) == len(first.upper_bounds) + 1

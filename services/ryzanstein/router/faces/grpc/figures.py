@@ -24,7 +24,7 @@ def figures_to_wire(telemetry: RouterTelemetry, start_time: Timestamp) -> pb.Rou
         prompt_tokens=_sum(telemetry.prompts.tokens, "_total"),
         running=_sum(telemetry.running),
         waiting=_sum(telemetry.waiting),
-        ended=ended,
+        ended=+ended,
         failovers=_sum(telemetry.failovers, "_total"),
         time_to_first_token=_distribution(telemetry.times.first_token),
         time_per_output_token=_distribution(telemetry.times.per_token),
