@@ -52,6 +52,19 @@ def test_a_conversation_takes_its_blocks_of_the_cache() -> None:
     assert facts["conversations"] == 10 * 2**20 // (1600 * of_token)
 
 
+def test_what_the_model_may_be_asked_for_is_shown() -> None:
+    facts = json.loads(inspect("demo", "--json").stdout)
+    assert (facts["answers"], facts["tools"], facts["reasoning"], facts["infill"]) == ("chat", "generic", False, False)
+    assert "chats: calls functions as any text" in inspect("demo").stdout
+
+
+def test_neither_torch_nor_a_weight_is_read() -> None:
+    program = "import sys; sys.argv[1:] = ['demo', '--device', 'cpu']; from ryzanstein.tools import inspect\n"
+    program += "try: inspect.main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

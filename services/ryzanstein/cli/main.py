@@ -40,7 +40,7 @@ def _root(
 
 def build() -> typer.Typer:
     """Returns the application with all its subcommands."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
     for command in (demo, up, chat, status, debug, logs, trace, profile, usage, deploy, drain, undrain, audit):
         app.command()(command)

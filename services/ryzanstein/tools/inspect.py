@@ -23,6 +23,8 @@ from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.settings.quantization import Quantization
 from ryzanstein.worker.sizing import MemoryNeed, node_memory_bytes
+from ryzanstein.worker.text.calling import GENERIC
+from ryzanstein.worker.text.tokenizer import TextModel
 
 _MOST_RANKS = 64
 _STEP_TOKENS = 512
@@ -53,7 +55,7 @@ def inspect(
         given |= {"dtype": dtype, "quantization": quantization, "max_tokens_per_step": max(_STEP_TOKENS, sequences)}
         settings = WorkerSettings.model_validate(given)
         need = MemoryNeed.of(model_location(path), settings)
-        facts = facts_of(model_name(path), need, context)
+        facts = facts_of(model_name(path), need, context) | text_facts_of(TextModel.load(path))
     except ModelRefused as refusal:
         _fail(str(refusal))
     except RyzansteinError as error:
@@ -104,6 +106,17 @@ def facts_of(name: str, need: MemoryNeed, context: int | None) -> dict[str, Any]
     }
 
 
+def text_facts_of(text: TextModel) -> dict[str, Any]:
+    """Returns what a model may be asked for. `tools`: the form in which it calls functions, `generic` where it knows none."""
+    if text.embedding is not None:
+        return {"answers": "vectors", "tools": "", "reasoning": False, "infill": False}
+    if text.template is None:
+        return {"answers": "text", "tools": "", "reasoning": False, "infill": text.fills_in}
+    calling = text.calling
+    tools = calling.family if calling.native else GENERIC
+    return {"answers": "chat", "tools": tools, "reasoning": calling.thinking, "infill": text.fills_in}
+
+
 def _show(facts: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(
@@ -112,6 +125,7 @@ def _show(facts: dict[str, Any]) -> None:
         f"values), vocabulary {facts['vocabulary']:,}, context {facts['context']:,}",
         markup=False,
     )
+    console.print(_abilities(facts))
     possible = facts["possible_tp"]
     console.print(f"divides over {', '.join(map(str, possible))} rank{'s' if possible[-1] > 1 else ''}")
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -137,6 +151,20 @@ def _show(facts: dict[str, Any]) -> None:
         console.print("it does not fit: a smaller --kv-bytes, fewer --sequences or --quantization int8 need less", style="red")
     elif not facts["conversations"]:
         console.print("no conversation of this length fits the cache: give it more with --kv-bytes", style="red")
+
+
+def _abilities(facts: dict[str, Any]) -> str:
+    match facts["answers"]:
+        case "vectors":
+            return "answers with vectors"
+        case "text":
+            able = ["text: it has no chat template"]
+        case _:
+            called = "as any text" if facts["tools"] == GENERIC else f"in the form {facts['tools']}"
+            able = [f"chats: calls functions {called}"]
+    able += ["reasons before it answers"] if facts["reasoning"] else []
+    able += ["fills in the middle"] if facts["infill"] else []
+    return f"answers with {', '.join(able)}" if facts["answers"] == "text" else ", ".join(able)
 
 
 def _mib(count: int) -> str:

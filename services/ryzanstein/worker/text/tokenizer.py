@@ -184,6 +184,11 @@ class TextModel:
             raise errors.invalid(field, what, self.token_text(unread)[:64])
         return token_ids
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model can be asked for what stands between two texts."""
+        return format_of(self._tokenizer.token_to_id) is not None
+
     def infill(self, prefix: str, suffix: str) -> Infill:
         """Returns a prompt that is answered with what stands between two texts.
 

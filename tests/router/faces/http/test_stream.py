@@ -360,3 +360,23 @@ class TestAStreamThatBeginsLate:
         async with http.stream("POST", "/v1/chat/completions", json=chat("one", stream=True)) as stream:
             assert stream.status_code == 200
         await eventually(lambda: face.core.cancelled == ["g0"], "the generation was cancelled")
+
+
+def test_each_part_of_an_answer_names_its_node_once_where_a_client_asks_for_it():
+    started = Started("g0", "demo", "node-0", 1)
+    plain, showing = (ChunkWriter(started, AnswerForm(ChatDialect()), Cursor(), show_nodes=shown) for shown in (False, True))
+    texts = ("one", " two", "", " three", " four")
+    nodes = ("node-0", "node-0", "node-1", "node-1", "node-1")
+    deltas = [Delta(0, at, [Token(at, text)], node) for at, (text, node) in enumerate(zip(texts, nodes, strict=True))]
+    events = parse("".join(showing.write(event).decode() for event in deltas))
+    assert [event.body.get("node") for event in events] == ["node-0", None, None, "node-1", None]
+    without = [{key: value for key, value in event.body.items() if key != "node"} for event in events]
+    assert without == [event.body for event in parse("".join(plain.write(event).decode() for event in deltas))]
+
+
+@pytest.mark.parametrize("asked", ["true", "false", None])
+async def test_nodes_are_in_a_stream_whose_request_asks_for_them(http, chat, asked):
+    headers = {} if asked is None else {"x-ryzanstein-show-nodes": asked}
+    answer = await http.post("/v1/chat/completions", json=chat("one two", stream=True), headers=headers)
+    named = [event.body["node"] for event in parse(answer.text) if event.data != "[DONE]" and "node" in event.body]
+    assert named == (["node-1"] if asked == "true" else [])

@@ -27,6 +27,7 @@ async def test_a_stream_from_submit_to_done(client):
         (0, 3, True),
         (None, None, False),
     ]
+    assert [chunk.get("node") for chunk in chunks] == [*["node-1"] * 5, None]
     assert client.text("a") == "one two three"
     assert chunks[-1]["chunk"]["usage"]["completion_tokens"] == 3
     assert done == {"type": "done", "id": "a", "generation": "chatcmpl-g0"}

@@ -68,6 +68,8 @@ async def first_wanted(core: Core, generation_id: str, cursor: Cursor, tenant: s
 
 
 NODE = "X-Ryzanstein-Node"
+SHOW_NODES = "x-ryzanstein-show-nodes"
+"""A client sends it with `true` to have `node` in the first chunk of each part that another node wrote."""
 
 Events = AsyncGenerator[GenerationEvent, None]
 
@@ -184,7 +186,7 @@ class GenerationRoutes:
             except BaseException:
                 await events.aclose()
                 raise
-        writer = ChunkWriter(started, form, cursor)
+        writer = ChunkWriter(started, form, cursor, show_nodes=http.headers.get(SHOW_NODES) == "true")
         headers = {NODE: started.node_id}
         return EventStreamResponse(events, writer, call_of(http.scope), self._limits, headers)
 

@@ -63,9 +63,9 @@ class EventWriter(Protocol[_Event_contra]):
 class ChunkWriter:
     """Frames chunks as server-sent events. Each reader has its own."""
 
-    def __init__(self, started: Started, form: AnswerForm, cursor: Cursor) -> None:
+    def __init__(self, started: Started, form: AnswerForm, cursor: Cursor, *, show_nodes: bool = False) -> None:
         self._generation_id = started.generation_id
-        self._chunks = Chunks(started, form.dialect, cursor, form.usage, continuous=form.continuous)
+        self._chunks = Chunks(started, form.dialect, cursor, form.usage, continuous=form.continuous, show_nodes=show_nodes)
 
     def opening(self) -> bytes:
         return b""

@@ -84,11 +84,11 @@ class StartedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="started")
     node: str
 
 
-class ChunkFrame(msgspec.Struct, frozen=True, tag_field="type", tag="chunk"):
+class ChunkFrame(msgspec.Struct, frozen=True, tag_field="type", tag="chunk", omit_defaults=True):
     """A chunk, as a server-sent event has it.
 
     `index` is where the reader of the choice stands after it; `ended` says that nothing more comes
-    of the choice. The chunk of the usage belongs to no choice.
+    of the choice. `node` wrote its last tokens. The chunk of the usage belongs to no choice.
     """
 
     id: str
@@ -96,6 +96,7 @@ class ChunkFrame(msgspec.Struct, frozen=True, tag_field="type", tag="chunk"):
     index: int | None
     ended: bool
     chunk: Chunk
+    node: str = ""
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="type", tag="done"):

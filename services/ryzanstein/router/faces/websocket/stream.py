@@ -157,24 +157,25 @@ class SocketStream:
             form = form_of(started)
             chunks = Chunks(started, form.dialect, cursor, form.usage, continuous=form.continuous)
             while (event := await reading.next()) is not None:
-                await self._send(chunks.of(event), cursor, reading)
-            await self._send(chunks.last(), cursor, reading)
+                await self._send(chunks.of(event), chunks, reading)
+            await self._send(chunks.last(), chunks, reading)
         finally:
             await reading.leave()
         self._connection.write(encoded(Done(self.id, self.generation)))
 
-    async def _send(self, chunks: Iterator[Chunk], cursor: Cursor, reading: Reading) -> None:
-        for chunk in chunks:
+    async def _send(self, ready: Iterator[Chunk], chunks: Chunks, reading: Reading) -> None:
+        for chunk in ready:
             if not self._may_send:
                 await self._wait(reading)
             self.credit.spend()
-            self._connection.write(encoded(self._framed(chunk, cursor)))
+            self._connection.write(encoded(self._framed(chunk, chunks)))
 
-    def _framed(self, chunk: Chunk, cursor: Cursor) -> ChunkFrame:
+    def _framed(self, chunk: Chunk, chunks: Chunks) -> ChunkFrame:
         if not chunk["choices"]:
             return ChunkFrame(self.id, None, None, False, chunk)
-        choice = chunk["choices"][0]["index"]
-        return ChunkFrame(self.id, choice, cursor.from_index[choice], cursor.ended(choice), chunk)
+        choice, cursor = chunk["choices"][0]["index"], chunks.cursor
+        node = chunks.nodes.get(choice, "")
+        return ChunkFrame(self.id, choice, cursor.from_index[choice], cursor.ended(choice), chunk, node)
 
     @property
     def _may_send(self) -> bool:

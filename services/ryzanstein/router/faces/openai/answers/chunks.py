@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from ryzanstein.generation.tokens import GenerationEvent, Started, Usage
+from ryzanstein.generation.tokens import Delta, GenerationEvent, Started, Usage
 from ryzanstein.replies.reader import ReplyDelta
 from ryzanstein.router.faces.openai.answers.cursor import Cursor
 from ryzanstein.router.faces.openai.answers.dialect import AnswerDialect, omitted_body, usage_body
@@ -53,10 +53,23 @@ class Chunks:
     """
 
     def __init__(
-        self, started: Started, dialect: AnswerDialect, cursor: Cursor, include_usage: bool, *, continuous: bool = False
+        self,
+        started: Started,
+        dialect: AnswerDialect,
+        cursor: Cursor,
+        include_usage: bool,
+        *,
+        continuous: bool = False,
+        show_nodes: bool = False,
     ) -> None:
-        """`continuous`: each chunk has the usage so far, as the reader has seen it."""
+        """`continuous`: each chunk has the usage so far, as the reader has seen it.
+
+        `show_nodes`: a choice's first chunk names its node, and so does the first one that another node wrote.
+        """
         self.cursor = cursor
+        self.nodes: dict[int, str] = {}
+        """The node that wrote each choice's last tokens."""
+        self._shown: dict[int, str] | None = {} if show_nodes else None
         self._continuous = include_usage and continuous
         self._started = started
         self._pieces = Pieces(cursor, started)
@@ -80,22 +93,37 @@ class Chunks:
 
     def of(self, event: GenerationEvent) -> Iterator[Chunk]:
         """Yields the chunks of an event, with one choice each."""
+        self._note_node(event)
         for piece in self._pieces.of(event):
             if (choice := self._choice_of(piece)) is not None:
-                yield self.envelope | {"choices": [choice]} | self._usage_so_far()
+                yield self.envelope | {"choices": [choice]} | self._usage_so_far() | self._node(piece.choice)
 
     def json_of(self, event: GenerationEvent) -> Iterator[str]:
         """Yields the chunks that `of` yields, encoded."""
+        self._note_node(event)
         for piece in self._pieces.of(event):
-            if isinstance(piece, Speech) and not piece.rows and piece.delta.only_content and not self._continuous:
+            node = self._node(piece.choice)
+            if isinstance(piece, Speech) and not piece.rows and piece.delta.only_content and not self._continuous and not node:
                 yield self._plain.encoded(piece.choice, piece.delta.content)
             elif (choice := self._choice_of(piece)) is not None:
-                yield encoded(self.envelope | {"choices": [choice]} | self._usage_so_far())
+                yield encoded(self.envelope | {"choices": [choice]} | self._usage_so_far() | node)
 
     def last(self) -> Iterator[Chunk]:
         """Yields what follows when all choices have ended: the usage, where the client asked for it."""
         if self._include_usage and self._pieces.usage is not None:
             yield self.envelope | {"choices": [], "usage": usage_body(self._pieces.usage)}
+
+    def _note_node(self, event: GenerationEvent) -> None:
+        if isinstance(event, Delta):
+            self.nodes[event.choice] = event.node_id
+
+    def _node(self, choice: int) -> Chunk:
+        """Returns what names the node of a choice, where it has not been named before."""
+        node = self.nodes.get(choice)
+        if self._shown is None or node is None or self._shown.get(choice) == node:
+            return {}
+        self._shown[choice] = node
+        return {"node": node}
 
     def _usage_so_far(self) -> Chunk:
         if not self._continuous:
