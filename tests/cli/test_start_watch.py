@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.processes.service_process import ServiceFailedError, ServiceProcess
-from ryzanstein.cli.processes.start_watch import Reading, StartWatch
+from ryzanstein.cli.processes.start_watch import ReadingPace, StartWatch
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
 
@@ -117,7 +117,7 @@ def test_how_much_of_the_weights_is_read_is_told_and_is_movement(tmp_path: Path)
 
 
 def test_the_pace_begins_again_with_another_model() -> None:
-    pace = Reading()
+    pace = ReadingPace()
     assert pace.left_s(0, 100, 0.0) is None
     assert pace.left_s(25, 100, 5.0) == 15.0
     assert pace.left_s(5, 50, 6.0) is None

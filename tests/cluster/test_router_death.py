@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -14,6 +16,9 @@ import pytest
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.survey.look import look
+from ryzanstein.survey.reach import KeyedRouter
+from ryzanstein.survey.views import ClusterStatus, RouterMember
 from ryzanstein.v1 import inference_pb2 as inference
 
 pytestmark = pytest.mark.long
@@ -211,3 +216,27 @@ class Events:
             for choice in chunk["choices"]:
                 self.text += choice["delta"].get("content") or ""
         self.done |= line == "data: [DONE]"
+
+
+@pytest.mark.timeout(180)
+def test_routers_know_each_other_and_where_clients_reach_them(routers: Routers) -> None:
+    cluster = routers.cluster
+    asked(routers.client("router-0"), max_tokens=5).initial_metadata()
+
+    def seen_by(name: str) -> ClusterStatus:
+        return asyncio.run(look(cluster.orchestrator_address, KeyedRouter(cluster.services[name].grpc_address)))
+
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, seen_by("router-0")
+            time.sleep(0.2)
+
+    expected = [RouterMember(name, cluster.services[name].grpc_address) for name in ("router-0", "router-1")]
+    assert list(seen_by("router-0").routers) == list(seen_by("router-1").routers) == expected
+    until(lambda: (figures := seen_by("router-0").router.figures) is not None and figures.generated_tokens > 0)
+    assert any(node.figures is not None and node.figures.decode_tokens > 0 for node in seen_by("router-0").nodes)
+    cluster.kill("router-1")
+    until(lambda: list(seen_by("router-0").routers) == expected[:1])
+    cluster.restart("router-1")
+    until(lambda: list(seen_by("router-0").routers) == expected)

@@ -41,7 +41,7 @@ class Sign:
     read: tuple[int, int] = (0, 0)
 
 
-class Reading:
+class ReadingPace:
     """How fast weights are read, from the first look at them on."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class StartWatch:
     def __init__(self, services: Iterable[ServiceProcess], still_s: float = STILL_S) -> None:
         self._services, self._still_s = list(services), still_s
         self._signs: dict[str, Sign] = {}
-        self._readings: defaultdict[str, Reading] = defaultdict(Reading)
+        self._readings: defaultdict[str, ReadingPace] = defaultdict(ReadingPace)
         self._moved_at = time.monotonic()
 
     def wait(self, pending: Callable[[], list[str]], doing: Callable[[str], None] = lambda _: None) -> None:
