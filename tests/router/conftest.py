@@ -405,7 +405,7 @@ async def running_router(settings: RouterSettings, ready_nodes: int) -> AsyncIte
         peers = peer_face(router, settings)
         if peers is not None:
             await peers.start()
-            let_find(router, settings, peers)
+            let_find(router, settings, peers, server.port)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await until(lambda: sum(model.ready_nodes for model in router.core.models()) >= ready_nodes)
             yield RunningRouter(router, server, InferenceServiceStub(channel), SessionServiceStub(channel), peers)

@@ -73,7 +73,7 @@ async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -
     linked = _only_linked(links, members)
     asked = [*(_models_of(node, True, dialer) for node in members), *(_models_of(node, False, dialer) for node in linked)]
     nodes = await asyncio.gather(*asked)
-    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, routers, models, sessions, errors, control)
+    return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors, control, routers)
 
 
 async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:

@@ -240,8 +240,8 @@ class ClusterStatus:
 
     nodes: tuple[NodeStatus, ...] = ()
     router: RouterView = field(default_factory=RouterView)
-    routers: tuple[RouterMember, ...] = ()
     models: tuple[ModelView, ...] = ()
     sessions: tuple[SessionView, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
     orchestrator: OrchestratorView = field(default_factory=OrchestratorView)
+    routers: tuple[RouterMember, ...] = ()
