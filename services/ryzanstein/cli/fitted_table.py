@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
-_FOLDED = 20  # width that is enough for a column that folds
+FOLDED = 20  # width that is enough for a column that folds
 _FRAME, _PADDING = 1, 3  # width of a table's frame, and padding of each column
 
 
@@ -62,15 +62,21 @@ class FittedTable:
 
     def _kept(self, width: int) -> list[int]:
         """Returns the columns that fit."""
-        kept = list(range(len(self.columns)))
-        while _FRAME + sum(_PADDING + self._width(number) for number in kept) > width:
-            last = max(kept, key=lambda number: self.columns[number].leaves)
-            if not self.columns[last].leaves:
-                break
-            kept.remove(last)
-        return kept
+        widths = [_PADDING + self._width(number) for number in range(len(self.columns))]
+        return kept_columns([column.leaves for column in self.columns], widths, width - _FRAME)
 
     def _width(self, number: int) -> int:
         column = self.columns[number]
         natural = max(cell_len(text) for text in (column.title, *(row[number] for row in self._rows)))
-        return min(natural, _FOLDED) if column.folds else natural
+        return min(natural, FOLDED) if column.folds else natural
+
+
+def kept_columns(leaves: Sequence[int], widths: Sequence[int], room: int) -> list[int]:
+    """Returns the columns that fit: those that leave first, see `Column`, leave until the others have room."""
+    kept = list(range(len(widths)))
+    while sum(widths[number] for number in kept) > room:
+        last = max(kept, key=lambda number: leaves[number])
+        if not leaves[last]:
+            break
+        kept.remove(last)
+    return kept

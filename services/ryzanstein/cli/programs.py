@@ -24,6 +24,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "worker": ("torch", "tokenizers", "safetensors"),
         "tls": ("cryptography",),
         "redis": ("redis",),
+        "watch": ("textual",),
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ryzanstein.cli.rollout.ready_models import ready_models
@@ -34,7 +35,12 @@ async def last_node(orchestrator: str, node_id: str, dialer: Dialer = PLAIN) -> 
 
     Raises RyzansteinError.
     """
-    ready = {node.node_id: ready_models(node) for node in await members(orchestrator, dialer)}
+    return last_of(await members(orchestrator, dialer), node_id)
+
+
+def last_of(nodes: Iterable[Node], node_id: str) -> LastNode | None:
+    """Returns the same as `last_node`, of members that are known already."""
+    ready = {node.node_id: ready_models(node) for node in nodes}
     own = ready.pop(node_id, set())
     alone = sorted(own.difference(*ready.values()))
     return LastNode(node_id, tuple(alone)) if alone else None

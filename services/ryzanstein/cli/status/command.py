@@ -17,6 +17,7 @@ from ryzanstein.cli import display
 from ryzanstein.cli.access.dialing import TlsDir, dialer_in
 from ryzanstein.cli.access.keyed_router import KeyFile, keyed_router
 from ryzanstein.cli.access.router_trust import CaFile
+from ryzanstein.cli.logs.command import StateDir
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, ROUTER_ADDRESS, Orchestrator, Router
 from ryzanstein.cli.status.status_tables import (
     engine_table,
@@ -29,6 +30,7 @@ from ryzanstein.cli.status.status_tables import (
     router_table,
     session_table,
 )
+from ryzanstein.files.state_home import state_home
 from ryzanstein.survey.look import look
 from ryzanstein.survey.problems import problems
 from ryzanstein.survey.views import ClusterStatus
@@ -54,13 +56,27 @@ def status(
     ca: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     tls_dir: TlsDir = None,
+    live: Annotated[
+        bool, typer.Option("--watch", help="Show it as it changes, until `q`; in a pipe: a line a change.")
+    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="With --watch: nothing can be changed from there.")] = False,
+    interval: Annotated[float, typer.Option(min=0.25, max=3600, help="With --watch: seconds between two samples.")] = 1.0,
+    state_dir: StateDir = None,
 ) -> None:
     """Show problems, nodes, ranks, links, losses, models, sessions, and how services are protected.
 
     Exit code 1: a service did not answer.
 
     In a narrow terminal the less important columns are left out.
+
+    With --watch the exit code is 0. With --json, or without a terminal, it prints a line for each change.
     """
+    if live:
+        from ryzanstein.cli.watch.command import WatchOptions, watch
+
+        options = WatchOptions(interval, read_only, as_json, state_dir or state_home())
+        watch(orchestrator, keyed_router(router, key_file, ca), dialer_in(tls_dir), options)
+        return
     view = asyncio.run(look(orchestrator, keyed_router(router, key_file, ca), dialer_in(tls_dir)))
     if not as_json and {"orchestrator", "router"} <= view.errors.keys():
         nobody = f"nothing answers: no orchestrator at {orchestrator}, no router at {router}; `ryzanstein up` starts a cluster"

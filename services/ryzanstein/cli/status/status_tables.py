@@ -35,12 +35,12 @@ def node_table(view: ClusterStatus) -> FittedTable:
     for each in view.nodes:
         node = each.node
         beat = _ago(now, node.beat_time) if node.beat_time and not each.error else each.error or _UNKNOWN
-        place = (node.node_id, _state(each), node.model or _UNKNOWN, str(node.tp or _UNKNOWN))
-        table.add(*place, *_memory(each), *_load(node.load), str(each.rank_restarts), beat)
+        place = (node.node_id, state_of(each), node.model or _UNKNOWN, str(node.tp or _UNKNOWN))
+        table.add(*place, *memory_of(each), *_load(node.load), str(each.rank_restarts), beat)
     return table
 
 
-def _memory(view: NodeStatus) -> tuple[str, str]:
+def memory_of(view: NodeStatus) -> tuple[str, str]:
     """Returns what the model takes, and what all models of the node take of its memory.
 
     A model that is asleep takes none.
@@ -63,7 +63,7 @@ def _load(load: Load) -> tuple[str, str, str]:
     return f"{load.running}/{load.capacity}", str(load.waiting), f"{load.kv_blocks_used}/{load.kv_blocks_total}"
 
 
-def _state(view: NodeStatus) -> str:
+def state_of(view: NodeStatus) -> str:
     """Returns the state as the orchestrator knows it.
 
     A node that does not answer is not shown as READY. A model without ranks because it was idle is asleep.
@@ -154,12 +154,12 @@ def loss_table(view: ClusterStatus) -> FittedTable:
         Column("details", 3, folds=True),
     )
     now = time.time()
-    for at, *row in sorted(_losses(view), reverse=True)[:MAX_LOSSES]:
+    for at, *row in sorted(losses_of(view), reverse=True)[:MAX_LOSSES]:
         table.add(_ago(now, float(at)), *map(str, row))
     return table
 
 
-def _losses(view: ClusterStatus) -> Iterator[tuple[float, str, str, str, str]]:
+def losses_of(view: ClusterStatus) -> Iterator[tuple[float, str, str, str, str]]:
     for lost in view.router.recent_losses:
         yield lost.time, view.router.router_id, f"link to {lost.node_id}", lost.cause, f"{lost.inflight} attempts"
     for each in view.nodes:

@@ -1,0 +1,123 @@
+"""Asks a cluster again and again, over connections that stay open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+
+from ryzanstein.auth.peers.peer import Expect
+from ryzanstein.rpc.client import Dialer
+from ryzanstein.survey.look import look
+from ryzanstein.survey.reach import KeyedRouter
+from ryzanstein.survey.views import ClusterStatus
+
+_UNUSED_S = 60.0
+
+
+class KeptChannels:
+    """Channels that outlive their use: who leaves `async with` leaves them open.
+
+    A cluster of a hundred nodes would else take a hundred new connections, and with TLS handshakes, each second.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._channels: dict[object, tuple[grpc.aio.Channel, float]] = {}
+
+    def channel(self, key: object, opened: Callable[[], grpc.aio.Channel]) -> grpc.aio.Channel:
+        """Returns the channel of a key, opened at its first use."""
+        channel = self._channels[key][0] if key in self._channels else opened()
+        self._channels[key] = (channel, self._now())
+        return cast(grpc.aio.Channel, _Lent(channel))
+
+    async def close_unused(self) -> None:
+        """Closes those that nobody has used lately: their service is gone, or its certificates were renewed."""
+        await self._close([key for key, (_, used) in self._channels.items() if self._now() - used > _UNUSED_S])
+
+    async def close(self) -> None:
+        await self._close(list(self._channels))
+
+    async def _close(self, keys: list[object]) -> None:
+        for key in keys:
+            channel, _ = self._channels.pop(key)
+            await channel.close()
+
+
+class _Lent:
+    """A channel that is not closed by who uses it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def __aenter__(self) -> grpc.aio.Channel:
+        return self._channel
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+
+class KeptDialer(Dialer):
+    """Dials as another one does, each service once."""
+
+    def __init__(self, dialer: Dialer, channels: KeptChannels) -> None:
+        self._dialer, self._channels = dialer, channels
+
+    @property
+    def secure(self) -> bool:
+        return self._dialer.secure
+
+    def open(self, address: str, expect: Expect, *, retries: bool = True) -> grpc.aio.Channel:
+        """Returns a channel to host:port that stays open."""
+        key = (address, expect, retries, self._dialer.version)
+        return self._channels.channel(key, lambda: self._dialer.open(address, expect, retries=retries))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRouter(KeyedRouter):
+    """A router that is reached over one connection."""
+
+    channels: KeptChannels = field(default_factory=KeptChannels, repr=False, compare=False)
+
+    def open(self) -> grpc.aio.Channel:
+        """Returns a channel that stays open."""
+        return self.channels.channel(self.address, KeyedRouter(self.address, self.key, self.trust).open)
+
+
+class Sampler:
+    """Asks one cluster each `interval_s`, or as fast as it answers. While `paused` it asks nothing."""
+
+    def __init__(self, orchestrator: str, router: KeyedRouter, dialer: Dialer, interval_s: float) -> None:
+        self.orchestrator, self.router, self.dialer = orchestrator, router, dialer
+        self._interval_s = interval_s
+        self._channels = KeptChannels()
+        self._running = asyncio.Event()
+        self._running.set()
+
+    def pause(self, paused: bool) -> None:
+        """Stops asking, or goes on."""
+        if paused:
+            self._running.clear()
+        else:
+            self._running.set()
+
+    async def samples(self) -> AsyncIterator[ClusterStatus]:
+        """Yields what the services say, until the caller stops. Services that do not answer are its errors."""
+        router = KeptRouter(self.router.address, self.router.key, self.router.trust, self._channels)
+        dialer = KeptDialer(self.dialer, self._channels)
+        try:
+            while True:
+                began = time.monotonic()
+                await self._running.wait()
+                yield await look(self.orchestrator, router, dialer)
+                await self._channels.close_unused()
+                await asyncio.sleep(max(0.0, began + self._interval_s - time.monotonic()))
+        finally:
+            await self._channels.close()

@@ -1,0 +1,116 @@
+"""How loaded each node, each model and the cluster were lately, and how many tokens a second they made.
+
+Rates are differences of counters of two samples: a service counts, and whoever watches subtracts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ryzanstein.cli.watch.table import CHART
+from ryzanstein.survey.views import ClusterStatus, NodeStatus, RouterView
+
+CLUSTER = ("cluster", "")
+FORGOTTEN_S = 900.0
+
+Subject = tuple[str, str]
+"""What a trend is of: its kind, `node`, `model` or `cluster`, and its name."""
+
+
+def generated_tokens(told: NodeStatus | RouterView) -> int | None:
+    """Returns how many tokens a node or router has generated since its start. None: it does not say.
+
+    The one place that reads figures of services: a release without them tells none, and there are no rates.
+    """
+    figures = getattr(told, "figures", None)
+    counted = getattr(figures, "generated_tokens", None)
+    return counted if isinstance(counted, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one sample says of a subject: sequences that run and fit, and tokens counted until then."""
+
+    running: int = 0
+    capacity: int = 0
+    tokens: int | None = None
+
+    def and_also(self, other: Reading) -> Reading:
+        """Returns the sum; tokens of those that count them."""
+        counted = [each for each in (self.tokens, other.tokens) if each is not None]
+        return Reading(self.running + other.running, self.capacity + other.capacity, sum(counted) if counted else None)
+
+
+@dataclass(slots=True)
+class Trend:
+    """The last values of a subject: the share of its capacity that ran, from 0 to 1, and tokens a second."""
+
+    shares: deque[float | None] = field(default_factory=lambda: deque(maxlen=CHART))
+    rates: deque[float | None] = field(default_factory=lambda: deque(maxlen=CHART))
+    seen: float = 0.0
+    _counted: tuple[float, int] | None = None
+
+    def add(self, reading: Reading | None, now: float) -> None:
+        """Adds a sample; None: it did not answer."""
+        self.shares.append(reading.running / reading.capacity if reading is not None and reading.capacity else None)
+        self.rates.append(self._rate(None if reading is None else reading.tokens, now))
+        if reading is not None:
+            self.seen = now
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.rates[-1] if self.rates else None
+
+    @property
+    def busiest(self) -> tuple[float | None, ...]:
+        """The rates as shares of the highest one, for a chart."""
+        most = max((each for each in self.rates if each is not None), default=0.0)
+        return tuple(None if each is None else each / most if most else 0.0 for each in self.rates)
+
+    def _rate(self, tokens: int | None, now: float) -> float | None:
+        before, self._counted = self._counted, None if tokens is None else (now, tokens)
+        if tokens is None or before is None or now <= before[0] or tokens < before[1]:
+            return None  # the first sample, or the service was restarted and counts from 0
+        return (tokens - before[1]) / (now - before[0])
+
+
+class Trends:
+    """The trends of all that was seen lately."""
+
+    def __init__(self) -> None:
+        self._of: dict[Subject, Trend] = {}
+
+    def of(self, subject: Subject) -> Trend:
+        """Returns a trend; one without values if the subject was not seen."""
+        return self._of.get(subject) or Trend()
+
+    def take(self, view: ClusterStatus, now: float) -> None:
+        """Adds a sample of a cluster."""
+        found: dict[Subject, Reading] = {}
+        for subject, reading in _readings(view):
+            found[subject] = found[subject].and_also(reading) if subject in found else reading
+        for subject in found.keys() - self._of.keys():
+            self._of[subject] = Trend(seen=now)
+        for subject, trend in self._of.items():
+            trend.add(found.get(subject), now)
+        self._of = {subject: trend for subject, trend in self._of.items() if now - trend.seen < FORGOTTEN_S}
+
+
+def _readings(view: ClusterStatus) -> Iterator[tuple[Subject, Reading]]:
+    answering = [each for each in view.nodes if not each.error]
+    for each in answering:
+        load = each.node.load
+        reading = Reading(load.running, load.capacity, generated_tokens(each))
+        for subject in _subjects(each):
+            yield subject, reading
+    if (
+        not any(generated_tokens(each) is not None for each in answering)
+        and (told := generated_tokens(view.router)) is not None
+    ):
+        yield CLUSTER, Reading(tokens=told)  # of one router alone, which is better than nothing
+
+
+def _subjects(each: NodeStatus) -> Iterable[Subject]:
+    return ("node", each.node.node_id), ("model", each.node.model), CLUSTER
