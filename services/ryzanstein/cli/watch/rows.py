@@ -59,10 +59,10 @@ _MODELS = lettered(
     WatchColumn("load", 5, chart=True),
 )
 _ROUTERS = lettered(
-    WatchColumn("router", 5, folds=True),
-    WatchColumn("node", folds=True),
+    WatchColumn("service", folds=True),
+    WatchColumn("link of", 5, folds=True),
     WatchColumn("address", 3, folds=True),
-    WatchColumn("link"),
+    WatchColumn("state"),
     WatchColumn("suspected", 1, folds=True),
     WatchColumn("breaker", 2),
     WatchColumn("in flight", 4),
@@ -180,7 +180,7 @@ def _rate(trend: Trend) -> WatchCell:
 
 
 def router_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
-    """Returns the links of the router that is asked, after a row for each router that is known."""
+    """Returns a row for each router that is known, and for each link of the one that is asked."""
     del now
     return WatchTable(
         "routers", _ROUTERS, (*_routers(view), *(_link_row(view.router.router_id, link) for link in view.router.links))
@@ -202,22 +202,22 @@ def _router_row(router_id: str, address: str, state: str, view: ClusterStatus) -
     asked = router_id == view.router.router_id
     inflight = number(sum(link.inflight for link in view.router.links)) if asked else number(None)
     tone: Tone = "warn" if state == "draining" else "good"
-    cells = (cell(router_id), WatchCell("-"), cell(address), cell(state, tone=tone), cell(""), cell(""), inflight)
-    return WatchRow(f"router {router_id}", cells, ROUTER)
+    cells = (cell(router_id), cell(""), cell(address), cell(state, tone=tone), cell(""), cell(""), inflight)
+    return WatchRow(f"{router_id} 0", cells, ROUTER)
 
 
 def _link_row(router_id: str, link: LinkView) -> WatchRow:
     name = link.node_id or f"? at {link.address}"
     cells = (
-        cell(router_id),
         cell(name),
+        cell(router_id),
         cell(link.address),
         cell("up", tone="good") if link.up else cell("down", tone="bad"),
         cell(link.suspicion, tone="warn"),
         cell(link.breaker, tone="" if link.breaker == "closed" else "bad"),
         number(link.inflight),
     )
-    return WatchRow(f"link {router_id} {link.address} {link.node_id}", cells, ROUTER, base_of(link.node_id))
+    return WatchRow(f"{router_id} 1 {link.node_id} {link.address}", cells, ROUTER, base_of(link.node_id))
 
 
 def generation_rows(view: ClusterStatus, trends: Trends, now: float) -> WatchTable:

@@ -162,10 +162,12 @@ def filtered(rows: Sequence[WatchRow], text: str) -> list[WatchRow]:
 
 
 def chart(series: Sequence[float | None], width: int) -> str:
-    """Returns the last values, each from 0 to 1, as a line of bars. What is not known is a blank."""
+    """Returns the last values, each from 0 to 1, as a line of bars.
+
+    Nothing is a blank, and so is what is not known: a row that rests does not change while its chart grows.
+    """
     last = list(series)[-width:] if width > 0 else []
-    bars = (" " if value is None else _BARS[min(len(_BARS) - 1, max(0, round(value * (len(_BARS) - 1))))] for value in last)
-    return "".join(bars).rjust(width)
+    return "".join(_BARS[min(len(_BARS) - 1, int(value * len(_BARS)))] if value else " " for value in last).rjust(width)
 
 
 def fitted(table: WatchTable, width: int, order: Order, at_least: dict[int, int] | None = None) -> ShownTable:

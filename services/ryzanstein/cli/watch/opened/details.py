@@ -31,7 +31,7 @@ def details(board: WatchBoard, key: str, now: float, width: int) -> list[str]:
 def _charts(board: WatchBoard, row: WatchRow, width: int) -> Iterator[str]:
     """Yields the last sixty samples of load and, where tokens are counted, of tokens a second."""
     subject = ("model", row.model) if board.view_name == "models" else ("node", row.node_id if "/" not in row.key else row.key)
-    trend, room = board.trends.of(subject), min(CHART, max(0, width - 13))
+    trend, room = board.trends.of(subject), min(CHART, max(0, width - 20))
     if not subject[1] or not trend.shares:
         return
     yield ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
 
 from ryzanstein.addresses import is_loopback, split_address
@@ -19,14 +19,21 @@ _SERVING = b'"event": "serving"'
 def log_lines(directory: Path | None, node_id: str, address: str) -> list[str]:
     """Returns the last lines of a node's log, the newest last. It reads files, and blocks."""
     path = None if directory is None else _log_of(directory, node_id)
-    if path is None or not path.is_file() or not _serves_at(path, address):
-        return elsewhere(directory, node_id)
+    try:
+        if path is None or not path.is_file() or not _serves_at(path, address):
+            return elsewhere(directory, node_id)
+        lines = _tail(path)
+    except OSError as error:
+        return [f"{path} cannot be read: {error.strerror}"]
+    return [part for line in lines for part in read_record(node_id, line, 0.0).text.splitlines()] or ["it has logged nothing"]
+
+
+def _tail(path: Path) -> list[str]:
     with path.open("rb") as opened:
         size = opened.seek(0, 2)
         opened.seek(max(0, size - _TAIL_BYTES))
-        text = opened.read().decode(errors="replace")
-    lines = text.splitlines()[(1 if size > _TAIL_BYTES else 0) :][-_SHOWN:]
-    return [part for line in lines for part in read_record(node_id, line, 0.0).text.splitlines()] or ["it has logged nothing"]
+        lines = opened.read().decode(errors="replace").splitlines()
+    return lines[(1 if size > _TAIL_BYTES else 0) :][-_SHOWN:]
 
 
 def elsewhere(directory: Path | None, node_id: str) -> list[str]:
@@ -55,7 +62,7 @@ def _serves_at(path: Path, address: str) -> bool:
         return False
     if not is_loopback(host):
         return False
-    names = (str(path), *(older(str(path), number) for number in count(1)))
+    names = chain([str(path)], (older(str(path), number) for number in count(1)))
     for name in takewhile(lambda name: Path(name).is_file(), names):
         with open(name, "rb") as opened:
             served = [line for line in opened if _SERVING in line]

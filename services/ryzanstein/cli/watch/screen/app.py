@@ -130,24 +130,23 @@ class MainScreen(Screen[None]):
         problems = board.problem_lines(width)[: 1 if self.has_class("low") else PROBLEM_LINES]
         tones: tuple[Tone, Tone] = ("good", "bad")
         self._show("problems", *((text, tones[is_problem]) for text, is_problem in problems))
-        self.query_one("#views", LineView).show([self._views(width)])
         shown, rows = board.shown(width, now), self.query_one(RowGrid)
         self.query_one("#head", LineView).show([] if shown is None else [shown.head])
         empty = [] if shown is None else [ShownLine("", ((board.empty(), "silent"),))]
         rows.show(empty if shown is None or not shown.lines else shown.lines)
+        self.query_one("#views", LineView).show([self._views(width, 0 if shown is None else shown.num_rows)])
         self._show("foot", (self._foot(width), ""))
 
     def _show(self, name: str, *lines: tuple[str, Tone]) -> None:
         self.query_one(f"#{name}", LineView).show([ShownLine("", (line,)) for line in lines])
 
-    def _views(self, width: int) -> ShownLine:
+    def _views(self, width: int, num_rows: int) -> ShownLine:
         pieces: list[tuple[str, Tone]] = []
         for name, (key, _) in VIEWS.items():
             if name != "problems" or self._board.view_name == name:
                 pieces += [(f"{key} {name}", "sorted" if name == self._board.view_name else ""), (" ", "")]
         used = sum(len(text) for text, _ in pieces)
-        rows = self.query_one(RowGrid)
-        place = f"{rows.place}/{len(dict.fromkeys(line.key for line in rows.lines))}" if rows.place else ""
+        place = f"{self.query_one(RowGrid).place}/{num_rows}" if num_rows else ""
         return ShownLine("", (*pieces, (place.rjust(max(0, width - used)), "")) if width - used > len(place) else tuple(pieces))
 
     def _foot(self, width: int) -> str:

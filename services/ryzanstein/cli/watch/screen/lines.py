@@ -99,7 +99,7 @@ class RowGrid(LineView, can_focus=True):
     def show(self, lines: Sequence[ShownLine]) -> None:
         """Shows other rows. If the chosen one is gone, the row in its place is chosen."""
         at = max(0, self.place - 1)
-        self._keys = list(dict.fromkeys(line.key for line in lines))
+        self._keys = list(dict.fromkeys(line.key for line in lines if line.key))
         super().show(lines)
         if self._chosen not in self._keys:
             self._choose(self._keys[min(at, len(self._keys) - 1)] if self._keys else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from textwrap import wrap
 from typing import ClassVar
 
 from rich.cells import cell_len, chop_cells
@@ -12,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
+from textual.worker import Worker
 
 from ryzanstein.cli.watch.actions import Proposal
 from ryzanstein.cli.watch.screen.lines import LineView
@@ -43,6 +45,7 @@ class PageScreen(Screen[None]):
     def __init__(self, title: str, source: Source, *, live: bool = False, from_end: bool = False) -> None:
         super().__init__()
         self._title, self._source, self._live, self._at_end = title, source, live, from_end
+        self._making: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(Text(f"{self._title}   (esc: back)", no_wrap=True, overflow="ellipsis"), id="page-title", markup=False)
@@ -54,7 +57,7 @@ class PageScreen(Screen[None]):
             self.set_interval(_AGAIN_S, self._make)
 
     def on_resize(self) -> None:
-        self._make()
+        self.call_after_refresh(self._make)
 
     def action_back(self) -> None:
         self.dismiss()
@@ -68,7 +71,9 @@ class PageScreen(Screen[None]):
         self.action_move(way * max(1, self.query_one("#page", LineView).size.height - 1))
 
     def _make(self) -> None:
-        self.run_worker(self._made(), exclusive=True)
+        """Makes the text again, unless it is still being made."""
+        if self._making is None or self._making.is_finished:
+            self._making = self.run_worker(self._made())
 
     async def _made(self) -> None:
         width = max(1, self.size.width)
@@ -81,8 +86,14 @@ class PageScreen(Screen[None]):
 
 
 def _folded(line: str, width: int) -> list[str]:
+    """Returns a line in parts that fit, divided between words where that is known to fit."""
     line = line.expandtabs(8)
-    return chop_cells(line, width) if cell_len(line) > width else [line]
+    if cell_len(line) <= width:
+        return [line]
+    if not line.isascii():
+        return chop_cells(line, width)
+    indent = line[: len(line) - len(line.lstrip())][: width // 2]
+    return wrap(line.strip(), width, initial_indent=indent, subsequent_indent=indent) or [""]
 
 
 class AskScreen(ModalScreen[str]):
