@@ -33,7 +33,8 @@ def test_few_rooms_have_more_than_ten_modules() -> None:
         ("ryzanstein.worker.text.templates.program", {"torch", "numpy", "grpc"}),
         ("ryzanstein.worker.text.grammars.program", {"torch", "grpc"}),
         ("ryzanstein.lab.simulation.simulation", {"torch"}),
-        ("ryzanstein.cli.main", {"torch", "fastapi", "cryptography"}),
+        ("ryzanstein.cli.main", {"torch", "fastapi", "cryptography", "textual"}),
+        ("ryzanstein.cli.watch.command", {"torch", "fastapi", "cryptography", "textual"}),
     ],
 )
 def test_a_program_loads_no_library_that_it_does_not_need(program: str, foreign: set[str]) -> None:

@@ -30,7 +30,10 @@ class ScriptedNode(worker_pb2_grpc.WorkerServiceServicer):
 
 @dataclass
 class ScriptedOrchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Lists `nodes`, and each deployment with its `status`; stores deployments with `revision`, if that is given."""
+    """Lists `nodes`, and each deployment with its `status`; stores deployments with `revision`, if that is given.
+
+    `drained` are the nodes that were drained and undrained, with which of both.
+    """
 
     address: str
     servers: list[grpc.Server]
@@ -38,6 +41,7 @@ class ScriptedOrchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     status: dict[str, Any] = field(default_factory=dict)
     revision: int = 0
     deployed: list[tuple[Deployment, bool]] = field(default_factory=list)
+    drained: list[tuple[str, bool]] = field(default_factory=list)
 
     def add(self, node: Node, *beats: Beat) -> Node:
         """Adds a member. It answers at its address if it has beats."""
@@ -54,6 +58,16 @@ class ScriptedOrchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def ListNodes(self, request: Any, context: Any) -> orchestrator_pb2.ListNodesResponse:
         return orchestrator_pb2.ListNodesResponse(nodes=map(node_to_wire, self.nodes))
+
+    def DrainNode(self, request: orchestrator_pb2.DrainNodeRequest, context: Any) -> orchestrator_pb2.DrainNodeResponse:
+        self.drained.append((request.node_id, True))
+        return orchestrator_pb2.DrainNodeResponse()
+
+    def UndrainNode(self, request: orchestrator_pb2.UndrainNodeRequest, context: Any) -> orchestrator_pb2.UndrainNodeResponse:
+        if request.node_id not in [node.node_id for node in self.nodes]:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node_id}")
+        self.drained.append((request.node_id, False))
+        return orchestrator_pb2.UndrainNodeResponse()
 
     def DeployModel(self, request: orchestrator_pb2.DeployModelRequest, context: Any) -> orchestrator_pb2.DeployModelResponse:
         deployment = deployment_from_wire(request.deployment)

@@ -75,7 +75,7 @@ def show_error(console: Console, error: RyzansteinError) -> None:
 
     Then it shows what the sentence leaves out: further fields, what is missing, and when to retry.
     """
-    console.print(Text.assemble(("error: ", "bold red"), error_line(error)), soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), clean(f"{_sentence(error)} ({_reason(error)})")), soft_wrap=True)
     for violation in error.violations:
         if not error.message.startswith(f"{violation.field}: "):
             field, why = clean(violation.field), clean(violation.description)
@@ -88,11 +88,6 @@ def show_error(console: Console, error: RyzansteinError) -> None:
         error.reason in ("", Code.UNAVAILABLE.name) and error.code is Code.UNAVAILABLE
     ):  # not from one of our services: none answered
         console.print(Text(f"  {_hint(error.message)}"))
-
-
-def error_line(error: RyzansteinError) -> str:
-    """Returns the sentence that says what is wrong, with the reason in parentheses, as a terminal may show it."""
-    return clean(f"{_sentence(error)} ({_reason(error)})")
 
 
 def _hint(message: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ryzanstein.cli import display
 from ryzanstein.cli.rollout.drain import request_drain, withdraw_drain
 from ryzanstein.cli.rollout.last_node import last_node, last_of
 from ryzanstein.client.cleaning import clean
@@ -79,7 +78,7 @@ def _of_drain(node: Node) -> str:
         return f"{node.node_id} runs no generation; new ones go to other nodes"
     generations = f"{running} generation{'' if running == 1 else 's'}"
     queue = f", and {waiting} wait there" if waiting else ""
-    return f"{node.node_id} runs {generations}{queue}: it finishes them, and new ones go to other nodes"
+    return f"{node.node_id} runs {generations}{queue}, which it finishes; new ones go to other nodes"
 
 
 class Operator:
@@ -108,4 +107,4 @@ class Operator:
             await request_drain(self._orchestrator, node_id, self._dialer)
             return clean(f"{node_id} is draining")
         except RyzansteinError as error:
-            return f"{proposal.act} failed: {' '.join(display.error_line(error).split())}"
+            return clean(f"{proposal.act} failed, {error.reason or error.code.name}: {' '.join(error.message.split())}")

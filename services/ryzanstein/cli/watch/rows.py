@@ -106,12 +106,17 @@ def _node_row(each: NodeStatus, trends: Trends, now: float) -> WatchRow:
         _beat(each, now),
     )
     heard = node.beat_time
-    return WatchRow(node.node_id, cells, base_of(node.node_id), base_of(node.node_id), node.model, bool(each.error), heard)
+    return WatchRow(node.node_id, cells, owner_of(each), owner_of(each), node.model, bool(each.error), heard)
 
 
-def base_of(node_id: str) -> str:
-    """Returns the node's id without the name of a further model."""
-    return node_id.partition("/")[0]
+def owner_of(each: NodeStatus) -> str:
+    """Returns the node's own id, also of one of its further models."""
+    return each.node.node_id.partition("/")[0] if each.further else each.node.node_id
+
+
+def node_named(view: ClusterStatus, name: str) -> str:
+    """Returns the node that a router or a loss names, perhaps with one of its further models."""
+    return next((owner_of(each) for each in view.nodes if each.node.node_id == name), name.partition("/")[0])
 
 
 def _load(each: NodeStatus) -> tuple[WatchCell, WatchCell, WatchCell]:
@@ -141,7 +146,8 @@ def rank_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
 
 
 def _rank_row(each: NodeStatus, rank: RankView) -> WatchRow:
-    name, still = each.node.node_id, rank.phase not in _AT_REST and rank.since_progress_s >= 1.0
+    name, owner = each.node.node_id, owner_of(each)
+    still = rank.phase not in _AT_REST and rank.since_progress_s >= 1.0
     cells = (
         cell(name),
         number(rank.rank),
@@ -152,7 +158,7 @@ def _rank_row(each: NodeStatus, rank: RankView) -> WatchRow:
         number(rank.last_step_s, display.milliseconds(rank.last_step_s)),
         number(rank.resident_bytes, display.binary_bytes(rank.resident_bytes)),
     )
-    return WatchRow(f"{name} {rank.rank}", cells, base_of(name), base_of(name), each.node.model)
+    return WatchRow(f"{name} {rank.rank}", cells, owner, owner, each.node.model)
 
 
 def model_rows(view: ClusterStatus, trends: Trends, now: float) -> WatchTable:
@@ -182,9 +188,7 @@ def _rate(trend: Trend) -> WatchCell:
 def router_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
     """Returns a row for each router that is known, and for each link of the one that is asked."""
     del now
-    return WatchTable(
-        "routers", _ROUTERS, (*_routers(view), *(_link_row(view.router.router_id, link) for link in view.router.links))
-    )
+    return WatchTable("routers", _ROUTERS, (*_routers(view), *(_link_row(view, link) for link in view.router.links)))
 
 
 def _routers(view: ClusterStatus) -> Iterator[WatchRow]:
@@ -206,7 +210,8 @@ def _router_row(router_id: str, address: str, state: str, view: ClusterStatus) -
     return WatchRow(f"{router_id} 0", cells, ROUTER)
 
 
-def _link_row(router_id: str, link: LinkView) -> WatchRow:
+def _link_row(view: ClusterStatus, link: LinkView) -> WatchRow:
+    router_id = view.router.router_id
     name = link.node_id or f"? at {link.address}"
     cells = (
         cell(name),
@@ -217,7 +222,7 @@ def _link_row(router_id: str, link: LinkView) -> WatchRow:
         cell(link.breaker, tone="" if link.breaker == "closed" else "bad"),
         number(link.inflight),
     )
-    return WatchRow(f"{router_id} 1 {link.node_id} {link.address}", cells, ROUTER, base_of(link.node_id))
+    return WatchRow(f"{router_id} 1 {link.node_id} {link.address}", cells, ROUTER, node_named(view, link.node_id))
 
 
 def generation_rows(view: ClusterStatus, trends: Trends, now: float) -> WatchTable:
@@ -238,7 +243,8 @@ def generation_rows(view: ClusterStatus, trends: Trends, now: float) -> WatchTab
             _rate(trend),
             _load_chart(trend),
         )
-        row = WatchRow(name, cells, base_of(name), base_of(name), each.node.model, bool(each.error), each.node.beat_time)
+        owner = owner_of(each)
+        row = WatchRow(name, cells, owner, owner, each.node.model, bool(each.error), each.node.beat_time)
         rows.append(row)
     return WatchTable("generations", _GENERATIONS, tuple(rows))
 
@@ -251,8 +257,8 @@ def loss_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
         when = WatchCell(clock(at), at)
         name = what.removeprefix("link to ") if what.startswith("link to ") else seen_by
         cells = (when, cell(seen_by), cell(what), cell(cause, tone="bad"), cell(details))
-        source = ROUTER if seen_by == view.router.router_id else base_of(seen_by)
-        rows.append(WatchRow(f"{at} {seen_by} {what}", cells, source, base_of(name)))
+        source = ROUTER if seen_by == view.router.router_id else node_named(view, seen_by)
+        rows.append(WatchRow(f"{at} {seen_by} {what}", cells, source, node_named(view, name)))
     return WatchTable("losses", _LOSSES, tuple(rows), 0, falling=True)
 
 
@@ -284,7 +290,7 @@ VIEWS: Mapping[str, tuple[str, Callable[[ClusterStatus, Trends, float], WatchTab
 
 def silent_sources(view: ClusterStatus, known: Collection[str]) -> set[str]:
     """Returns the services that do not answer. `known` are nodes that were seen before: one that nobody names is silent too."""
-    answering = {base_of(each.node.node_id) for each in view.nodes if not each.error}
+    answering = {owner_of(each) for each in view.nodes if not each.error}
     return set(view.errors) | (set(known) - answering)
 
 

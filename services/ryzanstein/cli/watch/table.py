@@ -18,7 +18,7 @@ from ryzanstein.client.cleaning import clean
 Tone = Literal["", "good", "warn", "bad", "silent", "title", "sorted"]
 CHART = 60
 """How many values a chart shows at most."""
-_LEAST_CHART = 10
+_LEAST_CHART = 8
 _GAP = 2
 _MOST_LINES = 4
 _BARS = "▁▂▃▄▅▆▇█"
@@ -178,7 +178,7 @@ def fitted(table: WatchTable, width: int, order: Order, at_least: dict[int, int]
     columns = table.columns
     ages = max((cell_len(row.age) for row in table.rows), default=0)
     room = width - (ages + _GAP if ages else 0)
-    natural = [max(_natural(table, number), (at_least or {}).get(number, 0)) for number in range(len(columns))]
+    natural = [max(_natural(table, number, order), (at_least or {}).get(number, 0)) for number in range(len(columns))]
     least = [_least(column, natural[number]) for number, column in enumerate(columns)]
     kept = kept_columns([column.leaves for column in columns], [each + _GAP for each in least], room + _GAP)
     widths = _widened(columns, kept, natural, least, room)
@@ -191,11 +191,11 @@ def fitted(table: WatchTable, width: int, order: Order, at_least: dict[int, int]
     )
 
 
-def _natural(table: WatchTable, number: int) -> int:
+def _natural(table: WatchTable, number: int, order: Order) -> int:
     column = table.columns[number]
     if column.chart:
         return CHART
-    return max(cell_len(column.title) + 1, *(cell_len(row.cells[number].text) for row in table.rows), 1)
+    return max(cell_len(column.title) + (number == order.column), *(cell_len(row.cells[number].text) for row in table.rows), 1)
 
 
 def _least(column: WatchColumn, natural: int) -> int:
@@ -233,7 +233,9 @@ def _lines(row: WatchRow, kept: Sequence[int], widths: dict[int, int], ages: int
         columns.append(folded)
     if ages:
         columns.append([row.age])
-    tones: list[Tone] = ["silent" if row.age else row.cells[number].tone for number in kept] + (["silent"] if ages else [])
+    tones: list[Tone] = ["silent" if row.age else row.cells[number].tone for number in kept] + (
+        ["silent" if row.age else ""] if ages else []
+    )
     sizes = [widths[number] for number in kept] + ([ages] if ages else [])
     found = []
     for at in range(max(map(len, columns))):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ryzanstein.cli.status.status_tables import losses_of
 from ryzanstein.cli.watch.board import WatchBoard
-from ryzanstein.cli.watch.rows import base_of, clock
+from ryzanstein.cli.watch.rows import clock, node_named, owner_of
 from ryzanstein.cli.watch.table import CHART, WatchRow, chart
 from ryzanstein.client.cleaning import clean
 from ryzanstein.survey.problems import problems
@@ -30,7 +30,11 @@ def details(board: WatchBoard, key: str, now: float, width: int) -> list[str]:
 
 def _charts(board: WatchBoard, row: WatchRow, width: int) -> Iterator[str]:
     """Yields the last sixty samples of load and, where tokens are counted, of tokens a second."""
-    subject = ("model", row.model) if board.view_name == "models" else ("node", row.node_id if "/" not in row.key else row.key)
+    subject = (
+        ("model", row.model)
+        if board.view_name == "models"
+        else ("node", row.key if board.view_name in ("nodes", "generations") else row.node_id)
+    )
     trend, room = board.trends.of(subject), min(CHART, max(0, width - 20))
     if not subject[1] or not trend.shares:
         return
@@ -43,12 +47,12 @@ def _charts(board: WatchBoard, row: WatchRow, width: int) -> Iterator[str]:
 
 
 def _of_node(status: ClusterStatus, node_id: str) -> Iterator[str]:
-    parts = [each for each in status.nodes if base_of(each.node.node_id) == node_id]
+    parts = [each for each in status.nodes if owner_of(each) == node_id]
     for each in parts:
         yield ""
         yield from _part(each)
     for link in status.router.links:
-        if base_of(link.node_id) == node_id:
+        if node_named(status, link.node_id) == node_id:
             yield from ("", f"link of {status.router.router_id} to {link.address}: {_link(link)}")
     if found := [each for each in problems(status) if node_id in each]:
         yield from ("", "problems:", *(f"  {each}" for each in found))
