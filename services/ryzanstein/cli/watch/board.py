@@ -38,11 +38,14 @@ class WatchBoard:
         """Takes a sample."""
         self.status, self._taken_at = status, now
         self.trends.take(status, now)
-        known = {row.source for row in self._recalls["nodes"].table(WatchTable("nodes", ()), now).rows}
-        silent = silent_sources(status, known)
+        silent = silent_sources(status, self._nodes(now))
         for name, (_, made) in VIEWS.items():
             self._tables[name] = made(status, self.trends, now)
             self._recalls[name].take(self._tables[name], silent, now)
+
+    def _nodes(self, now: float) -> set[str]:
+        """Returns all nodes that are known, also those that nobody names now."""
+        return {row.source for row in self._recalls["nodes"].table(WatchTable("nodes", ()), now).rows}
 
     def choose(self, text: str) -> bool:
         """Shows the view with a name that begins so, or with a key. Returns False if there is none."""
@@ -64,7 +67,7 @@ class WatchBoard:
             return False
         before = self.order
         falling = any(isinstance(row.cells[column].value, _NUMERIC_FIRST) for row in table.rows)
-        if before.column == column and self.view_name in self._orders:
+        if before.column == column:
             falling = not before.falling
         self._orders[self.view_name] = Order(column, falling)
         return True
@@ -107,7 +110,7 @@ class WatchBoard:
             *(["read-only"] if self.read_only else []),
             *([f"filter: {clean(self.filter)}"] if self.filter else []),
         ]
-        line = "   ".join([totals(self.status, self.trends), *flags])
+        line = "   ".join([totals(self.status, self.trends, self._nodes(now)), *flags])
         room = width - len(line) - 2
         shares = self.trends.of(CLUSTER).shares
         return f"{line}  {chart(shares, min(room, len(shares)))}" if room > 0 else line[:width]

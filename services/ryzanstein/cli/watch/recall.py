@@ -32,10 +32,13 @@ class Recall:
 
     def table(self, table: WatchTable, now: float) -> WatchTable:
         """Returns a table with all known rows in place of its own, the old ones with their age."""
-        rows = [
-            replace(row, age=age_of(now - seen)) if key in self._silent else row for key, (row, seen) in self._known.items()
-        ]
+        rows = [_old(row, now - seen) if key in self._silent else row for key, (row, seen) in self._known.items()]
         return replace(table, rows=tuple(rows))
+
+
+def _old(row: WatchRow, seconds: float) -> WatchRow:
+    cells = tuple(replace(each, text=each.stale) if each.stale else each for each in row.cells)
+    return replace(row, cells=cells, age=age_of(seconds))
 
 
 def age_of(seconds: float) -> str:

@@ -95,7 +95,7 @@ def _node_row(each: NodeStatus, trends: Trends, now: float) -> WatchRow:
     memory, all_memory = memory_of(each)
     cells = (
         cell(node.node_id),
-        cell(state, tone=_TONES.get(state, "warn")),
+        cell(state, tone=_TONES.get(state, "warn"), stale="no answer" if state in ("READY", "asleep") else ""),
         cell(node.model),
         number(node.tp or None),
         number(each.report.memory_bytes if each.report is not None else None, memory),
@@ -136,7 +136,7 @@ def _beat(each: NodeStatus, now: float) -> WatchCell:
     if not each.node.beat_time:
         return number(None)
     since = max(0.0, now - each.node.beat_time)
-    return number(0, "now") if since < _FRESH_S else number(int(since), f"{age_of(since)} ago")
+    return WatchCell("now", 0, stale="-") if since < _FRESH_S else WatchCell(f"{age_of(since)} ago", int(since), stale="-")
 
 
 def rank_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
@@ -294,12 +294,12 @@ def silent_sources(view: ClusterStatus, known: Collection[str]) -> set[str]:
     return set(view.errors) | (set(known) - answering)
 
 
-def totals(view: ClusterStatus, trends: Trends) -> str:
-    """Returns what the whole cluster does, in a few words."""
+def totals(view: ClusterStatus, trends: Trends, known: Collection[str]) -> str:
+    """Returns what the whole cluster does, in a few words. `known` are all nodes, also those that nobody names now."""
     nodes = [each for each in view.nodes if not each.further]
     ready = sum(each.node.state is NodeState.READY and not each.error and not each.node.drain_requested for each in nodes)
     loads = [each.node.load for each in view.nodes if not each.error]
     running, capacity = sum(load.running for load in loads), sum(load.capacity for load in loads)
     waiting, rate = sum(load.waiting for load in loads), trends.of(CLUSTER).tokens_per_s
     speed = "" if rate is None else f", {rate:.0f} tokens/s"
-    return f"{ready}/{len(nodes)} nodes ready, {running}/{capacity} run, {waiting} wait{speed}"
+    return f"{ready}/{len(known)} nodes ready, {running}/{capacity} run, {waiting} wait{speed}"

@@ -41,12 +41,16 @@ class WatchColumn:
 
 @dataclass(frozen=True, slots=True)
 class WatchCell:
-    """A text and what it is sorted by: None is not known, and comes last. `series` are the values of a chart."""
+    """A text and what it is sorted by: None is not known, and comes last. `series` are the values of a chart.
+
+    `stale` stands in its place once the row is old; empty: it stays.
+    """
 
     text: str
     value: float | str | None = None
     tone: Tone = ""
     series: tuple[float | None, ...] = ()
+    stale: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +113,11 @@ class ShownTable:
     num_rows: int = 0
 
 
-def cell(text: object, value: float | str | None = None, tone: Tone = "") -> WatchCell:
+def cell(text: object, value: float | str | None = None, tone: Tone = "", *, stale: str = "") -> WatchCell:
     """Returns a cell of text that another machine may have written. Without a value it is sorted by its text."""
     visible = " ".join(clean(str(text)).split())
-    return WatchCell(visible or "-", value if value is not None else None if visible in ("", "-") else visible, tone)
+    known = value if value is not None else None if visible in ("", "-") else visible
+    return WatchCell(visible or "-", known, tone, stale=stale)
 
 
 def number(value: float | None, text: str = "") -> WatchCell:
