@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ryzanstein.cli.watch.table import CHART
-from ryzanstein.cli.watch.trends import CLUSTER, Reading, Trend, Trends, generated_tokens
+from ryzanstein.cli.watch.trends import CLUSTER, LoadReading, Trend, Trends, generated_tokens
 from ryzanstein.survey.views import RouterView
 
 
 def rates(*samples: tuple[float, int | None]) -> list[float | None]:
     trend = Trend()
     for at, tokens in samples:
-        trend.add(Reading(0, 0, tokens), at)
+        trend.add(LoadReading(0, 0, tokens), at)
     return list(trend.rates)
 
 
@@ -31,10 +31,10 @@ def test_no_time_between_two_samples_and_no_counter_are_no_rate() -> None:
 
 def test_a_service_that_was_silent_has_no_rate_of_the_time_meanwhile() -> None:
     trend = Trend()
-    trend.add(Reading(1, 4, 100), 1.0)
+    trend.add(LoadReading(1, 4, 100), 1.0)
     trend.add(None, 2.0)
-    trend.add(Reading(1, 4, 400), 3.0)
-    trend.add(Reading(1, 4, 410), 4.0)
+    trend.add(LoadReading(1, 4, 400), 3.0)
+    trend.add(LoadReading(1, 4, 410), 4.0)
     assert list(trend.rates) == [None, None, None, 10.0]
     assert list(trend.shares) == [0.25, None, 0.25, 0.25]
 
@@ -68,7 +68,7 @@ def test_a_silent_node_is_no_load_of_0_and_is_forgotten_in_the_end(scene: Any) -
 def test_a_chart_of_rates_is_scaled_to_the_highest() -> None:
     trend = Trend()
     for at, tokens in enumerate((0, 10, 50, 50)):
-        trend.add(Reading(tokens=tokens), float(at))
+        trend.add(LoadReading(tokens=tokens), float(at))
     assert trend.busiest == (None, 0.25, 1.0, 0.0)
     assert trend.tokens_per_s == 0.0
 

@@ -133,6 +133,8 @@ class WatchBoard:
         """Returns why no row is seen."""
         if self.filter:
             return f"no row has {clean(self.filter)!r}; esc shows all"
+        if self.status is not None and {"orchestrator", "router"} <= self.status.errors.keys():
+            return "nothing answers; `ryzanstein up` starts a cluster"
         return {"losses": "nothing was lost", "problems": "no problems"}.get(self.view_name, f"no {self.view_name}")
 
 

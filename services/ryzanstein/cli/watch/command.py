@@ -14,7 +14,7 @@ from ryzanstein.cli.programs import require
 from ryzanstein.cli.watch.actions import Operator
 from ryzanstein.cli.watch.board import WatchBoard
 from ryzanstein.cli.watch.plain import PlainWatch, discard_output
-from ryzanstein.cli.watch.sampling import Sampler
+from ryzanstein.cli.watch.sampling import ClusterSampler
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.survey.reach import KeyedRouter
 
@@ -36,27 +36,27 @@ def watch(orchestrator: str, router: KeyedRouter, dialer: Dialer, options: Watch
     """
     if options.as_json or not _paintable():
         try:
-            asyncio.run(_print(Sampler(orchestrator, router, dialer, options.interval_s), options))
+            asyncio.run(_print(ClusterSampler(orchestrator, router, dialer, options.interval_s), options))
         except KeyboardInterrupt:
             pass
         except BrokenPipeError:
             discard_output()
     else:
         require("status --watch", "watch")
-        asyncio.run(_paint(Sampler(orchestrator, router, dialer, options.interval_s), options))
+        asyncio.run(_paint(ClusterSampler(orchestrator, router, dialer, options.interval_s), options))
 
 
 def _paintable() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-async def _print(sampler: Sampler, options: WatchOptions) -> None:
+async def _print(sampler: ClusterSampler, options: WatchOptions) -> None:
     plain = PlainWatch(as_json=options.as_json)
     async for status in sampler.samples():
         plain.take(status, time.time())
 
 
-async def _paint(sampler: Sampler, options: WatchOptions) -> None:
+async def _paint(sampler: ClusterSampler, options: WatchOptions) -> None:
     from ryzanstein.cli.watch.screen.app import MainScreen, WatchApp, WatchSource
 
     board = WatchBoard(f"orchestrator {sampler.orchestrator}, router {sampler.router.address}", options.read_only)

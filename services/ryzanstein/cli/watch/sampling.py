@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import grpc
@@ -91,7 +91,7 @@ class KeptRouter(KeyedRouter):
         return self.channels.channel(self.address, KeyedRouter(self.address, self.key, self.trust).open)
 
 
-class Sampler:
+class ClusterSampler:
     """Asks one cluster each `interval_s`, or as fast as it answers. While `paused` it asks nothing."""
 
     def __init__(self, orchestrator: str, router: KeyedRouter, dialer: Dialer, interval_s: float) -> None:
@@ -116,7 +116,9 @@ class Sampler:
             while True:
                 began = time.monotonic()
                 await self._running.wait()
-                yield await look(self.orchestrator, router, dialer)
+                status = await look(self.orchestrator, router, dialer)
+                # In one order: who fails first changes from sample to sample.
+                yield replace(status, errors=dict(sorted(status.errors.items())))
                 await self._channels.close_unused()
                 await asyncio.sleep(max(0.0, began + self._interval_s - time.monotonic()))
         finally:

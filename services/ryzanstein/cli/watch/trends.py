@@ -30,17 +30,17 @@ def generated_tokens(told: NodeStatus | RouterView) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LoadReading:
     """What one sample says of a subject: sequences that run and fit, and tokens counted until then."""
 
     running: int = 0
     capacity: int = 0
     tokens: int | None = None
 
-    def and_also(self, other: Reading) -> Reading:
+    def and_also(self, other: LoadReading) -> LoadReading:
         """Returns the sum; tokens of those that count them."""
         counted = [each for each in (self.tokens, other.tokens) if each is not None]
-        return Reading(self.running + other.running, self.capacity + other.capacity, sum(counted) if counted else None)
+        return LoadReading(self.running + other.running, self.capacity + other.capacity, sum(counted) if counted else None)
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Trend:
     seen: float = 0.0
     _counted: tuple[float, int] | None = None
 
-    def add(self, reading: Reading | None, now: float) -> None:
+    def add(self, reading: LoadReading | None, now: float) -> None:
         """Adds a sample; None: it did not answer."""
         self.shares.append(reading.running / reading.capacity if reading is not None and reading.capacity else None)
         self.rates.append(self._rate(None if reading is None else reading.tokens, now))
@@ -88,7 +88,7 @@ class Trends:
 
     def take(self, view: ClusterStatus, now: float) -> None:
         """Adds a sample of a cluster."""
-        found: dict[Subject, Reading] = {}
+        found: dict[Subject, LoadReading] = {}
         for subject, reading in _readings(view):
             found[subject] = found[subject].and_also(reading) if subject in found else reading
         for subject in found.keys() - self._of.keys():
@@ -98,18 +98,18 @@ class Trends:
         self._of = {subject: trend for subject, trend in self._of.items() if now - trend.seen < FORGOTTEN_S}
 
 
-def _readings(view: ClusterStatus) -> Iterator[tuple[Subject, Reading]]:
+def _readings(view: ClusterStatus) -> Iterator[tuple[Subject, LoadReading]]:
     answering = [each for each in view.nodes if not each.error]
     for each in answering:
         load = each.node.load
-        reading = Reading(load.running, load.capacity, generated_tokens(each))
+        reading = LoadReading(load.running, load.capacity, generated_tokens(each))
         for subject in _subjects(each):
             yield subject, reading
     if (
         not any(generated_tokens(each) is not None for each in answering)
         and (told := generated_tokens(view.router)) is not None
     ):
-        yield CLUSTER, Reading(tokens=told)  # of one router alone, which is better than nothing
+        yield CLUSTER, LoadReading(tokens=told)  # of one router alone, which is better than nothing
 
 
 def _subjects(each: NodeStatus) -> Iterable[Subject]:

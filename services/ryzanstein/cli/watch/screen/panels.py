@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from textwrap import wrap
 from typing import ClassVar
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -29,7 +29,7 @@ class PageScreen(Screen[None]):
 
     CSS = """
     PageScreen { background: transparent; }
-    PageScreen #page-title { height: 1; text-style: bold; background: transparent; }
+    PageScreen #page-title { height: 1; }
     PageScreen #page { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -48,7 +48,7 @@ class PageScreen(Screen[None]):
         self._making: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(f"{self._title}   (esc: back)", no_wrap=True, overflow="ellipsis"), id="page-title", markup=False)
+        yield LineView("page-title")
         yield LineView("page")
 
     def on_mount(self) -> None:
@@ -78,6 +78,11 @@ class PageScreen(Screen[None]):
     async def _made(self) -> None:
         width = max(1, self.size.width)
         lines = await self._source(width)
+        hint = "   (esc: back)"
+        title = (
+            self._title if cell_len(self._title + hint) <= width else set_cell_size(self._title, width - len(hint) - 1) + "…"
+        )
+        self.query_one("#page-title", LineView).show([ShownLine("", ((title + hint, "title"),))])
         parts = [part for line in lines for part in _folded(line, width)]
         view = self.query_one("#page", LineView)
         view.show([ShownLine("", ((part, ""),)) for part in parts])
