@@ -26,6 +26,20 @@ from ryzanstein.survey.views import (
 NOW = float(int(time.time()))
 
 
+@dataclass(frozen=True)
+class CountingNode(NodeStatus):
+    """A node of a release that tells figures."""
+
+    figures: Any = None
+
+
+@dataclass(frozen=True)
+class CountingRouter(RouterView):
+    """A router of such a release."""
+
+    figures: Any = None
+
+
 class Scene:
     """Makes parts of a cluster."""
 
@@ -66,15 +80,17 @@ class Scene:
         router = RouterView() if "router" in failed else RouterView("router-0", links, more.pop("lost", ()))
         ready = sum(not each.error for each in nodes)
         models = () if "router" in failed else (ModelView("demo", 2048, ready),)
-        return ClusterStatus(nodes, router, more.pop("models", models), (), failed, **more)
+        return ClusterStatus(nodes=nodes, router=router, models=more.pop("models", models), errors=failed, **more)
 
+    CountingRouter = CountingRouter
     link_loss = LinkLossView
     rank_loss = RankLossView
 
-    @staticmethod
-    def counting(tokens: int) -> Any:
-        """A node or router that says how many tokens it has generated."""
-        return SimpleNamespace(figures=SimpleNamespace(generated_tokens=tokens))
+    @classmethod
+    def counting(cls, node_id: str, tokens: int) -> NodeStatus:
+        """A node that says how many tokens it has generated."""
+        node = cls.node(node_id, 16)
+        return CountingNode(node.node, node.ranks, report=node.report, figures=SimpleNamespace(decode_tokens=tokens))
 
 
 @pytest.fixture(scope="session")

@@ -37,20 +37,9 @@ def test_all_of_a_node_is_told(scene: Any) -> None:
 def test_a_rate_is_told_where_tokens_are_counted(scene: Any) -> None:
     node = scene.node("node-0", 16)
     assert "tokens/s" not in opened(scene, scene.cluster(node), "nodes", "node-0")
-    counted = {"figures": scene.counting(0).figures}
-
-    class CountingNode(type(node)):  # type: ignore[misc]
-        figures = counted["figures"]
-
-    told = []
-    for tokens in (100, 350):
-        each = CountingNode(node.node, node.ranks, report=node.report)
-        type(each).figures = scene.counting(tokens).figures
-        told.append(scene.cluster(each))
-        if tokens == 100:
-            made = WatchBoard("a cluster")
-            made.take(told[0], scene.NOW)
-    made.take(told[1], scene.NOW + 5)
+    made = WatchBoard("a cluster")
+    made.take(scene.cluster(scene.counting("node-0", 100)), scene.NOW)
+    made.take(scene.cluster(scene.counting("node-0", 350)), scene.NOW + 5)
     lines = details(made, "node-0", scene.NOW + 5, 80)
     assert [line.split()[-1] for line in lines if line.startswith("tokens/s")] == ["50"]
 

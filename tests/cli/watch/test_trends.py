@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from ryzanstein.cli.watch.table import CHART
@@ -76,4 +78,18 @@ def test_a_chart_of_rates_is_scaled_to_the_highest() -> None:
 def test_a_release_without_figures_counts_no_tokens(scene: Any) -> None:
     assert generated_tokens(scene.node("a")) is None
     assert generated_tokens(RouterView()) is None
-    assert generated_tokens(scene.counting(7)) == 7
+
+
+def test_tokens_of_nodes_are_added_and_those_of_the_router_stand_in_for_them(scene: Any) -> None:
+    counting, router = Trends(), scene.CountingRouter("router-0", figures=SimpleNamespace(generated_tokens=1000))
+    for at in (0, 1):
+        nodes = scene.counting("a", 100 * at), scene.counting("b", 50 * at)
+        counting.take(replace(scene.cluster(*nodes), router=router), float(at))
+    assert counting.of(CLUSTER).tokens_per_s == 150.0
+    assert counting.of(("node", "a")).tokens_per_s == 100.0
+    alone = Trends()
+    for at in (0, 1):
+        router = scene.CountingRouter("router-0", figures=SimpleNamespace(generated_tokens=70 * at))
+        alone.take(replace(scene.cluster(scene.node("a")), router=router), float(at))
+    assert alone.of(CLUSTER).tokens_per_s == 70.0
+    assert alone.of(CLUSTER).shares[-1] == 0.0

@@ -20,12 +20,12 @@ Subject = tuple[str, str]
 
 
 def generated_tokens(told: NodeStatus | RouterView) -> int | None:
-    """Returns how many tokens a node or router has generated since its start. None: it does not say.
+    """Returns how many tokens a router, or the ranks of a node, have generated since their start. None: it does not say.
 
-    The one place that reads figures of services: a release without them tells none, and there are no rates.
+    The one place that reads the figures of services: one of a release without them tells none, and has no rate.
     """
     figures = getattr(told, "figures", None)
-    counted = getattr(figures, "generated_tokens", None)
+    counted = getattr(figures, "generated_tokens" if isinstance(told, RouterView) else "decode_tokens", None)
     return counted if isinstance(counted, int) else None
 
 
