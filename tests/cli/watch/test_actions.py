@@ -44,7 +44,7 @@ def test_the_question_names_what_runs(scene: Any, running: int, waiting: int, co
     asked = proposed(DRAIN, "node-1", status)
     assert asked.consequence == consequence
     assert not asked.typed
-    assert asked.question.endswith("Drain it? (y/n)")
+    assert asked.question.startswith("Drain node-1? (y/n)")
     assert [asked.agreed(answer) for answer in ("y", " YES ", "n", "", "node-1")] == [True, True, False, False, False]
 
 

@@ -280,7 +280,7 @@ async def test_a_drain_is_asked_for_and_done(opened: Opener, scene: Any, orchest
         await screen.sees("nothing was changed")
         assert orchestrator.drained == []
         await screen.press("d")
-        await screen.sees("Drain it? (y/n)")
+        await screen.sees("Drain node-0? (y/n)")
         await screen.press("y")
         await screen.sees("node-0 is draining")
         assert orchestrator.drained == [("node-0", True)]

@@ -33,8 +33,8 @@ class Proposal:
     @property
     def question(self) -> str:
         """What is asked, as a terminal may show it."""
-        how = f"Type {self.node_id} to {self.act} it, or press esc." if self.typed else f"{self.act.capitalize()} it? (y/n)"
-        return clean(f"{self.consequence}\n{how}")
+        how = f"Type {self.node_id} to {self.act} it:" if self.typed else f"{self.act.capitalize()} {self.node_id}? (y/n)"
+        return clean(f"{self.consequence}\n{how}" if self.typed else f"{how}\n{self.consequence}")
 
     def agreed(self, answer: str) -> bool:
         """Whether an answer is a yes: the node's id, where it has to be typed."""

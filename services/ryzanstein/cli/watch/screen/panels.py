@@ -105,8 +105,8 @@ class AskScreen(ModalScreen[str]):
     """Asks whether an act shall be done; ends with what was answered, empty for no."""
 
     CSS = """
-    AskScreen { align: center middle; background: transparent; }
-    AskScreen Vertical { width: 90%; max-width: 76; height: auto; border: solid ansi_yellow; padding: 0 1; }
+    AskScreen { align: center middle; background: transparent; overflow: hidden; }
+    AskScreen Vertical { width: 96%; max-height: 100%; max-width: 76; height: auto; border: solid ansi_yellow; padding: 0 1; }
     AskScreen Vertical { background: ansi_default; }
     AskScreen Static { height: auto; background: ansi_default; }
     AskScreen Input { background: ansi_default; }
