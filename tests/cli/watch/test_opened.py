@@ -51,6 +51,13 @@ def test_one_that_does_not_answer_says_since_when_and_why(scene: Any) -> None:
     assert "no answer: UNAVAILABLE: refused" in told
 
 
+def test_the_stacks_of_a_crash_are_told(scene: Any) -> None:
+    loss = scene.rank_loss(scene.NOW, 1, "RANK_EXITED", "rank 1 ended", "Fatal error\n  in step")
+    told = opened(scene, scene.cluster(replace(scene.node("node-0"), recent_losses=(loss,))), "nodes", "node-0")
+    assert "    Fatal error\n      in step" in told
+    assert "rank 1, seen by node-0: RANK_EXITED, rank 1 ended" in told
+
+
 def test_a_row_that_is_gone_is_said_to_be(scene: Any) -> None:
     assert opened(scene, scene.cluster(), "nodes", "node-9") == "it is not known any more"
 

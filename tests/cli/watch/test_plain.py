@@ -107,6 +107,20 @@ def test_names_of_others_take_one_line_and_steer_nothing(scene: Any, capsys: pyt
     assert all(stamp.match(line) for line in printed.splitlines())
 
 
+def test_a_watch_remembers_what_a_silent_service_told(
+    scene: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ryzanstein.cli.watch.plain._unread", lambda: False)
+    watch, node = PlainWatch(as_json=False), scene.node("node-0")
+    watch.take(scene.cluster(node), scene.NOW)
+    capsys.readouterr()
+    watch.take(scene.cluster(node, errors={"router": "UNAVAILABLE"}), scene.NOW + 1)
+    assert "link" not in capsys.readouterr().out
+    watch.take(scene.cluster(node), scene.NOW + 2)
+    told = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["service router: no answer -> answers", "problem router does not answer: UNAVAILABLE: over"]
+
+
 def started(orchestrator: Any, *more: str, **variables: str) -> subprocess.Popen[str]:
     command = [*START, "--interval", "0.25", "--orchestrator", orchestrator.address, "--router", "127.0.0.1:1", *more]
     environment = {**os.environ, **variables}

@@ -257,7 +257,7 @@ async def test_names_of_others_are_shown_literally(opened: Opener, scene: Any, s
         assert size[0] == 60 or "[link=file:///]e[/link][2J" in told
         await screen.press("enter")
         await screen.sees("[bold]m[/bold]")
-        assert f"nodes: {hostile}" in screen.text
+        assert f"nodes: {hostile}   (esc: back)" in screen.text
         await screen.press("escape", "b")
         await screen.sees(f"$ ryzanstein debug {hostile}")
         await screen.press("escape", "l")
@@ -323,7 +323,9 @@ async def test_a_watch_that_is_read_only_has_no_acts(opened: Opener, scene: Any,
         assert "drain" not in screen.text
         for key in ("d", "u"):
             await screen.press(key)
+            await screen.pilot.pause(0.2)
             assert not isinstance(screen.pilot.app.screen, AskScreen)
+            assert "nothing was changed" not in screen.text, "the key does nothing at all"
         assert "drain" not in await screen.press("question_mark")
         await screen.press("escape")
         main = screen.pilot.app.screen

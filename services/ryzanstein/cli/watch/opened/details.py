@@ -83,5 +83,11 @@ def _part(each: NodeStatus) -> Iterator[str]:
         yield f"  engine {each.engine.name}, continues {'exactly' if each.engine.exact else 'inexactly'}"
     if each.protection.tls:
         yield f"  TLS {each.protection.tls}" + (", INSECURE" if each.protection.insecure else "")
+    for loss in each.recent_losses:
+        if loss.last_words:
+            yield from (
+                f"  last words of rank {loss.rank} at {clock(loss.time)}:",
+                *map("    {}".format, loss.last_words.splitlines()),
+            )
     for rank in each.ranks:
         yield f"  rank {rank.rank}: {rank.phase}, step {rank.step}, process {rank.pid}"

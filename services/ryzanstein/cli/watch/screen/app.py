@@ -233,12 +233,13 @@ class MainScreen(Screen[None]):
 
     def on_row_grid_opened(self) -> None:
         key = self.query_one(RowGrid).chosen
-        name = self._board.view_name
+        if (row := self._board.row(key, time.time())) is None:
+            return
 
         async def source(width: int) -> list[str]:
             return details(self._board, key, self._stopped_at or time.time(), width)
 
-        self.app.push_screen(PageScreen(clean(f"{name}: {key}"), source, live=True))
+        self.app.push_screen(PageScreen(f"{self._board.view_name}: {row.cells[0].text}", source, live=True))
 
     def action_help(self) -> None:
         async def source(width: int) -> list[str]:
