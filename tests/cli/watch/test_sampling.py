@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -104,6 +105,19 @@ async def test_nobody_is_asked_while_it_is_paused(orchestrator: Any) -> None:
     sampler.pause(False)
     await asyncio.wait_for(waiting, 10)
     await samples.aclose()
+
+
+async def test_a_service_that_is_frozen_holds_up_a_sample_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ryzanstein.cli.watch.sampling.PATIENCE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections and never says a word
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        samples = ClusterSampler(address, KeyedRouter(address), PLAIN, 0.1).samples()
+        began = time.monotonic()
+        status = await anext(samples)
+        await samples.aclose()
+    assert time.monotonic() - began < 2.0
+    assert {error.partition(":")[0] for error in status.errors.values()} == {"DEADLINE_EXCEEDED"}
+    assert list(status.errors) == ["orchestrator", "router"]
 
 
 async def test_an_interval_is_kept_between_two_samples(orchestrator: Any) -> None:

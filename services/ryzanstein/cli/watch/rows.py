@@ -19,7 +19,7 @@ from ryzanstein.survey.problems import problems
 from ryzanstein.survey.views import ClusterStatus, LinkView, NodeStatus, RankView
 
 ROUTER, ORCHESTRATOR = "router", "orchestrator"
-_FRESH_S = 8.0  # longer than a sample takes while services are silent
+_FRESH_S = 6.0  # longer than a sample takes while services are silent
 _AT_REST = frozenset({"idle", "profile"})
 _TONES: Mapping[str, Tone] = MappingProxyType(
     {"READY": "good", "asleep": "", "STARTING": "warn", "RECOVERING": "warn", "FAILED": "bad", "no answer": "bad"}

@@ -16,6 +16,8 @@ from ryzanstein.survey.look import look
 from ryzanstein.survey.reach import KeyedRouter
 from ryzanstein.survey.views import ClusterStatus
 
+PATIENCE_S = 2.0
+"""How long a service may take to answer: who waits for one that is silent sees nothing of the others meanwhile."""
 _UNUSED_S = 60.0
 
 
@@ -27,13 +29,13 @@ class KeptChannels:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._channels: dict[object, tuple[grpc.aio.Channel, float]] = {}
+        self._channels: dict[object, tuple[_KeptChannel, float]] = {}
 
     def channel(self, key: object, opened: Callable[[], grpc.aio.Channel]) -> grpc.aio.Channel:
         """Returns the channel of a key, opened at its first use."""
-        channel = self._channels[key][0] if key in self._channels else opened()
+        channel = self._channels[key][0] if key in self._channels else _KeptChannel(opened())
         self._channels[key] = (channel, self._now())
-        return cast(grpc.aio.Channel, _Lent(channel))
+        return cast(grpc.aio.Channel, channel)
 
     async def close_unused(self) -> None:
         """Closes those that nobody has used lately: their service is gone, or its certificates were renewed."""
@@ -45,23 +47,31 @@ class KeptChannels:
     async def _close(self, keys: list[object]) -> None:
         for key in keys:
             channel, _ = self._channels.pop(key)
-            await channel.close()
+            await channel.opened.close()
 
 
-class _Lent:
-    """A channel that is not closed by who uses it."""
+class _KeptChannel:
+    """A channel that is not closed by who uses it, and whose calls do not wait longer than PATIENCE_S."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self, opened: grpc.aio.Channel) -> None:
+        self.opened = opened
 
-    async def __aenter__(self) -> grpc.aio.Channel:
-        return self._channel
+    async def __aenter__(self) -> _KeptChannel:
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    def unary_unary(self, *method: Any, **more: Any) -> Callable[..., Any]:
+        call = self.opened.unary_unary(*method, **more)
+
+        def impatient(request: Any, *, timeout: float | None = None, **options: Any) -> Any:
+            return call(request, timeout=PATIENCE_S if timeout is None else min(timeout, PATIENCE_S), **options)
+
+        return impatient
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
+        return getattr(self.opened, name)
 
 
 class KeptDialer(Dialer):
