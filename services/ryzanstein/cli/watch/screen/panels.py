@@ -11,6 +11,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.events import Key
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 from textual.worker import Worker
@@ -123,9 +124,9 @@ class AskScreen(ModalScreen[str]):
             if self._proposal.typed:
                 yield Input(compact=True)
 
-    def on_key(self, event: object) -> None:
+    def on_key(self, event: Key) -> None:
         """A key answers, unless the id has to be typed."""
-        key = getattr(event, "character", None)
+        key = event.character
         if not self._proposal.typed and key is not None and key.isprintable():
             self.dismiss(key if key in "yY" else "")
 
