@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from ryzanstein.cluster import Load, ModelReport, Node, NodeState
 from ryzanstein.survey.views import (
     ClusterStatus,
+    EngineFigures,
     LinkLossView,
     LinkView,
     ModelView,
@@ -24,20 +24,6 @@ from ryzanstein.survey.views import (
 )
 
 NOW = float(int(time.time()))
-
-
-@dataclass(frozen=True)
-class CountingNode(NodeStatus):
-    """A node of a release that tells figures."""
-
-    figures: Any = None
-
-
-@dataclass(frozen=True)
-class CountingRouter(RouterView):
-    """A router of such a release."""
-
-    figures: Any = None
 
 
 class Scene:
@@ -82,7 +68,6 @@ class Scene:
         models = () if "router" in failed else (ModelView("demo", 2048, ready),)
         return ClusterStatus(nodes=nodes, router=router, models=more.pop("models", models), errors=failed, **more)
 
-    CountingRouter = CountingRouter
     link_loss = LinkLossView
     rank_loss = RankLossView
 
@@ -90,7 +75,7 @@ class Scene:
     def counting(cls, node_id: str, tokens: int) -> NodeStatus:
         """A node that says how many tokens it has generated."""
         node = cls.node(node_id, 16)
-        return CountingNode(node.node, node.ranks, report=node.report, figures=SimpleNamespace(decode_tokens=tokens))
+        return replace(node, figures=EngineFigures(decode_tokens=tokens))
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from ryzanstein.cli.watch.board import WatchBoard
 from ryzanstein.cli.watch.rows import VIEWS, clock
 from ryzanstein.cluster import NodeState
-from ryzanstein.survey.views import ClusterStatus, NodeStatus
+from ryzanstein.survey.views import ClusterStatus, NodeStatus, RouterMember
 
 
 def board(*samples: tuple[float, ClusterStatus]) -> WatchBoard:
@@ -194,19 +193,12 @@ def test_names_of_others_are_shown_as_they_are_without_what_steers(scene: Any, h
     assert " ".join(hostile.replace("\x1b", "").split()) in told
 
 
-@dataclass(frozen=True)
-class RoutersListed(ClusterStatus):
-    """A cluster of a release that lists its routers."""
-
-    routers: Any = ()
-
-
 def test_every_router_that_is_listed_has_a_row(scene: Any) -> None:
     whole = scene.cluster(scene.node("node-0", 2))
     routers = (
-        SimpleNamespace(router_id="router-0", address="r:1", draining=False),
-        SimpleNamespace(router_id="router-1", address="r:2", draining=True),
+        RouterMember("router-0", "r:1", draining=False),
+        RouterMember("router-1", "r:2", draining=True),
     )
-    listed = RoutersListed(nodes=whole.nodes, router=whole.router, models=whole.models, routers=routers)
+    listed = replace(whole, routers=routers)
     rows = seen(board((scene.NOW, listed)), "routers", scene.NOW)
     assert rows[1:] == ["router-0 - r:1 serves - - 2", "router-1 - r:2 draining - - -"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from ryzanstein.cli.watch.table import CHART
 from ryzanstein.cli.watch.trends import CLUSTER, LoadReading, Trend, Trends, generated_tokens
-from ryzanstein.survey.views import RouterView
+from ryzanstein.survey.views import ClusterStatus, Distribution, RouterFigures, RouterView
 
 
 def rates(*samples: tuple[float, int | None]) -> list[float | None]:
@@ -81,7 +82,7 @@ def test_a_release_without_figures_counts_no_tokens(scene: Any) -> None:
 
 
 def test_tokens_of_nodes_are_added_and_those_of_the_router_stand_in_for_them(scene: Any) -> None:
-    counting, router = Trends(), scene.CountingRouter("router-0", figures=SimpleNamespace(generated_tokens=1000))
+    counting, router = Trends(), RouterView("router-0", figures=RouterFigures(generated_tokens=1000))
     for at in (0, 1):
         nodes = scene.counting("a", 100 * at), scene.counting("b", 50 * at)
         counting.take(replace(scene.cluster(*nodes), router=router), float(at))
@@ -89,7 +90,19 @@ def test_tokens_of_nodes_are_added_and_those_of_the_router_stand_in_for_them(sce
     assert counting.of(("node", "a")).tokens_per_s == 100.0
     alone = Trends()
     for at in (0, 1):
-        router = scene.CountingRouter("router-0", figures=SimpleNamespace(generated_tokens=70 * at))
+        router = RouterView("router-0", figures=RouterFigures(generated_tokens=70 * at))
         alone.take(replace(scene.cluster(scene.node("a")), router=router), float(at))
     assert alone.of(CLUSTER).tokens_per_s == 70.0
     assert alone.of(CLUSTER).shares[-1] == 0.0
+
+
+def test_the_time_to_the_first_token_is_that_of_the_last_samples() -> None:
+    trends = Trends()
+    assert trends.first_token_s(0.5) is None
+    bounds = (0.1, 0.2, 0.4)
+    for counts in ((90, 90, 90, 90), (90, 90, 100, 100), (90, 90, 110, 110)):
+        figures = RouterFigures(time_to_first_token=Distribution(bounds, counts, 1.0))
+        trends.take(ClusterStatus(router=RouterView("router-0", figures=figures)), 1.0)
+    assert trends.first_token_s(0.5) == pytest.approx(0.3)
+    trends.take(ClusterStatus(router=RouterView("router-0", figures=RouterFigures())), 2.0)
+    assert trends.first_token_s(0.5) is None

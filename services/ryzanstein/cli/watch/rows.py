@@ -193,11 +193,10 @@ def router_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
 
 def _routers(view: ClusterStatus) -> Iterator[WatchRow]:
     """Yields a row for each router: those that the survey lists, or the one that was asked."""
-    listed = tuple(getattr(view, "routers", ()))
-    known = {str(router.router_id) for router in listed}
-    for router in listed:
+    known = {router.router_id for router in view.routers}
+    for router in view.routers:
         state = "draining" if router.draining else "serves"
-        yield _router_row(str(router.router_id), str(router.address), state, view)
+        yield _router_row(router.router_id, router.address, state, view)
     if ROUTER not in view.errors and view.router.router_id not in known:
         yield _router_row(view.router.router_id, "", "serves", view)
 
@@ -302,4 +301,6 @@ def totals(view: ClusterStatus, trends: Trends, known: Collection[str]) -> str:
     running, capacity = sum(load.running for load in loads), sum(load.capacity for load in loads)
     waiting, rate = sum(load.waiting for load in loads), trends.of(CLUSTER).tokens_per_s
     speed = "" if rate is None else f", {rate:.0f} tokens/s"
+    if (first_s := trends.first_token_s(0.5)) is not None:
+        speed += f", first token {display.milliseconds(first_s)}"
     return f"{ready}/{len(known)} nodes ready, {running}/{capacity} run, {waiting} wait{speed}"

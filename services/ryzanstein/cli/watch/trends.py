@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ryzanstein.cli.watch.table import CHART
-from ryzanstein.survey.views import ClusterStatus, NodeStatus, RouterView
+from ryzanstein.survey.views import ClusterStatus, Distribution, NodeStatus, RouterView
 
 CLUSTER = ("cluster", "")
 FORGOTTEN_S = 900.0
@@ -22,11 +22,11 @@ Subject = tuple[str, str]
 def generated_tokens(told: NodeStatus | RouterView) -> int | None:
     """Returns how many tokens a router, or the ranks of a node, have generated since their start. None: it does not say.
 
-    The one place that reads the figures of services: one of a release without them tells none, and has no rate.
+    One of an earlier release tells none, and has no rate.
     """
-    figures = getattr(told, "figures", None)
-    counted = getattr(figures, "generated_tokens" if isinstance(told, RouterView) else "decode_tokens", None)
-    return counted if isinstance(counted, int) else None
+    if isinstance(told, RouterView):
+        return None if told.figures is None else told.figures.generated_tokens
+    return None if told.figures is None else told.figures.decode_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,20 @@ class Trends:
 
     def __init__(self) -> None:
         self._of: dict[Subject, Trend] = {}
+        self._first_tokens: deque[Distribution] = deque(maxlen=CHART)
 
     def of(self, subject: Subject) -> Trend:
         """Returns a trend; one without values if the subject was not seen."""
         return self._of.get(subject) or Trend()
 
+    def first_token_s(self, share: float) -> float | None:
+        """Returns below which time this share of the first tokens of the last samples came, at the router that is asked."""
+        return self._first_tokens[-1].since(self._first_tokens[0]).quantile(share) if len(self._first_tokens) > 1 else None
+
     def take(self, view: ClusterStatus, now: float) -> None:
         """Adds a sample of a cluster."""
+        if view.router.figures is not None:
+            self._first_tokens.append(view.router.figures.time_to_first_token)
         found: dict[Subject, LoadReading] = {}
         for subject, reading in _readings(view):
             found[subject] = found[subject].and_also(reading) if subject in found else reading
