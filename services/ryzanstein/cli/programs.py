@@ -20,6 +20,7 @@ from ryzanstein.process.process_start import become_service
 _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "router": ("fastapi", "uvicorn", "httptools", "websockets", "msgspec"),
+        "console": ("starlette", "uvicorn", "websockets", "markdown_it", "msgspec"),
         "node": ("tokenizers", "jinja2", "aiohttp"),
         "worker": ("torch", "tokenizers", "safetensors"),
         "tls": ("cryptography",),
@@ -44,6 +45,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "router": ("ryzanstein.router", "Run one router."),
         "orchestrator": ("ryzanstein.orchestrator", "Run the orchestrator."),
         "worker": ("ryzanstein.worker", "Run one node: its agent and its ranks."),
+        "console": ("ryzanstein.console", "Run the page for people: chat with the cluster in a browser, and watch it."),
         "synthesize": ("ryzanstein.tools.synthesize.command", "Write a random checkpoint in the Hugging Face layout."),
         "convert": ("ryzanstein.tools.convert.command", "Convert between a GGUF file and the Hugging Face layout."),
         "quantize": ("ryzanstein.tools.quantize.command", "Write a quantized checkpoint, layer by layer."),
@@ -73,7 +75,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
 
 # A separate distribution.
 _LABORATORY = "ryzanstein.lab"
-_SERVICES = ("router", "orchestrator", "worker")
+_SERVICES = ("router", "orchestrator", "worker", "console")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -109,4 +111,5 @@ def _extras(program: str, arguments: Sequence[str]) -> tuple[str, ...]:
         return ("node",)
     if program.startswith("ryzanstein.tools"):
         return ("worker",)
-    return ("router",) if program.startswith("ryzanstein.router") else ()
+    service = program.rpartition(".")[2]
+    return (service,) if program in ("ryzanstein.router", "ryzanstein.console") else ()

@@ -1,0 +1,130 @@
+"""The console's settings: RYZANSTEIN_* or flags."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from ryzanstein.addresses import EVERY_HOST, is_loopback, join_address, split_address
+from ryzanstein.config import ServiceSettings
+
+_KEY_VARIABLE = "RYZANSTEIN_API_KEY"
+_MAX_KEY_CHARS = 8192
+_MAX_CA_BYTES = 2**22
+_UNUSED = "the console does not use it"
+
+
+class ConsoleSettings(ServiceSettings):
+    """The console: a page for people. On this machine a link opens it; elsewhere each person enters a key of their own."""
+
+    port: int = Field(8765, ge=0, le=65535, description="port of the page; 0: a free port")
+    router: str = Field("127.0.0.1:50051", description="host:port of a router; several with commas")
+    orchestrator: str = Field("127.0.0.1:50050", description="host:port of the orchestrator, for the page of the cluster")
+    key_file: Path | None = Field(None, description=f"file with an API key, for a page on this machine; or set {_KEY_VARIABLE}")
+    ca: Path | None = Field(None, description="CA (PEM file) of routers with TLS")
+    insecure: bool = Field(False, description="send keys to routers without TLS, also on other machines")
+    tls_cert: Path | None = Field(None, description="certificate (PEM file) of the page, with its chain")
+    tls_key: Path | None = Field(None, description="private key (PEM file) of the page")
+    behind_proxy: bool = Field(False, description="a proxy with TLS stands before the page")
+    public_url: str = Field("", description="address at which people reach the page, where it is not this machine alone")
+    idle_s: float = Field(12 * 3600.0, ge=60, description="a person who does nothing for this long is logged out")
+    log_level: str = Field("warning", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+    drain_grace_s: float = Field(5.0, ge=0, description="how long answers may go on after SIGTERM before they are left")
+
+    tls: Literal["off", "accept", "require"] = Field("off", description="TLS to orchestrator and nodes: needs tls_dir")
+    tls_dir: Path | None = Field(
+        None, description="directory of an operator's or monitor's certificate, to query services with TLS"
+    )
+    health_port: int | None = Field(None, ge=0, le=65535, description=_UNUSED)
+    tls_port: int = Field(0, ge=0, le=65535, description=_UNUSED)
+    max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description=_UNUSED)
+    otlp_endpoint: str = Field("", description=_UNUSED)
+    trace_dir: Path | None = Field(None, description=_UNUSED)
+    trace_ratio: float = Field(1.0, ge=0, le=1, description=_UNUSED)
+
+    @property
+    def own_machine(self) -> bool:
+        """Whether only this machine reaches the page. Then a link opens it, and everybody has the key of the process."""
+        return is_loopback(self.host) and not self.behind_proxy
+
+    @property
+    def secure(self) -> bool:
+        """Whether browsers reach the page with TLS."""
+        return self.tls_cert is not None or self.public_url.startswith("https:")
+
+    @property
+    def routers(self) -> list[str]:
+        return [each.strip() for each in self.router.split(",")]
+
+    @field_validator("router")
+    @classmethod
+    def _are_addresses(cls, routers: str) -> str:
+        for each in routers.split(","):
+            split_address(each.strip())
+        return routers
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if not url:
+            return url
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+            raise ValueError("must be http://host[:port][/path] or https://...")
+        return url.rstrip("/") + "/"
+
+    def check_exposure(self) -> None:
+        """Raises ValueError for a page that strangers would reach, or whose names are not known; it names the ways out."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("the page's certificate needs both --tls-cert and --tls-key")
+        if self.behind_proxy and not self.public_url:
+            raise ValueError("--behind-proxy needs --public-url, the address at which people reach the page")
+        if self.own_machine or self.behind_proxy:
+            return
+        if self.tls_cert is None:
+            raise ValueError(
+                f"everybody who reaches {self.host} could read along: give it a certificate (--tls-cert, --tls-key), stand it "
+                "behind a proxy with TLS (--behind-proxy, --public-url), or listen on 127.0.0.1 (--host)"
+            )
+        if self.host in EVERY_HOST and not self.public_url:
+            raise ValueError(f"on {self.host} the page answers under the names that you give it alone: --public-url")
+
+    def urls(self, port: int) -> list[str]:
+        """Returns the addresses of the page, without a path: the first is for people."""
+        scheme = "http" if self.tls_cert is None else "https"
+        hosts = ["127.0.0.1", "localhost", "::1"] if is_loopback(self.host) else []
+        if self.host not in (*hosts, *EVERY_HOST):
+            hosts.insert(0, self.host)
+        own = [f"{scheme}://{join_address(host, port)}" for host in hosts]
+        if not self.public_url:
+            return own
+        parts = urlsplit(self.public_url)
+        return [f"{parts.scheme}://{parts.netloc}", *own]
+
+    def key(self) -> str:
+        """Returns the process's own key; empty: none. Raises ValueError for a file that has none."""
+        if self.key_file is None:
+            return os.environ.get(_KEY_VARIABLE, "").strip()
+        try:
+            text = self.key_file.read_text()[: _MAX_KEY_CHARS + 1].strip()
+        except (OSError, UnicodeDecodeError):
+            raise ValueError(f"key_file: {self.key_file} cannot be read") from None
+        if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
+            raise ValueError(f"key_file: {self.key_file} must have one key and nothing else")
+        return text
+
+    def roots(self) -> bytes | None:
+        """Returns the CA of the routers; None: they have no TLS. Raises ValueError for a file that has none."""
+        if self.ca is None:
+            return None
+        try:
+            content = self.ca.read_bytes()
+        except OSError as error:
+            raise ValueError(f"ca: {self.ca} cannot be read: {error.strerror}") from None
+        if len(content) > _MAX_CA_BYTES or b"-----BEGIN CERTIFICATE-----" not in content:
+            raise ValueError(f"ca: {self.ca} has no certificate in PEM form")
+        return content

@@ -1,0 +1,227 @@
+"""The answers of one person: each is read once, whoever looks at it, and goes on when nobody does.
+
+Tabs wake when an answer changes, and ask its sheet for what is new to them. So a slow tab slows no other, and what it has not yet
+got is kept once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ryzanstein.client import AsyncClient, AsyncStream, ClientError, clean
+from ryzanstein.client.errors import NotFound
+from ryzanstein.client.requests import Options
+from ryzanstein.console.telemetry import ConsoleTelemetry
+from ryzanstein.console.view import Sheet
+from ryzanstein.console.wire import Sampling, SessionList, SessionRow
+from ryzanstein.v1 import inference_pb2 as pb
+
+MOST_ANSWERS = 200
+MOST_TEXT = 4 * 2**20
+"""Bytes of answers that are kept, as tabs get them."""
+MOST_RUNNING = 32
+MOST_SESSIONS = 200
+LAYOUT_S = 0.25
+_TITLE_CHARS = 80
+_STILL = "the console keeps no more answers while so many run; stop one first"
+
+Wake = Callable[[], None]
+
+
+class TooManyAnswers(ValueError):
+    """So many answers run that no other one can be begun."""
+
+
+@dataclass(slots=True)
+class KeptAnswer:
+    """An answer that the console reads or has read."""
+
+    session: str
+    question: str
+    sheet: Sheet
+    stream: AsyncStream | None = None
+    watchers: dict[object, Wake] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Tells the layout and those who look at it that it has changed."""
+        self.changed.set()
+        for wake in list(self.watchers.values()):
+            wake()
+
+
+class Hub:
+    """What one person asked, as far as it is kept."""
+
+    def __init__(self, client: AsyncClient, telemetry: ConsoleTelemetry) -> None:
+        self.client, self._telemetry = client, telemetry
+        self.answers: OrderedDict[str, KeptAnswer] = OrderedDict()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._titles: OrderedDict[str, str] = OrderedDict()
+        self.on_turn: list[Callable[[KeptAnswer], None]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._readers)
+
+    def ask(self, session: str, text: str, sampling: Sampling) -> KeptAnswer:
+        """Begins an answer. Raises TooManyAnswers, and ValueError for a value that cannot be one."""
+        if len(self._readers) >= MOST_RUNNING:
+            raise TooManyAnswers(_STILL)
+        self._make_room()
+        options: Options = {"session": session}
+        if sampling.model:
+            options["model"] = sampling.model
+        if sampling.max_tokens is not None:
+            options["max_tokens"] = sampling.max_tokens
+        if sampling.temperature is not None:
+            options["temperature"] = sampling.temperature
+        kept = KeptAnswer(session, text, Sheet(f"answer-{uuid.uuid4().hex[:16]}"))
+        kept.stream = self.client.stream(text, **options)
+        self.answers[kept.sheet.answer_id] = kept
+        self._remember(session, text)
+        reader = self._telemetry.background.once("answer", self._read(kept, kept.stream))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        self._telemetry.answers_kept.set(len(self.answers))
+        for tell in self.on_turn:
+            tell(kept)
+        return kept
+
+    async def retry(self, session: str, sampling: Sampling) -> KeptAnswer:
+        """Asks the last question of a session again, in a copy of the conversation without its answer. Raises ClientError,
+        and what `ask` raises."""
+        try:
+            before = list((await self.client.sessions.get(session)).messages)
+        except NotFound:  # the first turn failed, and nothing was kept of it
+            before = []
+        while before and before[-1].role != pb.ROLE_USER:
+            before.pop()
+        own = [kept for kept in self.answers.values() if kept.session == session]
+        asked = own[-1].question if own else before[-1].content if before else ""
+        if before and before[-1].content == asked:
+            before.pop()
+        if not asked:
+            raise ValueError("the session has no question yet")
+        copy = new_session()
+        if before:
+            await self.client.sessions.create(copy, before, model=sampling.model)
+        return self.ask(copy, asked, sampling)
+
+    async def stop(self, answer_id: str) -> None:
+        """Ends an answer; its sheet shows when the cluster has done so. Raises ClientError if no router takes it."""
+        kept = self.answers.get(answer_id)
+        if kept is None or kept.stream is None or kept.sheet.over:
+            return
+        kept.sheet.stop()
+        kept.wake()
+        await kept.stream.cancel()
+
+    async def sessions(self) -> SessionList:
+        """Returns the sessions of the cluster, last used first. Raises ClientError."""
+        running = {kept.session for kept in self.answers.values() if not kept.sheet.over}
+        rows: list[SessionRow] = []
+        async for each in self.client.sessions.list():
+            if len(rows) == MOST_SESSIONS:
+                return SessionList(rows, cut=True)
+            title = self._titles.get(each.session, "")
+            row = SessionRow(each.session, title, each.updated.timestamp(), clean(each.node), each.session in running)
+            rows.append(row)
+        known = {row.session for row in rows}
+        new = [SessionRow(each, self._titles.get(each, ""), time.time(), "", True) for each in running - known]
+        return SessionList([*new, *rows])
+
+    async def delete(self, session: str) -> None:
+        """Deletes a session and the answers that are kept of it. Raises ClientError."""
+        for kept in [each for each in self.answers.values() if each.session == session]:
+            if not kept.sheet.over:
+                await self.stop(kept.sheet.answer_id)
+        await self.client.sessions.delete(session)
+        for answer_id in [name for name, each in self.answers.items() if each.session == session]:
+            del self.answers[answer_id]
+        self._titles.pop(session, None)
+
+    def of_session(self, session: str) -> list[KeptAnswer]:
+        """Returns the answers of a session that are kept, the oldest first."""
+        return [kept for kept in self.answers.values() if kept.session == session]
+
+    async def close(self, grace_s: float) -> None:
+        """Waits for running answers, then leaves those that still run: the cluster ends or goes on with them."""
+        if self._readers:
+            await asyncio.wait(set(self._readers), timeout=grace_s)
+        for reader in list(self._readers):
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        await self.client.close()
+
+    async def _read(self, kept: KeptAnswer, stream: AsyncStream) -> None:
+        sheet = kept.sheet
+        layout = self._telemetry.background.once("layout", self._lay_out(kept))
+        try:
+            async for event in stream:
+                sheet.take(event)
+                self._bound(kept)
+                kept.wake()
+            sheet.end(stream.answer)
+        except ClientError as error:
+            sheet.fail(error)
+        except asyncio.CancelledError:
+            sheet.lose("the console stopped before the answer ended")
+            layout.cancel()
+            raise
+        finally:
+            if not sheet.over:
+                sheet.lose("the console failed while it read the answer; its log says why")
+            kept.stream = None
+            self._telemetry.answers.labels(sheet.status).inc()
+            kept.wake()
+
+    async def _lay_out(self, kept: KeptAnswer) -> None:
+        """Lays out what has come, a few times a second, until the answer has ended and all of it is laid out."""
+        sheet = kept.sheet
+        while True:
+            kept.changed.clear()
+            job = sheet.layout(watched=bool(kept.watchers))
+            if job is not None:
+                began = time.monotonic()
+                sheet.commit(job, await asyncio.to_thread(job.run))
+                self._telemetry.layout.observe(time.monotonic() - began)
+                for wake in list(kept.watchers.values()):
+                    wake()
+            elif sheet.over:
+                return
+            else:
+                await kept.changed.wait()
+            if not sheet.over:
+                await asyncio.sleep(LAYOUT_S)
+
+    def _bound(self, kept: KeptAnswer) -> None:
+        if kept.sheet.num_chars > MOST_TEXT and not kept.sheet.cut:
+            kept.sheet.give_up_text()
+
+    def _make_room(self) -> None:
+        """Forgets the oldest answers that have ended, as far as the bounds ask for it."""
+
+        def too_much() -> bool:
+            return len(self.answers) >= MOST_ANSWERS or sum(each.sheet.kept_bytes for each in self.answers.values()) > MOST_TEXT
+
+        for answer_id in [name for name, each in self.answers.items() if each.sheet.over]:
+            if not too_much():
+                return
+            del self.answers[answer_id]
+            self._telemetry.answers_forgotten.inc()
+
+    def _remember(self, session: str, text: str) -> None:
+        self._titles.setdefault(session, " ".join(clean(text).split())[:_TITLE_CHARS])
+        while len(self._titles) > MOST_ANSWERS:
+            self._titles.popitem(last=False)
+
+
+def new_session() -> str:
+    """Returns the id of a new session."""
+    return f"console-{uuid.uuid4().hex[:12]}"

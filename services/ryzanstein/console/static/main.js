@@ -1,0 +1,105 @@
+// Logging in, the pages, and the keys.
+
+import { Chat } from "./chat.js";
+import { Cluster } from "./cluster.js";
+import { byId, setText } from "./dom.js";
+import { Socket } from "./socket.js";
+
+const PAGES = ["chat", "cluster", "help"];
+const post = (path, body) =>
+  fetch(new URL(path, document.baseURI), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
+
+const on = {
+  state(text) {
+    const connected = text === "connected";
+    setText(byId("connection"), text);
+    byId("connection").classList.toggle("lost", !connected);
+    if (text === "logged out") askForLogin("You were logged out.");
+  },
+  failed: (text) => chat.notice(text),
+  welcome(message) {
+    byId("connection").title = `routers: ${message.routers}`;
+    chat.welcome(message);
+    cluster.welcome();
+    route();
+  },
+  answer: (frame) => chat.answer(frame),
+  turn: (turn) => chat.turn(turn),
+  opened: (message) => chat.opened(message),
+  sessions: (message) => chat.sessions(message),
+  models: (message) => chat.models(message),
+  cluster: (message) => cluster.cluster(message),
+};
+const socket = new Socket(on);
+const chat = new Chat(socket);
+const cluster = new Cluster(socket);
+
+/** Shows the page that the fragment names: #chat, #s/SESSION, #cluster or #help. */
+function route() {
+  const [name, session] = location.hash.slice(1).split("/");
+  const page = PAGES.includes(name) ? name : "chat";
+  for (const each of PAGES) byId(each).hidden = each !== page;
+  for (const link of document.querySelectorAll("#top nav a")) {
+    if (link.dataset.page === page) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (cluster.shown !== (page === "cluster")) cluster.show(page === "cluster");
+  const wanted = name === "s" ? decodeURIComponent(session ?? "") : "";
+  if (wanted && wanted !== chat.session) chat.open(wanted);
+}
+
+async function askForLogin(why) {
+  const { login } = await (await fetch(new URL("me", document.baseURI))).json();
+  for (const each of PAGES) byId(each).hidden = true;
+  byId("login").hidden = false;
+  byId("login-form").hidden = login !== "key";
+  const how = login === "key" ? "" : "Open the link that the console printed when it started. It works once, for ten minutes; kill -USR1 makes it print another.";
+  setText(byId("login-why"), `${why} ${how}`.trim());
+  if (login === "key") byId("key").focus();
+}
+
+function enter(byKey) {
+  byId("login").hidden = true;
+  byId("logout").hidden = !byKey;
+  route();
+  socket.connect();
+  byId("question").focus();
+}
+
+byId("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const key = byId("key").value.trim();
+  byId("key").value = "";
+  const answer = await post("login", { key });
+  if (answer.ok) enter(true);
+  else setText(byId("login-why"), await answer.text());
+});
+
+byId("logout").addEventListener("click", async () => {
+  await post("logout");
+  location.reload();
+});
+
+addEventListener("hashchange", route);
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") chat.stop();
+  else if (event.altKey && event.code === "KeyN") chat.begin();
+  else if (event.altKey && event.code === "KeyQ") byId("question").focus();
+  else return;
+  event.preventDefault();
+});
+
+async function start() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("t");
+  let why = "";
+  if (token) {
+    history.replaceState(null, "", location.pathname + location.search);
+    const answer = await post("login", { token });
+    if (!answer.ok) why = `The login failed: ${await answer.text()}.`;
+  }
+  const { login, entered } = await (await fetch(new URL("me", document.baseURI))).json();
+  if (entered) enter(login === "key");
+  else await askForLogin(why);
+}
+
+start().catch((error) => on.state(`the console is not reachable: ${error.message}`));

@@ -1,0 +1,70 @@
+// The tab's socket: it comes back by itself, and pairs calls with their replies.
+
+const LOGGED_OUT = 4401;
+const FULL = 4429;
+
+export class Socket {
+  /** `on` has functions for kinds of messages, and `state`, which is told how the connection is. */
+  constructor(on) {
+    this.on = on;
+    this.calls = new Map();
+    this.number = 0;
+    this.wait = 250;
+  }
+
+  connect() {
+    const url = new URL("socket", document.baseURI);
+    url.protocol = url.protocol.replace("http", "ws");
+    url.hash = "";
+    this.socket = new WebSocket(url);
+    this.socket.onmessage = ({ data }) => this.take(JSON.parse(data));
+    this.socket.onclose = ({ code }) => this.lost(code);
+  }
+
+  get ready() {
+    return this.socket?.readyState === WebSocket.OPEN;
+  }
+
+  /** Sends a message, or drops it while there is no connection: whoever connects again asks for all of it. */
+  tell(message) {
+    if (this.ready) this.socket.send(JSON.stringify(message));
+  }
+
+  /** Sends a message, and resolves to its reply. Rejects with what the console says, or when the connection is lost. */
+  call(message) {
+    if (!this.ready) return Promise.reject(new Error("the console is not reachable"));
+    const call = ++this.number;
+    return new Promise((resolve, reject) => {
+      this.calls.set(call, { resolve, reject });
+      this.tell({ ...message, call });
+    });
+  }
+
+  take(message) {
+    if (message.t === "welcome") {
+      this.wait = 250;
+      this.on.state("connected");
+    }
+    if (message.t === "reply") {
+      const waiting = this.calls.get(message.call);
+      this.calls.delete(message.call);
+      if (message.error && waiting) waiting.reject(new Error(message.error));
+      else if (message.error) this.on.failed(message.error);
+      else waiting?.resolve(message);
+      return;
+    }
+    this.on[message.t]?.(message);
+  }
+
+  lost(code) {
+    for (const { reject } of this.calls.values()) reject(new Error("the connection to the console was lost"));
+    this.calls.clear();
+    if (code === LOGGED_OUT) {
+      this.on.state("logged out");
+      return;
+    }
+    this.on.state(code === FULL ? "too many tabs are open; trying again" : "the console is not reachable; trying again");
+    setTimeout(() => this.connect(), this.wait * (0.5 + Math.random()));
+    this.wait = Math.min(5000, this.wait * 2);
+  }
+}
