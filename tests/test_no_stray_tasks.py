@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = [
     ROOT / "shared/ryzanstein",
     ROOT / "clients/python/ryzanstein",
-    *(ROOT / "services/ryzanstein" / name for name in ("router", "orchestrator", "worker", "cli")),
+    *(ROOT / "services/ryzanstein" / name for name in ("router", "orchestrator", "worker", "cli", "console")),
 ]
 STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe"}
 

@@ -107,15 +107,14 @@ class Page:
             raise AssertionError(done["exceptionDetails"])
         return done["result"].get("value")
 
-    async def until(self, expression: str, timeout_s: float = 30) -> Any:
-        """Waits, bounded, until an expression is true, and returns it."""
+    async def until(self, expression: str, timeout_s: float = 30) -> None:
+        """Waits, bounded, until an expression is true."""
         deadline = time.monotonic() + timeout_s
-        while not (seen := await self.see(expression)):
+        while not await self.see(f"Boolean({expression})"):
             if time.monotonic() > deadline:
                 text = await self.see("document.body.innerText")
                 raise AssertionError(f"{expression} did not become true; the page: {text[-1500:]} {self.errors}")
             await asyncio.sleep(0.02)
-        return seen
 
     async def type(self, text: str) -> None:
         """Types into what has the focus."""
@@ -136,9 +135,9 @@ class Page:
     async def scheme(self, name: str) -> None:
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
-    async def picture(self, path: Path) -> None:
-        done = await self.call("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(done["data"]))
+    async def picture(self) -> bytes:
+        """The page as a PNG."""
+        return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
     @property
     async def violations(self) -> list[str]:
@@ -173,9 +172,7 @@ async def chromium() -> AsyncIterator[Chromium]:
     program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     assert program, f"a browser is needed, one of {', '.join(BROWSERS)}: bash .ci/parts browser"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = (program, *FLAGS, f"--user-data-dir={profile}", "about:blank")
-        with (Path(profile) / "log").open("wb") as log:
-            browser = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        browser = _started(program, Path(profile))
         try:
             made = Chromium(await _port_of(Path(profile)))
             yield made
@@ -183,6 +180,12 @@ async def chromium() -> AsyncIterator[Chromium]:
         finally:
             browser.terminate()
             await asyncio.to_thread(browser.wait, 20)
+
+
+def _started(program: str, profile: Path) -> subprocess.Popen[bytes]:
+    with (profile / "log").open("wb") as log:
+        command = (program, *FLAGS, f"--user-data-dir={profile}", "about:blank")
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
 async def _port_of(profile: Path) -> int:

@@ -34,6 +34,9 @@ OPENS = {
 DIRECT = {
     "shared/ryzanstein/rpc/client.py": {"insecure_channel", "secure_channel"},
     "shared/ryzanstein/observe/tracing.py": {"OTLPSpanExporter"},
+    "shared/ryzanstein/survey/reach.py": {"insecure_channel", "secure_channel"},  # with `client_options`
+    "services/ryzanstein/cli/access/router_trust.py": {"secure_channel"},  # with `CLIENT_OPTIONS`
+    "services/ryzanstein/console/login.py": {"AsyncClient"},  # ours
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
     "clients/python/ryzanstein/client/drivers/aio.py": {"insecure_channel", "secure_channel"},  # with `transport.OPTIONS`
     "clients/python/ryzanstein/client/drivers/sync.py": {"insecure_channel", "secure_channel"},  # the same

@@ -31,7 +31,7 @@ from ryzanstein.console.app import Console, build
 from ryzanstein.console.cluster import ClusterWatch
 from ryzanstein.console.config import ConsoleSettings
 from ryzanstein.console.hub import Hub
-from ryzanstein.console.login import ClientMaker, Logins, Person, Places
+from ryzanstein.console.login import ClientMaker, Logins, PagePlaces, Person
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import MOST_BYTES, Welcome
 from ryzanstein.observe.metrics import MetricsServer
@@ -61,7 +61,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
     listener = _bind(settings)
     port = listener.getsockname()[1]
     urls = settings.urls(port)
-    make_person = _people(settings, telemetry)
+    make_person = _People(settings, telemetry).make
     logins = Logins(settings.idle_s, telemetry)
     welcome = Welcome(uuid.uuid4().hex, settings.router)
     console = Console(
@@ -74,7 +74,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
         secure=settings.secure,
     )
     metrics = MetricsServer(telemetry.registry, "127.0.0.1", settings.metrics_port)
-    server = _PageServer(_config(settings, build(console, Places.of(urls), telemetry)))
+    server = _PageServer(_config(settings, build(console, PagePlaces.of(urls), telemetry)))
     background = telemetry.background
     background.watch_loop()
     serving = background.supervise("http", partial(server.serve, [listener]), STOP)
@@ -115,27 +115,27 @@ async def _sweep(logins: Logins) -> None:
             await person.hub.close(0)
 
 
-def _people(settings: ConsoleSettings, telemetry: ConsoleTelemetry) -> partial[Person]:
-    """Returns what makes a person of a key. Raises BadSettingsError for files that cannot be used."""
-    try:
-        own_key, roots = settings.key(), settings.roots()
-        maker = ClientMaker(settings.router, roots, settings.insecure)
-        if settings.own_machine:
-            maker.make(own_key)
-        dialer = _dialer(settings)
-    except (ValueError, MaterialError) as error:
-        raise BadSettingsError(str(error)) from None
-    return partial(_person, settings, telemetry, maker, dialer, own_key if settings.own_machine else "")
+class _People:
+    """Makes people of keys."""
 
+    def __init__(self, settings: ConsoleSettings, telemetry: ConsoleTelemetry) -> None:
+        """Raises BadSettingsError for files that cannot be used."""
+        self._settings, self._telemetry = settings, telemetry
+        try:
+            self._own_key, self._roots = settings.key() if settings.own_machine else "", settings.roots()
+            self._clients = ClientMaker(settings.router, self._roots, settings.insecure)
+            self._clients.make(self._own_key)
+            self._dialer = _dialer(settings)
+        except (ValueError, MaterialError) as error:
+            raise BadSettingsError(str(error)) from None
 
-def _person(
-    settings: ConsoleSettings, telemetry: ConsoleTelemetry, maker: ClientMaker, dialer: Dialer, own_key: str, /, key: str
-) -> Person:
-    key = key or own_key
-    trust = None if maker.roots is None else RouterTrust(maker.roots)
-    routers = [KeyedRouter(address, key, trust) for address in settings.routers]
-    watch = ClusterWatch(settings.orchestrator, routers, dialer, telemetry)
-    return Person(Hub(maker.make(key), telemetry), watch, time.monotonic())
+    def make(self, key: str) -> Person:
+        """Returns who has this key; empty: the key of the process. Raises ValueError for a key that cannot be one."""
+        key = key or self._own_key
+        trust = None if self._roots is None else RouterTrust(self._roots)
+        routers = [KeyedRouter(address, key, trust) for address in self._settings.routers]
+        watch = ClusterWatch(self._settings.orchestrator, routers, self._dialer, self._telemetry)
+        return Person(Hub(self._clients.make(key), self._telemetry), watch, time.monotonic())
 
 
 def _dialer(settings: ConsoleSettings) -> Dialer:

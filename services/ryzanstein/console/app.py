@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 
 from ryzanstein.client import clean
 from ryzanstein.client.errors import KeyRefused
-from ryzanstein.console.login import Logins, NoRoomForPeople, Person, Places
+from ryzanstein.console.login import Logins, NoRoomForPeople, PagePlaces, Person
 from ryzanstein.console.tabs import Tab
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import Welcome
@@ -178,10 +178,10 @@ class Files:
         return Response(content, headers=headers, media_type=kind or "application/octet-stream")
 
 
-class Guard:
+class PageGuard:
     """Refuses requests under names that are not the page's, and those of other pages; adds the headers of every response."""
 
-    def __init__(self, app: ASGIApp, places: Places, telemetry: ConsoleTelemetry) -> None:
+    def __init__(self, app: ASGIApp, places: PagePlaces, telemetry: ConsoleTelemetry) -> None:
         self._app, self._places, self._telemetry = app, places, telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,7 +213,7 @@ class Guard:
         return "origin" if acts and not self._places.knows_origin(headers.get("origin")) else ""
 
 
-def build(console: Console, places: Places, telemetry: ConsoleTelemetry) -> ASGIApp:
+def build(console: Console, places: PagePlaces, telemetry: ConsoleTelemetry) -> ASGIApp:
     """Returns the application."""
     files = Files()
     routes = [
@@ -224,4 +224,4 @@ def build(console: Console, places: Places, telemetry: ConsoleTelemetry) -> ASGI
         Route("/logout", console.leave, methods=["POST"]),
         WebSocketRoute("/socket", console.socket),
     ]
-    return Guard(Starlette(routes=routes), places, telemetry)
+    return PageGuard(Starlette(routes=routes), places, telemetry)

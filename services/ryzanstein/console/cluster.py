@@ -32,6 +32,7 @@ class ClusterWatch:
         routers: Sequence[KeyedRouter],
         dialer: Dialer,
         telemetry: ConsoleTelemetry,
+        *,
         figures: Figures = lambda _: {},
     ) -> None:
         self._orchestrator, self._routers, self._dialer = orchestrator, list(routers), dialer

@@ -1,7 +1,7 @@
 """The answers of one person: each is read once, whoever looks at it, and goes on when nobody does.
 
-Tabs wake when an answer changes, and ask its sheet for what is new to them. So a slow tab slows no other, and what it has not yet
-got is kept once.
+Tabs wake when an answer changes, and ask its sheet for what is new to them. So a slow tab slows no other, and what it has not
+got yet is kept once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who may use the page, and from where it may be asked.
 
-On this machine a link with a token logs in, once. Elsewhere each person enters an API key of the cluster, which stays in memory:
-it is in no cookie, no page, no log and no error. Requests under a foreign name (DNS rebinding) or from a foreign page are refused.
+On this machine a link with a token logs in, once. Elsewhere each person enters an API key of the cluster, which stays in
+memory: it is in no cookie, no page, no log and no error. Requests under a foreign name (DNS rebinding) or from a foreign page
+are refused.
 """
 
 from __future__ import annotations
@@ -122,14 +123,14 @@ class Logins:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PagePlaces:
     """Under which names the page is asked for, and from which pages it may be asked."""
 
     hosts: frozenset[str]
     origins: frozenset[str]
 
     @classmethod
-    def of(cls, urls: Sequence[str]) -> Places:
+    def of(cls, urls: Sequence[str]) -> PagePlaces:
         """Returns what these addresses allow."""
         return cls(frozenset(map(_host_of, urls)), frozenset(map(_origin_of, urls)))
 

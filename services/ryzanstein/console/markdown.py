@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, pairwise
 from typing import Any, Literal, Union
 
 import msgspec
@@ -27,36 +28,20 @@ MOST_OPEN = 1024
 """Characters of a block that is parsed again and again while it grows."""
 How = Literal["markdown", "plain", "code"]
 KINDS = frozenset(
-    [
-        "p",
-        "h",
-        "ul",
-        "ol",
-        "li",
-        "quote",
-        "pre",
-        "code",
-        "em",
-        "strong",
-        "del",
-        "a",
-        "img",
-        "br",
-        "hr",
-        "table",
-        "tr",
-        "th",
-        "td",
-        "seam",
-        "plain",
-    ],
+    {"p", "h", "ul", "ol", "li", "quote", "pre", "code", "em", "strong", "del", "a", "img", "br", "hr"}
+    | {"table", "tr", "th", "td", "seam", "plain"}
 )
 _DELIMITERS = re.compile(r"[\[\]*_`~<&\\]")
 _SCHEMES = re.compile("(?:https?://|mailto:)", re.IGNORECASE)
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])[ \t]")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 _MAX_NESTING = 20
-_SIMPLE = {
+_NAMES = {
+    "paragraph": "p",
+    "heading": "h",
+    "ordered_list": "ol",
+    "hardbreak": "br",
+    "hr": "hr",
     "bullet_list": "ul",
     "list_item": "li",
     "blockquote": "quote",
@@ -65,6 +50,8 @@ _SIMPLE = {
     "em": "em",
     "strong": "strong",
     "s": "del",
+    "th": "th",
+    "td": "td",
 }
 _THROUGH = frozenset({"thead", "tbody"})
 
@@ -81,7 +68,7 @@ Tree = list[Element | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of a text that never changes again: Markdown, or a piece of a block that is too long to be parsed."""
 
     start: int
@@ -126,8 +113,8 @@ def tree_of(source: str, seams: Sequence[int], how: How) -> Tree:
         *before, last = source.rstrip("\n").split("\n")
         if before and _FENCE.match(last):
             source = source[: len("\n".join(before)) + 1]
-        return [Element("pre", None, _split(_marked(source, [min(each, len(source)) for each in seams]), _numbers()))]
-    return [Element("plain", None, _split(_marked(source, seams), _numbers()))]
+        return [Element("pre", None, _split(_marked(source, [min(each, len(source)) for each in seams]), count()))]
+    return [Element("plain", None, _split(_marked(source, seams), count()))]
 
 
 def is_plain(source: str) -> bool:
@@ -140,7 +127,7 @@ def flat(tree: Sequence[Element | str]) -> str:
     return "".join(each if isinstance(each, str) else flat(each.children) for each in tree)
 
 
-def pieces(text: str, before: Within = OUTSIDE, *, final: bool = False) -> list[Piece]:
+def pieces(text: str, before: Within = OUTSIDE, *, final: bool = False) -> list[TextPiece]:
     """Divides a text that still grows. Returns what is complete.
 
     A block ends at a blank line outside of a fence, before a line that begins without a space, which it would need to belong to
@@ -158,7 +145,7 @@ class _Cutting:
     """A walk through lines that notes the ends of pieces."""
 
     def __init__(self, before: Within) -> None:
-        self.found: list[Piece] = []
+        self.found: list[TextPiece] = []
         self.fence = before.fence
         self.how: How = before.how
         self.start = self._at = 0
@@ -177,7 +164,7 @@ class _Cutting:
             self._fenced(*found.groups())
 
     def end(self, at: int, how: How, after: Within) -> None:
-        self.found.append(Piece(self.start, at, how, after))
+        self.found.append(TextPiece(self.start, at, how, after))
         self.start, self.how = at, after.how
 
     def _ends_before(self, line: str) -> bool:
@@ -223,7 +210,7 @@ def _places(source: str, seams: Sequence[int], plain: Tree) -> list[int]:
 
 def _marked(source: str, places: Sequence[int]) -> str:
     ends = [0, *places, len(source)]
-    return SEAM.join(source[start:end] for start, end in zip(ends, ends[1:], strict=False))
+    return SEAM.join(source[start:end] for start, end in pairwise(ends))
 
 
 def _num_seams(tree: Sequence[Element | str]) -> int:
@@ -244,13 +231,6 @@ def _unmarked(tree: Sequence[Element | str]) -> Tree:
     return whole
 
 
-def _numbers() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
-
-
 def _split(text: str, numbers: Iterator[int]) -> Tree:
     """Returns a text with elements where its seams are."""
     first, *rest = text.split(SEAM)
@@ -262,16 +242,12 @@ def _split(text: str, numbers: Iterator[int]) -> Tree:
     return pieces
 
 
-def _parser() -> MarkdownIt:
-    return MarkdownIt("js-default", {"html": False, "linkify": False, "typographer": False, "maxNesting": _MAX_NESTING})
-
-
-_PARSER = _parser()
+_PARSER = MarkdownIt("js-default", {"html": False, "linkify": False, "typographer": False, "maxNesting": _MAX_NESTING})
 
 
 def _tree(source: str) -> Tree:
     """Returns the tree of a source, with the seams in it."""
-    numbers = _numbers()
+    numbers = count()
     return _unsplit(_nested(iter(_PARSER.parse(source)), numbers))
 
 
@@ -303,35 +279,29 @@ def _nested(tokens: Iterator[Token], numbers: Iterator[int]) -> Tree:
 
 
 def _opened(token: Token, children: Tree) -> Tree:
-    name = token.type.removesuffix("_open")
+    """Returns an element with children, or only these where the page has no such element."""
+    name, attr = token.type.removesuffix("_open"), None
     if name in _THROUGH or token.hidden:
         return children
-    if name in _SIMPLE:
-        return [Element(_SIMPLE[name], None, children)]
     match name:
-        case "paragraph":
-            return [Element("p", None, children)]
-        case "heading":
-            return [Element("h", int(token.tag[1:]), children)]
-        case "ordered_list":
-            return [Element("ol", _first_number(token), children)]
-        case "th" | "td":
-            return [Element(name, _alignment(token), children)]
         case "link":
             return _link("a", str(token.attrs.get("href", "")), children)
-    return children
+        case "heading":
+            attr = int(token.tag[1:])
+        case "ordered_list":
+            attr = _first_number(token)
+        case "th" | "td":
+            return [Element(name, _alignment(token), children)]
+    return [Element(_NAMES[name], attr, children)] if name in _NAMES else children
 
 
 def _alone(token: Token, numbers: Iterator[int]) -> Tree:
+    """Returns what a token without an end is; its text, where the page has no such element."""
     match token.type:
         case "inline":
             return _nested(iter(token.children or ()), numbers)
-        case "softbreak":
-            return ["\n"]
-        case "hardbreak":
-            return [Element("br", None, [])]
-        case "hr":
-            return [Element("hr", None, [])]
+        case "hardbreak" | "hr":
+            return [Element(_NAMES[token.type], None, [])]
         case "code_inline":
             return [Element("code", None, _split(token.content, numbers))]
         case "fence" | "code_block":
@@ -340,7 +310,7 @@ def _alone(token: Token, numbers: Iterator[int]) -> Tree:
         case "image":
             shown = _nested(iter(token.children or ()), numbers) or ["image"]
             return _link("img", str(token.attrs.get("src", "")), shown)
-    return _split(token.content, numbers)
+    return _split("\n" if token.type == "softbreak" else token.content, numbers)
 
 
 def _link(kind: str, address: str, children: Tree) -> Tree:

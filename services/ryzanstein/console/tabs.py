@@ -1,7 +1,7 @@
 """One tab: what it asks for, and what it gets.
 
-A tab holds no queue of an answer: it knows which version it has, and gets the rest when its socket takes more. Replies wait until
-those before them are sent.
+A tab holds no queue of an answer: it knows which version it has, and gets the rest when its socket takes more. Replies wait
+until those before them are sent.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ryzanstein.console.wire import (
     DeleteInTab,
     FromTab,
     LeaveInTab,
-    ModelList,
     ModelRow,
+    ModelRows,
     ModelsInTab,
-    Opened,
     OpenInTab,
     Reply,
     RetryInTab,
+    SessionOpened,
     SessionsInTab,
+    ShownTurn,
     StopInTab,
-    Turn,
     VisibleInTab,
     WatchInTab,
     Welcome,
@@ -158,7 +158,7 @@ class Tab:
                     await self._hub.delete(message.session)
                 case ModelsInTab():
                     models = await self._hub.client.models()
-                    self._say(ModelList([ModelRow(clean(each.name), each.context_length, each.ready_nodes) for each in models]))
+                    self._say(ModelRows([ModelRow(clean(each.name), each.context_length, each.ready_nodes) for each in models]))
         except (RyzansteinError, TooManyAnswers, ValueError) as error:
             reply.error = clean(error.message if isinstance(error, RyzansteinError) else str(error))[:2000]
         self._say(reply)
@@ -178,13 +178,13 @@ class Tab:
         self._show(session)
         if len(messages) > MOST_TURNS:
             messages, note = messages[-MOST_TURNS:], "earlier messages are not shown"
-        self._say(Opened(session, message.call, note))
+        self._say(SessionOpened(session, message.call, note))
         left = MOST_TURN_BYTES
         for each in messages:
             left -= await self._turn(session, each, kept, left)
         for answer in kept:  # runs, or failed: the cluster does not have it
-            self._say(Turn(session, answer.question))
-            self._say(Turn(session, role="assistant", answer=answer.sheet.answer_id))
+            self._say(ShownTurn(session, answer.question))
+            self._say(ShownTurn(session, role="assistant", answer=answer.sheet.answer_id))
             await self._has_room()
 
     async def _turn(self, session: str, message: pb.Message, kept: list[KeptAnswer], left: int) -> int:
@@ -194,13 +194,13 @@ class Tab:
             for answer in kept:
                 if answer.sheet.over and answer.sheet.says(message.content):
                     kept.remove(answer)
-                    self._say(Turn(session, role="assistant", answer=answer.sheet.answer_id))
+                    self._say(ShownTurn(session, role="assistant", answer=answer.sheet.answer_id))
                     return 0
             blocks = await asyncio.to_thread(blocks_of, message.content[: max(0, left)])
-            self._say(Turn(session, role="assistant", blocks=[msgspec.Raw(block) for block in blocks]))
+            self._say(ShownTurn(session, role="assistant", blocks=[msgspec.Raw(block) for block in blocks]))
         else:
             role = pb.Role.Name(message.role).removeprefix("ROLE_").lower()
-            self._say(Turn(session, clean(message.content[: max(0, left)]), role))
+            self._say(ShownTurn(session, clean(message.content[: max(0, left)]), role))
         return len(message.content)
 
     def _show(self, session: str) -> None:
@@ -211,8 +211,8 @@ class Tab:
     def _on_turn(self, kept: KeptAnswer) -> None:
         """Tells the tab of a new question in the session that it shows."""
         if kept.session == self._session:
-            self._say(Turn(kept.session, clean(kept.question)))
-            self._say(Turn(kept.session, role="assistant", answer=kept.sheet.answer_id))
+            self._say(ShownTurn(kept.session, clean(kept.question)))
+            self._say(ShownTurn(kept.session, role="assistant", answer=kept.sheet.answer_id))
 
     def _watch(self, answer: str, version: int) -> None:
         kept = self._hub.answers.get(answer)

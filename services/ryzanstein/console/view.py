@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 
 import msgspec
 
@@ -25,7 +26,7 @@ from ryzanstein.client import (
     ToolPiece,
     clean,
 )
-from ryzanstein.console.markdown import MOST_CHARS, MOST_OPEN, OUTSIDE, Piece, Within, pieces, safe, tree_of
+from ryzanstein.console.markdown import MOST_CHARS, MOST_OPEN, OUTSIDE, TextPiece, Within, pieces, safe, tree_of
 from ryzanstein.console.wire import AnswerFrame, PartRow, written
 
 FRAME_BYTES = 192 * 1024
@@ -44,7 +45,7 @@ class Layout:
     text: str
     seams: tuple[int, ...]
     first_part: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
     rest: Within
     parses_rest: bool
     final: bool
@@ -52,7 +53,7 @@ class Layout:
     def run(self) -> tuple[list[bytes], bytes]:
         """Returns the encoded blocks, and that of the rest."""
         blocks = [self._block(each, closed=not self.final or each is not self.pieces[-1]) for each in self.pieces]
-        rest = Piece(self.end, len(self.text), self.rest.how, OUTSIDE)
+        rest = TextPiece(self.end, len(self.text), self.rest.how, OUTSIDE)
         return blocks, self._block(rest, closed=False) if self.parses_rest else written([self.part_at(self.end), []])
 
     @property
@@ -63,7 +64,7 @@ class Layout:
         """Returns the part that writes before a place."""
         return self.first_part + sum(seam < place for seam in self.seams)
 
-    def _block(self, piece: Piece, *, closed: bool) -> bytes:
+    def _block(self, piece: TextPiece, *, closed: bool) -> bytes:
         """Returns a piece with its first part. A seam at its end is in the next one, if there is one."""
         start, end = piece.start, piece.end
         inside = [seam - start for seam in self.seams if start <= seam < end or (not closed and seam == end)]
@@ -251,7 +252,7 @@ class Sheet:
             start = max(start, self._tail_ends[known - 1][1] if known else start)
         ends = [start, *(seam for seam in self._seams if seam > start), len(self._source)]
         part = self._first_part + sum(seam <= start for seam in self._seams)
-        texts = [self._source[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+        texts = [self._source[begin:end] for begin, end in pairwise(ends)]
         return [(part + number, text) for number, text in enumerate(texts) if text]
 
 

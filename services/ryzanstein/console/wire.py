@@ -12,7 +12,7 @@ Id = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
-class _FromTab(msgspec.Struct, tag_field="t", frozen=True, forbid_unknown_fields=True):
+class _FromTab(msgspec.Struct, tag_field="t", forbid_unknown_fields=True):
     """A message of a tab. `call` comes back with the reply, so that the tab knows what it belongs to."""
 
     call: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
@@ -161,7 +161,7 @@ class AnswerFrame(_ToTab, tag="answer"):
     more: bool = False
 
 
-class Turn(_ToTab, tag="turn"):
+class ShownTurn(_ToTab, tag="turn"):
     """A question of a session and its answer: one that the console keeps, or what the cluster has of an earlier one."""
 
     session: str
@@ -186,7 +186,7 @@ class SessionList(_ToTab, tag="sessions"):
     cut: bool = False
 
 
-class Opened(_ToTab, tag="opened"):
+class SessionOpened(_ToTab, tag="opened"):
     """Comes before the turns of a session. `note` says what is missing."""
 
     session: str
@@ -209,7 +209,7 @@ class ModelRow(msgspec.Struct):
     nodes: int
 
 
-class ModelList(_ToTab, tag="models"):
+class ModelRows(_ToTab, tag="models"):
     models: list[ModelRow]
 
 

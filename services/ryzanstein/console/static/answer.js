@@ -51,6 +51,7 @@ export class Answer {
 
   close(blocks) {
     this.rewind();
+    this.painter.goal = 0;
     for (const block of blocks) {
       const made = make("div", { className: "block" }, this.painter.block(block));
       this.closed.append(made);
@@ -63,6 +64,7 @@ export class Answer {
 
   replaceOpen(block) {
     this.rewind();
+    this.painter.goal = 0;
     this.atOpen = this.painter.part;
     this.open.replaceChildren(this.painter.block(block));
     this.tail = null;
@@ -78,7 +80,8 @@ export class Answer {
     for (const [part, text] of texts) {
       this.tail ??= this.newTail();
       this.painter.first = part;
-      this.tail.append(...this.painter.reach(part), this.painter.text(text));
+      this.painter.goal = Math.max(this.painter.goal, part);
+      this.tail.append(...this.painter.text(text));
     }
   }
 

@@ -19,23 +19,24 @@ export const milliseconds = (ms) => (ms === null || ms === undefined ? "" : `${M
 export class Painter {
   constructor() {
     this.parts = [];
-    this.part = -1;
-    this.first = 0; // of the block
+    this.part = -1; // the last one that has its label
+    this.goal = 0; // the one that writes the next text
+    this.first = 0; // that of the block's beginning
   }
 
   /** Begins a block whose first text belongs to this part. Returns its elements. */
   block([part, tree]) {
     this.first = part;
+    this.goal = part;
     const made = document.createDocumentFragment();
-    if (part >= 0) made.append(...this.reach(part));
     made.append(...this.nodes(tree));
     return made;
   }
 
-  /** Returns the labels of the parts up to this one that have none yet. */
-  reach(part) {
+  /** Returns the labels of the parts up to that of the next text which have none yet. */
+  labels() {
     const labels = [];
-    while (this.part < part && this.part + 1 < this.parts.length) {
+    while (this.part < this.goal && this.part + 1 < this.parts.length) {
       this.part += 1;
       labels.push(this.label(this.part));
     }
@@ -49,17 +50,23 @@ export class Painter {
     return make("span", { className: `chip c${colourOf(node)}`, textContent: text, title: number ? "the answer goes on here" : "the node that answers" });
   }
 
+  /** Returns a text in the colour of its part, behind the labels of what begins with it. */
   text(text) {
-    if (this.first < 0 || !this.parts[this.part]) return document.createTextNode(text);
-    return make("span", { className: `part c${colourOf(this.parts[this.part].node)}`, textContent: text });
+    if (this.first < 0) return [document.createTextNode(text)];
+    const labels = text.trim() ? this.labels() : [];
+    if (!this.parts[this.part]) return [document.createTextNode(text)];
+    return [...labels, make("span", { className: `part c${colourOf(this.parts[this.part].node)}`, textContent: text })];
   }
 
   nodes(tree) {
-    return tree.flatMap((each) => (typeof each === "string" ? [this.text(each)] : this.element(each)));
+    return tree.flatMap((each) => (typeof each === "string" ? this.text(each) : this.element(each)));
   }
 
   element([kind, attr, children]) {
-    if (kind === "seam") return this.reach(this.first + attr + 1);
+    if (kind === "seam") {
+      this.goal = Math.max(this.goal, this.first + attr + 1);
+      return [];
+    }
     const inside = this.nodes(children);
     if (SIMPLE[kind]) return [make(SIMPLE[kind], {}, ...inside)];
     switch (kind) {

@@ -1,0 +1,189 @@
+"""Consoles as processes, a router that answers what a test writes, and the browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1 import inference_pb2_grpc as rpc
+
+NODES = ("node-0", "node-1", "node-2")
+
+
+@dataclass
+class Script:
+    """What the router answers: pieces, each a token, of a node; a question that has no script is answered with itself."""
+
+    pieces: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    step_s: float = 0.0
+    cancelled: set[str] = field(default_factory=set)
+    asked: list[pb.ChatRequest] = field(default_factory=list)
+    sent: list[tuple[int, float]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    refused_key: str = "Bearer wrong"
+
+
+class ScriptedRouter(rpc.InferenceServiceServicer, rpc.SessionServiceServicer):
+    """A router over a real connection. It keeps sessions in memory, and moves from node to node as its script says."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.sessions: dict[str, pb.Session] = {}
+        self.server = grpc.server(ThreadPoolExecutor(32))
+        rpc.add_InferenceServiceServicer_to_server(self, self.server)
+        rpc.add_SessionServiceServicer_to_server(self, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def close(self) -> None:
+        self.server.stop(0).wait()
+
+    def StreamChat(self, request: Any, context: Any) -> Iterator[Any]:
+        self._check(context)
+        chat, script = request.chat, self.script
+        script.asked.append(chat)
+        question = chat.messages[-1].content
+        pieces = script.pieces.get(question) or [(NODES[0], each) for each in question.split(" ")]
+        generation = f"generation-{len(script.asked)}"
+        yield self._event(
+            started=pb.GenerationStarted(generation_id=generation, model="m", node_id=pieces[0][0], prompt_tokens=7)
+        )
+        before, text, reason = pieces[0][0], "", pb.FINISH_REASON_STOP
+        for index, (node, piece) in enumerate(pieces):
+            if generation in script.cancelled:
+                reason = pb.FINISH_REASON_CANCELLED
+                break
+            text += piece
+            delta = pb.GenerationDelta(first_index=index, token_ids=[index], text=piece, node_id=node)
+            if node != before:
+                delta.moved.from_node_id, delta.moved.cause = before, "link_lost"
+                delta.moved.silence.FromMilliseconds(212)
+            before = node
+            script.sent.append((index, time.time()))
+            yield self._event(delta=delta)
+            time.sleep(script.step_s)
+        if chat.session_id:
+            session = self.sessions.setdefault(chat.session_id, pb.Session(session_id=chat.session_id))
+            session.messages.extend(chat.messages)
+            session.messages.add(role=pb.ROLE_ASSISTANT, content=text)
+            session.update_time.GetCurrentTime()
+        yield self._event(finished=pb.GenerationFinished(finish_reason=reason, usage=pb.Usage(completion_tokens=len(pieces))))
+
+    @staticmethod
+    def _event(**kind: Any) -> pb.StreamChatResponse:
+        return pb.StreamChatResponse(event=pb.GenerationEvent(**kind))
+
+    def CancelGeneration(self, request: Any, context: Any) -> Any:
+        self.script.cancelled.add(request.generation_id)
+        return pb.CancelGenerationResponse()
+
+    def ListModels(self, request: Any, context: Any) -> Any:
+        self._check(context)
+        return pb.ListModelsResponse(models=[pb.Model(name="m", ready_nodes=2)])
+
+    def CreateSession(self, request: Any, context: Any) -> Any:
+        session = pb.Session(session_id=request.session_id, messages=request.messages)
+        self.sessions[request.session_id] = session
+        return pb.CreateSessionResponse(session=session)
+
+    def GetSession(self, request: Any, context: Any) -> Any:
+        if request.session_id not in self.sessions:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such session")
+        return pb.GetSessionResponse(session=self.sessions[request.session_id])
+
+    def ListSessions(self, request: Any, context: Any) -> Any:
+        return pb.ListSessionsResponse(sessions=list(self.sessions.values()))
+
+    def DeleteSession(self, request: Any, context: Any) -> Any:
+        self.sessions.pop(request.session_id, None)
+        return pb.DeleteSessionResponse()
+
+    def _check(self, context: Any) -> None:
+        key = dict(context.invocation_metadata()).get("authorization", "")
+        self.script.keys.append(key)
+        if key == self.script.refused_key:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the key is not known")
+
+
+class ConsoleProcess:
+    """`python -m ryzanstein.console` with its link."""
+
+    def __init__(self, folder: Path, routers: str, *flags: str, orchestrator: str = "127.0.0.1:9") -> None:
+        self.folder, self._routers, self._flags, self._orchestrator = folder, routers, flags, orchestrator
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, on the port that it had before."""
+        self.log = self.folder / f"console-{time.monotonic_ns()}.log"
+        command = [sys.executable, "-P", "-m", "ryzanstein.console", "--port", str(self.port), "--router", self._routers]
+        command += ["--orchestrator", self._orchestrator, "--drain-grace-s", "0", "--log-level", "info", *self._flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RYZANSTEIN_")}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
+        self.link = self._next_link()
+        self.url = self.link.partition("#")[0]
+        self.port = int(self.url.split("://")[1].partition("/")[0].rpartition(":")[2])
+
+    def _next_link(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line, self.log.read_text()
+        return line
+
+    def another_link(self) -> str:
+        self.process.send_signal(signal.SIGUSR1)
+        return self._next_link()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ends it and returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def router(script: Script) -> Iterator[ScriptedRouter]:
+    made = ScriptedRouter(script)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start_console(tmp_path: Path) -> Iterator[Callable[..., ConsoleProcess]]:
+    """Starts consoles, and ends them."""
+    started: list[ConsoleProcess] = []
+
+    def start(routers: str, *flags: str, **more: str) -> ConsoleProcess:
+        started.append(ConsoleProcess(tmp_path, routers, *flags, **more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def console(router: ScriptedRouter, start_console: Callable[..., ConsoleProcess]) -> ConsoleProcess:
+    """A console of the scripted router."""
+    return start_console(router.address)
