@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,7 @@ class Page:
     async def until(self, expression: str, timeout_s: float = 30) -> None:
         """Waits, bounded, until an expression is true."""
         deadline = time.monotonic() + timeout_s
-        while not await self.see(f"Boolean({expression})"):
+        while not await self.see(f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"):
             if time.monotonic() > deadline:
                 text = await self.see("document.body.innerText")
                 raise AssertionError(f"{expression} did not become true; the page: {text[-1500:]} {self.errors}")
@@ -148,14 +147,20 @@ class Page:
 class Chromium:
     """A browser with a profile of its own."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, connection: ClientConnection) -> None:
+        self._port, self._connection = port, connection
         self._pages: list[Page] = []
 
     async def page(self) -> Page:
-        asked = urllib.request.Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT")
-        made = json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=20).read()))
-        url = made["webSocketDebuggerUrl"]
+        """Opens a page in a window of its own: of the tabs of one window only one is visible."""
+        asked = {
+            "id": len(self._pages) + 1,
+            "method": "Target.createTarget",
+            "params": {"url": "about:blank", "newWindow": True},
+        }
+        await self._connection.send(json.dumps(asked))
+        target = json.loads(await self._connection.recv())["result"]["targetId"]
+        url = f"ws://127.0.0.1:{self._port}/devtools/page/{target}"
         page = Page(await connect(url, max_size=MESSAGE_BYTES, proxy=None, ping_interval=None))
         await page.begin()
         self._pages.append(page)
@@ -164,6 +169,7 @@ class Chromium:
     async def close(self) -> None:
         for page in self._pages:
             await page.close()
+        await self._connection.close()
 
 
 @contextlib.asynccontextmanager
@@ -174,7 +180,9 @@ async def chromium() -> AsyncIterator[Chromium]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = _started(program, Path(profile))
         try:
-            made = Chromium(await _port_of(Path(profile)))
+            port, path = await _place_of(Path(profile))
+            url = f"ws://127.0.0.1:{port}{path}"
+            made = Chromium(port, await connect(url, max_size=MESSAGE_BYTES, proxy=None, ping_interval=None))
             yield made
             await made.close()
         finally:
@@ -188,10 +196,12 @@ def _started(program: str, profile: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
-async def _port_of(profile: Path) -> int:
+async def _place_of(profile: Path) -> tuple[int, str]:
+    """Waits until the browser listens, and returns the port and the path of its socket."""
     deadline = time.monotonic() + 30
     file = profile / "DevToolsActivePort"
-    while not (file.exists() and file.read_text().strip()):
+    while not (file.exists() and "\n" in file.read_text().strip()):
         assert time.monotonic() < deadline, (profile / "log").read_text(errors="replace")[-2000:]
         await asyncio.sleep(0.05)
-    return int(file.read_text().splitlines()[0])
+    port, path = file.read_text().split()
+    return int(port), path

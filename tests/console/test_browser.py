@@ -78,8 +78,8 @@ async def nodes_of(page: Page) -> list[str]:
 async def assert_calm(page: Page, console: ConsoleProcess) -> None:
     """No violation of the policy, no failed script, no request to another host."""
     assert await page.violations == []
-    hosts = {urlsplit(url).netloc for url in page.requests if not url.startswith(("about:", "devtools:"))}
-    assert hosts == {urlsplit(console.url).netloc}
+    own = urlsplit(console.url).netloc
+    assert [url for url in page.requests if urlsplit(url).netloc != own and url != "about:blank"] == []
 
 
 def words(text: str) -> list[str]:
@@ -224,8 +224,8 @@ async def test_a_restarted_console_shows_earlier_answers_without_colours_and_say
 async def test_a_reload_and_a_second_tab_in_the_middle_of_an_answer(
     browser: Chromium, console: ConsoleProcess, script: Script
 ) -> None:
-    numbers = [f"{number} " for number in range(200)]
-    script.pieces["go"] = [("node-0" if at < 100 else "node-1", text) for at, text in enumerate(numbers)]
+    numbers = [f"{number} " for number in range(500)]
+    script.pieces["go"] = [("node-0" if at < 300 else "node-1", text) for at, text in enumerate(numbers)]
     script.step_s = 0.02
     page = await entered(browser, console.link)
     await ask(page, "go")
@@ -324,7 +324,7 @@ async def test_a_million_characters_leave_the_page_usable(browser: Chromium, con
     await ask(page, "go")
     await page.until(ENDED, 120)
     await page.until("document.querySelectorAll('.answer .block').length == 2000", 120)
-    assert len(words(await text_of(page, console))) == 2000 * 100
+    assert (await text_of(page, console)).count("word ") == 2000 * 97  # the last one of a paragraph has no space
     began = await page.see("performance.now()")
     await page.type("still here")
     await page.see("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
@@ -384,6 +384,7 @@ async def test_it_is_painted_soon_and_shows_tokens_soon(browser: Chromium, conso
     await page.until(ENDED)
     shown = await page.see("window.shown")
     sent = dict(script.sent)
+    assert len(shown) > 20, shown
     late = sorted(at - 1e3 * sent[number] for number, at in shown if number in sent)
     p95 = late[int(len(late) * 0.95)]
     print(f"first paint {paint:.0f} ms; router to page p50 {late[len(late) // 2]:.0f} ms, p95 {p95:.0f} ms of {len(late)}")

@@ -26,7 +26,7 @@ from ryzanstein.client import (
     ToolPiece,
     clean,
 )
-from ryzanstein.console.markdown import MOST_CHARS, MOST_OPEN, OUTSIDE, TextPiece, Within, pieces, safe, tree_of
+from ryzanstein.console.markdown import MOST_CHARS, MOST_OPEN, OUTSIDE, TextPiece, Tree, Within, flat, pieces, safe, tree_of
 from ryzanstein.console.wire import AnswerFrame, PartRow, written
 
 FRAME_BYTES = 192 * 1024
@@ -36,6 +36,15 @@ ASIDE_CHARS = 64 * 1024
 _JOB_CHARS = 16 * 1024
 _ENDED = frozenset({"complete", "length", "stopped", "failed", "lost"})
 _REASONS = {"stop": "complete", "tool_calls": "complete", "length": "length", "cancelled": "stopped"}
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """Encoded blocks, the open one, and how many characters are in that."""
+
+    blocks: list[bytes]
+    open: bytes
+    num_open: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +59,17 @@ class Layout:
     parses_rest: bool
     final: bool
 
-    def run(self) -> tuple[list[bytes], bytes]:
+    def run(self) -> LaidOut:
         """Returns the encoded blocks, and that of the rest."""
         blocks = [self._block(each, closed=not self.final or each is not self.pieces[-1]) for each in self.pieces]
         rest = TextPiece(self.end, len(self.text), self.rest.how, OUTSIDE)
-        return blocks, self._block(rest, closed=False) if self.parses_rest else written([self.part_at(self.end), []])
+        if not self.parses_rest:
+            return LaidOut(blocks, written([self.part_at(self.end), []]), 0)
+        first, tree = self._tree(rest, closed=False)
+        source = self.text[self.end :]
+        # A paragraph loses the space at its end, which the next word needs.
+        whole = flat(tree).endswith((" ", "\n"))
+        return LaidOut(blocks, written([first, tree]), len(source) if whole else len(source.rstrip()))
 
     @property
     def end(self) -> int:
@@ -65,10 +80,13 @@ class Layout:
         return self.first_part + sum(seam < place for seam in self.seams)
 
     def _block(self, piece: TextPiece, *, closed: bool) -> bytes:
-        """Returns a piece with its first part. A seam at its end is in the next one, if there is one."""
+        return written(self._tree(piece, closed=closed))
+
+    def _tree(self, piece: TextPiece, *, closed: bool) -> tuple[int, Tree]:
+        """Returns the first part of a piece and its tree. A seam at its end is in the next one, if there is one."""
         start, end = piece.start, piece.end
         inside = [seam - start for seam in self.seams if start <= seam < end or (not closed and seam == end)]
-        return written([self.part_at(start), tree_of(self.text[start:end], inside, piece.how)])
+        return self.part_at(start), tree_of(self.text[start:end], inside, piece.how)
 
 
 class Sheet:
@@ -85,7 +103,8 @@ class Sheet:
         self._stamps: list[int] = []
         self._source, self._seams = "", list[int]()
         self._first_part, self._within = 0, OUTSIDE
-        self._open, self._open_stamp, self._laid = msgspec.Raw(written([0, []])), 1, 0
+        self._open, self._open_stamp = msgspec.Raw(written([0, []])), 1
+        self._laid = self._parsed = 0
         self._tail_ends: list[tuple[int, int]] = []
         self._reasoning, self._calls = _Pieces(), _Pieces()
         self._digest = sha256()
@@ -194,29 +213,28 @@ class Sheet:
         rest = taken[-1].after if taken else self._within
         left = len(self._source) - (taken[-1].end if taken else 0)
         parses = watched and 0 < left <= MOST_OPEN
-        if not taken and (not parses or self._laid == len(self._source)):
+        if not taken and (not parses or self._parsed == len(self._source)):
             return None
         final = self.over and left == 0
         return Layout(
             self._source if whole else window, tuple(self._seams), self._first_part, tuple(taken), rest, parses, final
         )
 
-    def commit(self, job: Layout, laid_out: tuple[list[bytes], bytes]) -> None:
+    def commit(self, job: Layout, laid_out: LaidOut) -> None:
         """Takes what was laid out. Text that came meanwhile follows the open block."""
-        blocks, opened = laid_out
-        for block in blocks:
+        for block in laid_out.blocks:
             self.version += 1
             self._stamps.append(self.version)
             self._blocks.append(msgspec.Raw(block))
             self.kept_bytes += len(block)
         end = job.end
         self.version += 1
-        self._open, self._open_stamp = msgspec.Raw(opened), self.version
+        self._open, self._open_stamp = msgspec.Raw(laid_out.open), self.version
         passed = [seam for seam in self._seams if seam < end or (job.final and seam == end)]
         self._first_part += len(passed)
         self._seams = [seam - end for seam in self._seams[len(passed) :]]
         self._source = self._source[end:]
-        self._laid = len(job.text) - end if job.parses_rest else 0
+        self._laid, self._parsed = laid_out.num_open, len(job.text) - end if job.parses_rest else 0
         self._within = job.rest if job.pieces else self._within
         self._tail_ends = [(self.version, len(self._source))]
 

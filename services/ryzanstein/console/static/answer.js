@@ -28,7 +28,7 @@ export class Answer {
     this.tokens = make("summary");
     this.partsBox = make("details", { hidden: true }, this.tokens, make("div", { className: "scroll" }, this.table));
     this.foot = make("div", { className: "foot" }, this.state, this.figures, this.note, this.partsBox);
-    this.element = make("article", { className: "answer", "aria-label": "Answer" }, this.body, this.foot);
+    this.element = make("article", { className: "answer streaming", "aria-label": "Answer" }, this.body, this.foot);
   }
 
   get over() {
