@@ -9,20 +9,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import pytest
 from tests.console.chromium import Chromium, Page, chromium
 from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
 
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
-from ryzanstein.client import Client
+from ryzanstein.client import AsyncClient
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1.router_pb2 import GetRouterStatusRequest
+from ryzanstein.v1.router_pb2_grpc import RouterServiceStub
 
 pytestmark = [pytest.mark.lab, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PICTURES = os.environ.get("RYZANSTEIN_PICTURES", "")
 """A folder in which the pictures of the documentation are written."""
-QUESTION = "Count from 1 to 60."
+QUESTION = "Count from 1 to 150."
 ENDED = "document.querySelector('.answer:last-of-type') && !document.querySelector('.answer.streaming')"
+MIDDLE_S = 0.15
+"""After the beginning of an answer that takes some times that."""
 LAST = "[...document.querySelectorAll('.answer .body')].at(-1)"
 TEXT = f"import('{{base}}static/answer.js').then((answer) => answer.textOf({LAST}))"
 ROWS = "[...document.querySelectorAll('.parts tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -86,12 +91,28 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-def undisturbed(cluster: LocalCluster, question: str, **options: Any) -> str:
-    with Client(cluster.router_address) as client:
-        return client.chat(question, temperature=0, **options).text
+async def undisturbed(cluster: LocalCluster, question: str, **options: Any) -> str:
+    async with AsyncClient(cluster.router_address) as client:
+        return (await client.chat(question, temperature=0, **options)).text
 
 
-async def set_long(page: Page, max_tokens: int = 150) -> None:
+async def serving(cluster: LocalCluster) -> tuple[str, str]:
+    """The router and the node of the answer that runs, as soon as there is one: the page would say it too late."""
+    addresses = {name: cluster.services[name].grpc_address for name in cluster.router_names}
+    channels = {name: grpc.aio.insecure_channel(address) for name, address in addresses.items()}
+    try:
+        async with asyncio.timeout(20):
+            while True:
+                for name, channel in channels.items():
+                    status = await RouterServiceStub(channel).GetRouterStatus(GetRouterStatusRequest(), timeout=10)
+                    if busy := [link.node_id for link in status.links if link.inflight]:
+                        return name, busy[0]
+    finally:
+        for channel in channels.values():
+            await channel.close()
+
+
+async def set_long(page: Page, max_tokens: int = 500) -> None:
     """Asks for the likeliest tokens, and for many of them."""
     await page.see(
         f"document.getElementById('max-tokens').value = {max_tokens}; document.getElementById('temperature').value = 0"
@@ -104,7 +125,7 @@ async def test_a_conversation_and_its_login(browser: Chromium, real_console: Con
     await set_long(page)
     await ask(page, "Count from 1 to 20.")
     await page.until(ENDED)
-    assert words(await text_of(page, real_console)) == words(undisturbed(cluster, "Count from 1 to 20.", max_tokens=150))
+    assert words(await text_of(page, real_console)) == words(await undisturbed(cluster, "Count from 1 to 20.", max_tokens=500))
     assert len(await nodes_of(page)) == 1
     assert await page.see("document.cookie") == ""
     await ask(page, "And again?")
@@ -122,9 +143,10 @@ async def test_a_node_is_killed_in_the_middle_of_an_answer(
 ) -> None:
     page = await entered(browser, real_console.link)
     await set_long(page)
+    found = asyncio.create_task(serving(cluster))
     await ask(page, QUESTION)
-    await page.until("document.querySelector('.answer .body').innerText.includes('8 9 10')")
-    (victim,) = await nodes_of(page)
+    _, victim = await found
+    await asyncio.sleep(MIDDLE_S)
     cluster.kill(victim)
     await page.until(ENDED)
     first, second = await nodes_of(page)
@@ -147,7 +169,7 @@ async def test_a_node_is_killed_in_the_middle_of_an_answer(
     await assert_calm(page, real_console)
     cluster.restart(victim)
     cluster.wait_nodes(3)
-    assert words(seen) == words(undisturbed(cluster, QUESTION, max_tokens=150))
+    assert words(seen) == words(await undisturbed(cluster, QUESTION, max_tokens=500))
 
 
 async def _picture(page: Page, name: str) -> None:
@@ -163,28 +185,18 @@ async def test_the_router_is_killed_in_the_middle_of_an_answer(
 ) -> None:
     page = await entered(browser, real_console.link)
     await set_long(page)
+    found = asyncio.create_task(serving(cluster))
     await ask(page, QUESTION)
-    await page.until("document.querySelector('.answer .body').innerText.includes('8 9 10')")
-    victim = next(name for name in cluster.router_names if _serves(cluster, name))
+    victim, _ = await found
+    await asyncio.sleep(MIDDLE_S)
     cluster.kill(victim)
     await page.until(ENDED)
     assert "re-attached 1x" in await page.see("document.querySelector('.answer .foot').innerText")
     seen = await text_of(page, real_console)
     cluster.restart(victim)
     cluster.wait_nodes(3)
-    assert words(seen) == words(undisturbed(cluster, QUESTION, max_tokens=150))
+    assert words(seen) == words(await undisturbed(cluster, QUESTION, max_tokens=500))
     await assert_calm(page, real_console)
-
-
-def _serves(cluster: LocalCluster, router: str) -> bool:
-    """Whether a router has an answer that runs: its links say so."""
-    import grpc
-
-    from ryzanstein.v1 import router_pb2, router_pb2_grpc
-
-    with grpc.insecure_channel(cluster.services[router].grpc_address) as channel:
-        status = router_pb2_grpc.RouterServiceStub(channel).GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=10)
-    return any(link.inflight for link in status.links)
 
 
 async def test_the_page_of_the_cluster_shows_nodes_ranks_and_what_is_wrong(
