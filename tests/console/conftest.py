@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -135,7 +136,7 @@ class ConsoleProcess:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
         self.link = self._next_link()
         self.url = self.link.partition("#")[0]
-        self.port = int(self.url.split("://")[1].partition("/")[0].rpartition(":")[2])
+        self.port = urlsplit(self.url).port or 0
 
     def _next_link(self) -> str:
         assert self.process.stdout is not None
@@ -157,16 +158,33 @@ class ConsoleProcess:
         return code
 
 
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def router(script: Script) -> Iterator[ScriptedRouter]:
-    made = ScriptedRouter(script)
+@pytest.fixture(scope="module")
+def _router() -> Iterator[ScriptedRouter]:
+    made = ScriptedRouter(Script())
     yield made
     made.close()
+
+
+@pytest.fixture
+def router(_router: ScriptedRouter) -> Iterator[ScriptedRouter]:
+    """A router that knows nothing of the test before."""
+    _router.script = Script()
+    _router.sessions.clear()
+    yield _router
+    _router.script.step_s = 0
+
+
+@pytest.fixture
+def script(router: ScriptedRouter) -> Script:
+    return router.script
+
+
+@pytest.fixture(scope="module")
+def shared_console(_router: ScriptedRouter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
+    """A console of the scripted router, for tests that leave it as it was."""
+    made = ConsoleProcess(tmp_path_factory.mktemp("console"), _router.address)
+    yield made
+    made.stop()
 
 
 @pytest.fixture

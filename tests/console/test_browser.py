@@ -19,6 +19,8 @@ from ryzanstein.client import AsyncClient
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.v1.router_pb2 import GetRouterStatusRequest
 from ryzanstein.v1.router_pb2_grpc import RouterServiceStub
+from ryzanstein.v1.worker_pb2 import GetStatusRequest
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
 pytestmark = [pytest.mark.lab, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -26,8 +28,8 @@ PICTURES = os.environ.get("RYZANSTEIN_PICTURES", "")
 """A folder in which the pictures of the documentation are written."""
 QUESTION = "Count from 1 to 150."
 ENDED = "document.querySelector('.answer:last-of-type') && !document.querySelector('.answer.streaming')"
-MIDDLE_S = 0.15
-"""After the beginning of an answer that takes some times that."""
+STEPS = 20
+"""After so many tokens something is killed."""
 LAST = "[...document.querySelectorAll('.answer .body')].at(-1)"
 TEXT = f"import('{{base}}static/answer.js').then((answer) => answer.textOf({LAST}))"
 ROWS = "[...document.querySelectorAll('.parts tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -106,10 +108,22 @@ async def serving(cluster: LocalCluster) -> tuple[str, str]:
                 for name, channel in channels.items():
                     status = await RouterServiceStub(channel).GetRouterStatus(GetRouterStatusRequest(), timeout=10)
                     if busy := [link.node_id for link in status.links if link.inflight]:
+                        await _steps(cluster.services[busy[0]].grpc_address)
                         return name, busy[0]
     finally:
         for channel in channels.values():
             await channel.close()
+
+
+async def _steps(address: str) -> None:
+    """Waits until a node has made some steps more."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub, first = WorkerServiceStub(channel), -1
+        while True:
+            step = (await stub.GetStatus(GetStatusRequest(), timeout=10)).ranks[0].step
+            first = step if first < 0 else first
+            if step >= first + STEPS:
+                return
 
 
 async def set_long(page: Page, max_tokens: int = 500) -> None:
@@ -146,7 +160,6 @@ async def test_a_node_is_killed_in_the_middle_of_an_answer(
     found = asyncio.create_task(serving(cluster))
     await ask(page, QUESTION)
     _, victim = await found
-    await asyncio.sleep(MIDDLE_S)
     cluster.kill(victim)
     await page.until(ENDED)
     first, second = await nodes_of(page)
@@ -188,7 +201,6 @@ async def test_the_router_is_killed_in_the_middle_of_an_answer(
     found = asyncio.create_task(serving(cluster))
     await ask(page, QUESTION)
     victim, _ = await found
-    await asyncio.sleep(MIDDLE_S)
     cluster.kill(victim)
     await page.until(ENDED)
     assert "re-attached 1x" in await page.see("document.querySelector('.answer .foot').innerText")

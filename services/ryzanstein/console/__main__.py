@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 
 _SWEEP_S = 60.0
 _MOST_CONNECTIONS = 256
+_BACKLOG = 128
 
 
 class _PageServer(uvicorn.Server):
@@ -82,7 +83,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
     say_link = partial(_say_link, settings, urls[0], logins, terminal)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, say_link)
     say_link()
-    log.info("serving", url=urls[0], metrics_port=metrics.port)
+    log.info("serving", url=urls[0], port=port, metrics_port=metrics.port)
     try:
         await background.until(terminated())
     finally:
@@ -172,6 +173,7 @@ def _bind(settings: ConsoleSettings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)  # whoever opens the link at once waits, and is not refused
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {join_address(settings.host, settings.port)}: {error.strerror}") from None
