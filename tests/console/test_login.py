@@ -267,13 +267,13 @@ def test_the_cookies_and_tokens_themselves_are_not_kept() -> None:
 
 def test_names_are_compared_in_one_spelling() -> None:
     places = PagePlaces.of(["https://Console.Example/", "http://127.0.0.1:8765"])
-    assert places.knows_host("console.example", "https")
-    assert places.knows_host("console.example:443", "https")
-    assert not places.knows_host("console.example:80", "https")
+    assert places.knows_host("Console.example")
+    assert places.knows_host("console.example:443")
+    assert not places.knows_host("console.example:80")
     assert places.knows_origin("https://console.example")
     assert not places.knows_origin("http://console.example")
     assert not places.knows_origin(None)
-    assert not places.knows_host("[", "http")
+    assert not places.knows_host("[")
 
 
 def test_the_addresses_of_a_page() -> None:

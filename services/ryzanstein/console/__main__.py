@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 _SWEEP_S = 60.0
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128
+_FAREWELL_S = 2
+"""How long requests and tabs may take to end."""
 
 
 class _PageServer(uvicorn.Server):
@@ -78,12 +80,12 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
     server = _PageServer(_config(settings, build(console, PagePlaces.of(urls), telemetry)))
     background = telemetry.background
     background.watch_loop()
-    serving = background.supervise("http", partial(server.serve, [listener]), STOP)
+    serving = background.supervise("http", partial(server.serve, [listener]), STOP, finite=True)
     background.supervise("logins", partial(_sweep, logins), STOP)
     say_link = partial(_say_link, settings, urls[0], logins, terminal)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, say_link)
-    say_link()
     log.info("serving", url=urls[0], port=port, metrics_port=metrics.port)
+    say_link()
     try:
         await background.until(terminated())
     finally:
@@ -100,8 +102,8 @@ async def _stop(server: uvicorn.Server, serving: asyncio.Task[None], logins: Log
     await asyncio.gather(*(person.hub.close(grace_s) for person in people))
     for person in people:
         person.watch.close()
-    server.config.timeout_graceful_shutdown = 1
-    serving.cancel()  # a return would be taken for an unexpected end
+    server.config.timeout_graceful_shutdown = _FAREWELL_S
+    server.should_exit = True
     await asyncio.gather(serving, return_exceptions=True)
 
 

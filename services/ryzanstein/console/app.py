@@ -206,8 +206,7 @@ class PageGuard:
     def _refusal(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
-        scheme = scope["scheme"].replace("ws", "http")
-        if len(hosts) != 1 or not self._places.knows_host(hosts[0], scheme):
+        if len(hosts) != 1 or not self._places.knows_host(hosts[0]):
             return "host"
         acts = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")
         return "origin" if acts and not self._places.knows_origin(headers.get("origin")) else ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from urllib.parse import urlsplit
 
+from ryzanstein.addresses import join_address
 from ryzanstein.client import AsyncClient, Tls
 from ryzanstein.console.cluster import ClusterWatch
 from ryzanstein.console.hub import Hub
@@ -132,11 +133,12 @@ class PagePlaces:
     @classmethod
     def of(cls, urls: Sequence[str]) -> PagePlaces:
         """Returns what these addresses allow."""
-        return cls(frozenset(map(_host_of, urls)), frozenset(map(_origin_of, urls)))
+        hosts = {host for url in urls for host in (_host_of(url), _without_port(url))}
+        return cls(frozenset(hosts - {""}), frozenset(map(_origin_of, urls)))
 
-    def knows_host(self, host: str | None, scheme: str) -> bool:
-        """Returns whether a `Host` of HTTP is one of the page's."""
-        return host is not None and _host_of(f"{scheme}://{host}") in self.hosts
+    def knows_host(self, host: str) -> bool:
+        """Returns whether a `Host` of HTTP is one of the page's. A proxy with TLS passes one on whose port is not said."""
+        return host.lower() in self.hosts
 
     def knows_origin(self, origin: str | None) -> bool:
         """Returns whether a request came from the page itself. One without an origin did not."""
@@ -161,6 +163,12 @@ def _digest(secret: str) -> str:
     return sha256(secret.encode(errors="replace")).hexdigest()
 
 
+def _without_port(url: str) -> str:
+    """Returns the host of an address with its scheme's own port, which browsers leave out; empty: it has another."""
+    host, _, port = _host_of(url).rpartition(":")
+    return host if port == _DEFAULT_PORTS.get(urlsplit(url.lower()).scheme) else ""
+
+
 def _host_of(url: str) -> str:
     """Returns host:port of an address, in one spelling; empty: it is none."""
     try:
@@ -170,7 +178,7 @@ def _host_of(url: str) -> str:
         return ""
     if not parts.hostname or parts.username is not None or parts.path not in ("", "/"):
         return ""
-    return f"{parts.hostname}:{port or _DEFAULT_PORTS.get(parts.scheme, '')}"
+    return join_address(parts.hostname, port or _DEFAULT_PORTS.get(parts.scheme, ""))
 
 
 def _origin_of(url: str) -> str:
