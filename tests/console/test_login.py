@@ -216,8 +216,6 @@ class FakePerson:
     class hub:
         running = 0
 
-    used_at = 0.0
-
 
 def logins(clock: Clock) -> Logins:
     return Logins(3600.0, ConsoleTelemetry(), clock)

@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -138,7 +137,7 @@ class _People:
         trust = None if self._roots is None else RouterTrust(self._roots)
         routers = [KeyedRouter(address, key, trust) for address in self._settings.routers]
         watch = ClusterWatch(self._settings.orchestrator, routers, self._dialer, self._telemetry)
-        return Person(Hub(self._clients.make(key), self._telemetry), watch, time.monotonic())
+        return Person(Hub(self._clients.make(key), self._telemetry), watch)
 
 
 def _dialer(settings: ConsoleSettings) -> Dialer:

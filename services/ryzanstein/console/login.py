@@ -35,7 +35,6 @@ class Person:
 
     hub: Hub
     watch: ClusterWatch
-    used_at: float
     leave: list[Callable[[], None]] = field(default_factory=list)
     """Called when the person is logged out: closes their tabs."""
 
@@ -95,9 +94,8 @@ class Logins:
         now = self._clock()
         if now - login.used_at > self._idle_s:
             return None
-        person = self._people[login.person]
-        login.used_at = person.used_at = now
-        return person
+        login.used_at = now
+        return self._people[login.person]
 
     def leave(self, cookie: str | None) -> None:
         """Forgets a cookie."""
@@ -107,10 +105,6 @@ class Logins:
     def idle(self) -> list[Person]:
         """Forgets logins that nobody uses, and returns the people who have none left; their answers are to be ended."""
         oldest = self._clock() - self._idle_s
-        used = {each.person: each for each in self._logins.values()}
-        for person in self._people.items():
-            if person[0] in used:  # tabs use the login through which they were opened
-                used[person[0]].used_at = max(used[person[0]].used_at, person[1].used_at)
         self._logins = {digest: login for digest, login in self._logins.items() if login.used_at > oldest}
         present = {login.person for login in self._logins.values()}
         gone = [name for name, person in self._people.items() if name not in present and not person.hub.running]

@@ -16,7 +16,7 @@ from ryzanstein.lab.reference.markdown import GENERATED, table
 
 _ROOT = Path(__file__).resolve().parents[4]
 # Their help lists all settings, which have a page.
-_SERVICES = ("router", "orchestrator", "worker")
+_SERVICES = ("router", "orchestrator", "worker", "console")
 # What help prints may depend on the terminal and the home directory, but not here.
 _ENVIRONMENT = {"COLUMNS": "100", "TYPER_USE_RICH": "0", "NO_COLOR": "1", "HOME": "/home/user", "XDG_CACHE_HOME": ""}
 _INTRODUCTION = f"""# The command line
@@ -33,7 +33,7 @@ def commands_page() -> str:
     commands = getattr(typer.main.get_command(build()), "commands")  # noqa: B009 (a group of click)
     rows = [(f"`ryzanstein {name}`", command.get_short_help_str(200)) for name, command in commands.items()]
     lines = [_INTRODUCTION, *table(("command", "what it does"), rows)]
-    lines += ["The options of `router`, `orchestrator` and `worker` are their [settings](settings.md).", ""]
+    lines += ["The options of `router`, `orchestrator`, `worker` and `console` are their [settings](settings.md).", ""]
     visible = [name for name in commands if name not in _SERVICES]
     with ThreadPoolExecutor(4) as pool:
         for name, text in zip(visible, pool.map(_help, visible), strict=True):

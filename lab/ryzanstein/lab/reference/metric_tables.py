@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from ryzanstein.auth.audit.auditor import audit_failures
 from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.peers.metrics import TlsMetrics
+from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.router.access.authenticator import Anonymous
@@ -50,7 +51,7 @@ def registries() -> dict[str, CollectorRegistry]:
     for service, registry in made.items():
         RpcMetrics(service, registry)
         TlsMetrics(service, registry)
-    return made
+    return {**made, "console": ConsoleTelemetry().registry}
 
 
 def _router() -> CollectorRegistry:

@@ -12,13 +12,20 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from ryzanstein.config import ServiceSettings, place_of
+from ryzanstein.console.config import ConsoleSettings
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.worker.config import WorkerSettings
 
 _SERVICES: Mapping[str, type[ServiceSettings]] = MappingProxyType(
-    {"All services": ServiceSettings, "Router": RouterSettings, "Worker": WorkerSettings, "Orchestrator": OrchestratorSettings}
+    {
+        "All services": ServiceSettings,
+        "Router": RouterSettings,
+        "Worker": WorkerSettings,
+        "Orchestrator": OrchestratorSettings,
+        "Console": ConsoleSettings,
+    }
 )
 _INTRODUCTION = f"""# Settings
 
