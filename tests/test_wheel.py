@@ -70,13 +70,7 @@ def client(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_plain_wheel_has_every_service_and_no_laboratory(wheel: Path) -> None:
     files = contents(wheel)
     rooms = {"/".join(file.split("/")[:2]) for file in files}
-    assert {
-        "ryzanstein/router",
-        "ryzanstein/orchestrator",
-        "ryzanstein/worker",
-        "ryzanstein/console",
-        "ryzanstein/cli",
-    } <= rooms
+    assert {f"ryzanstein/{name}" for name in ("router", "orchestrator", "worker", "console", "cli")} <= rooms
     assert f"{KERNELS}/draw.c" in files
     assert {f"ryzanstein/console/static/{name}" for name in ("index.html", "app.css", "main.js")} <= files
     assert not [file for file in files if file.startswith(("ryzanstein/lab", "ryzanstein/client", "ryzanstein/v1"))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -55,6 +55,7 @@ MOST_WATCHED = 64
 MOST_CALLS = 8
 MOST_TURNS = 400
 MOST_TURN_BYTES = 1024 * 1024
+_SETTLES = 10
 _POLICY, _LEFT = 1008, 4401
 """Codes of closed sockets: a message that is none; the person is logged out."""
 
@@ -175,6 +176,7 @@ class Tab:
             note = "" if kept else clean(error.message)
             if not kept:
                 raise
+        await _settled(messages, kept)
         self._show(session)
         if len(messages) > MOST_TURNS:
             messages, note = messages[-MOST_TURNS:], "earlier messages are not shown"
@@ -192,7 +194,7 @@ class Tab:
         await self._has_room()
         if message.role == pb.ROLE_ASSISTANT:
             for answer in kept:
-                if answer.sheet.over and answer.sheet.says(message.content):
+                if answer.sheet.says(message.content):
                     kept.remove(answer)
                     self._say(ShownTurn(session, role="assistant", answer=answer.sheet.answer_id))
                     return 0
@@ -290,3 +292,13 @@ class Tab:
         await self._socket.send_text(content.decode())
         if loop.time() - began > FRAME_S:
             self._telemetry.late_frames.inc()
+
+
+async def _settled(messages: Sequence[pb.Message], kept: Sequence[KeptAnswer]) -> None:
+    """Waits until the reader of the last answer has its end, where the cluster seems to have it already."""
+    asked = [each.content for each in messages if each.role == pb.ROLE_USER][-1:]
+    if kept and asked == [kept[-1].question] and messages[-1].role == pb.ROLE_ASSISTANT:
+        for _ in range(_SETTLES):
+            if kept[-1].sheet.over:
+                return
+            await asyncio.sleep(FRAME_S)
