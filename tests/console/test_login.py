@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
+from tests.public_certificates import PublicAuthority
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -278,3 +280,33 @@ def test_the_addresses_of_a_page() -> None:
     assert ConsoleSettings().urls(1)[0] == "http://127.0.0.1:1"
     assert ConsoleSettings(behind_proxy=True, public_url="https://a.example/x").urls(1)[0] == "https://a.example"
     assert ConsoleSettings(host="::1").urls(1) == ["http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"]
+
+
+def test_with_a_certificate_the_page_speaks_tls_and_its_cookie_is_for_tls_alone(
+    router: ScriptedRouter, start_console: Callable[..., ConsoleProcess], tmp_path: Path
+) -> None:
+    files = PublicAuthority().write(tmp_path)
+    console = start_console(router.address, *files.flags)
+    assert console.link.startswith("https://127.0.0.1:")
+    trust = ssl.create_default_context(cafile=str(files.ca))
+    connection = http.client.HTTPSConnection("127.0.0.1", console.port, timeout=20, context=trust)
+    headers = {"Origin": console.url.removesuffix("/"), "Content-Type": "application/json"}
+    connection.request("POST", "/login", json.dumps(token_of(console.link)), headers)
+    response = connection.getresponse()
+    assert response.status == 204
+    assert "secure" in str(response.headers["set-cookie"]).lower()
+    connection.close()
+
+
+def test_on_this_machine_the_key_of_a_file_goes_to_the_cluster_and_nowhere_else(
+    router: ScriptedRouter, script: Script, start_console: Callable[..., ConsoleProcess], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("sk-file\n")
+    console = start_console(router.address, "--key-file", str(tmp_path / "key"))
+    cookie = logged_in(console)
+    headers = {"Cookie": cookie}
+    with connect(socket_url(console), origin=console.url[:-1], additional_headers=headers) as socket:  # type: ignore[arg-type]
+        socket.send(json.dumps({"t": "models", "call": 1}))
+        said = [socket.recv(timeout=20) for _ in range(3)]
+    assert script.keys == ["Bearer sk-file"]
+    assert "sk-file" not in str(said) + console.log.read_text()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
-from tests.console.test_login import logged_in, socket_url
+from tests.console.test_login import Answer, logged_in, socket_url
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -236,6 +236,18 @@ def test_there_are_not_more_answers_at_once_than_the_bound(open_tab: Callable[[]
     assert errors[:-1] == [""] * MOST_RUNNING
     assert "stop one first" in errors[-1]
     time.sleep(4)  # for the tests behind this one
+
+
+def test_logging_out_closes_the_tabs_of_this_login_alone(console: ConsoleProcess, open_tab: Callable[[], RawTab]) -> None:
+    other, cookie = open_tab(), logged_in(console)
+    origin = f"http://127.0.0.1:{console.port}"
+    with connect(socket_url(console), origin=origin, additional_headers={"Cookie": cookie}) as socket:  # type: ignore[arg-type]
+        socket.recv(timeout=20)
+        assert Answer(console, "POST", "/logout", Cookie=cookie).status == 204
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=20)
+        assert socket.close_code == 4401
+    assert other.ask("models").get("error", "") == ""
 
 
 def test_sigterm_ends_it_in_order(router: ScriptedRouter, script: Script, start_console: Callable[..., ConsoleProcess]) -> None:

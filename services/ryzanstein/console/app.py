@@ -98,7 +98,10 @@ class Console:
 
     async def leave(self, request: Request) -> Response:
         """Forgets the login of this browser."""
+        person = self._person(request)
         self.logins.leave(request.cookies.get(self._cookie))
+        for leave in list(person.leave) if person else ():
+            leave()
         response = Response(status_code=204)
         response.delete_cookie(self._cookie, path="/", httponly=True, samesite="strict", secure=self._secure)
         return response

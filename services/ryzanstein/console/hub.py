@@ -23,7 +23,8 @@ from ryzanstein.v1 import inference_pb2 as pb
 
 MOST_ANSWERS = 200
 MOST_TEXT = 4 * 2**20
-"""Bytes of answers that are kept, as tabs get them."""
+"""Characters of all answers that are kept."""
+_BOUND_EACH = 2**14
 MOST_RUNNING = 32
 MOST_SESSIONS = 200
 LAYOUT_S = 0.25
@@ -47,6 +48,7 @@ class KeptAnswer:
     stream: AsyncStream | None = None
     watchers: dict[object, Wake] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    bounded_at: int = _BOUND_EACH
 
     def wake(self) -> None:
         """Tells the layout and those who look at it that it has changed."""
@@ -201,17 +203,23 @@ class Hub:
                 await asyncio.sleep(LAYOUT_S)
 
     def _bound(self, kept: KeptAnswer) -> None:
-        if kept.sheet.num_chars > MOST_TEXT and not kept.sheet.cut:
+        """Looks now and then whether a growing answer needs the room of older ones, or has none."""
+        if kept.sheet.num_chars < kept.bounded_at:
+            return
+        kept.bounded_at = kept.sheet.num_chars + _BOUND_EACH
+        self._make_room()
+        if self._num_chars > MOST_TEXT:
             kept.sheet.give_up_text()
+
+    @property
+    def _num_chars(self) -> int:
+        return sum(each.sheet.num_chars for each in self.answers.values())
 
     def _make_room(self) -> None:
         """Forgets the oldest answers that have ended, as far as the bounds ask for it."""
 
-        def too_much() -> bool:
-            return len(self.answers) >= MOST_ANSWERS or sum(each.sheet.kept_bytes for each in self.answers.values()) > MOST_TEXT
-
         for answer_id in [name for name, each in self.answers.items() if each.sheet.over]:
-            if not too_much():
+            if len(self.answers) < MOST_ANSWERS and self._num_chars <= MOST_TEXT:
                 return
             del self.answers[answer_id]
             self._telemetry.answers_forgotten.inc()

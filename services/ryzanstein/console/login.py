@@ -36,7 +36,7 @@ class Person:
     hub: Hub
     watch: ClusterWatch
     leave: list[Callable[[], None]] = field(default_factory=list)
-    """Called when the person is logged out: closes their tabs."""
+    """Called when a login of the person is over: closes the tabs that were opened through it."""
 
 
 @dataclass(slots=True)

@@ -83,14 +83,14 @@ class Tab:
     async def serve(self) -> None:
         """Serves the tab until it is closed."""
         self._hub.on_turn.append(self._on_turn)
-        self._person.leave.append(self._leave)
+        self._person.leave.append(self._leave_if_out)
         sender = self._telemetry.background.once("tab", self._send_all())
         self._wake.set()
         try:
             await self._receive()
         finally:
             self._hub.on_turn.remove(self._on_turn)
-            self._person.leave.remove(self._leave)
+            self._person.leave.remove(self._leave_if_out)
             self._person.watch.remove(self)
             for answer in list(self._watched):
                 self._unwatch(answer)
@@ -110,7 +110,7 @@ class Tab:
                 self._say(Reply(0, f"the console did not understand the page: {error}"))
                 continue
             if not self._used():
-                self._leave()
+                self._leave_if_out()
                 return
             if isinstance(message, VisibleInTab | WatchInTab | ClusterInTab | LeaveInTab):
                 self._note(message)
@@ -233,10 +233,11 @@ class Tab:
         if (kept := self._hub.answers.get(answer)) is not None:
             kept.watchers.pop(self, None)
 
-    def _leave(self) -> None:
-        """Closes the tab: its person is logged out."""
-        self._closing = _LEFT
-        self._wake.set()
+    def _leave_if_out(self) -> None:
+        """Closes the tab if its login is over."""
+        if not self._used():
+            self._closing = _LEFT
+            self._wake.set()
 
     def _say(self, message: Any) -> None:
         content = written(message)

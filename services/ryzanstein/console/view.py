@@ -96,7 +96,6 @@ class Sheet:
         self.answer_id, self.version, self.status, self.note, self.figures, self.model = answer_id, 1, "waiting", "", "", ""
         self.parts: list[PartRow] = []
         self.num_chars = 0
-        self.kept_bytes = 0
         self.cut = False
         self._parts_stamp = 1
         self._blocks: list[msgspec.Raw] = []
@@ -226,7 +225,6 @@ class Sheet:
             self.version += 1
             self._stamps.append(self.version)
             self._blocks.append(msgspec.Raw(block))
-            self.kept_bytes += len(block)
         end = job.end
         self.version += 1
         self._open, self._open_stamp = msgspec.Raw(laid_out.open), self.version
