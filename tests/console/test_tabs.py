@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 from ryzanstein.console.app import MOST_SOCKETS
 from ryzanstein.console.hub import MOST_RUNNING
 from ryzanstein.console.wire import MOST_BYTES
+from ryzanstein.v1 import inference_pb2 as pb
 
 
 @pytest.fixture
@@ -236,6 +237,25 @@ def test_there_are_not_more_answers_at_once_than_the_bound(open_tab: Callable[[]
     assert errors[:-1] == [""] * MOST_RUNNING
     assert "stop one first" in errors[-1]
     time.sleep(4)  # for the tests behind this one
+
+
+def test_a_long_conversation_is_shown_as_far_as_the_bound_and_says_so(
+    open_tab: Callable[[], RawTab], router: ScriptedRouter
+) -> None:
+    session = router.sessions.setdefault("long", pb.Session(session_id="long"))
+    for number in range(500):
+        session.messages.add(role=pb.ROLE_USER, content=f"question {number}")
+        session.messages.add(role=pb.ROLE_ASSISTANT, content="word " * 1200 + "\n\n")
+    tab = open_tab()
+    assert tab.ask("open", session="long").get("error", "") == ""
+    turns = [each for each in tab.seen if each["t"] == "turn"]
+    assert len(turns) == 400
+    assert turns[0]["question"] == "question 300"
+    assert "up to a million characters" in next(each for each in tab.seen if each["t"] == "opened")["note"]
+    router.sessions["huge"] = pb.Session(session_id="huge")
+    router.sessions["huge"].messages.add(role=pb.ROLE_ASSISTANT, content="**a** `b`\n\n" * 30_000)
+    assert tab.ask("open", session="huge").get("error", "") == ""
+    assert tab.ask("models").get("error", "") == ""
 
 
 def test_logging_out_closes_the_tabs_of_this_login_alone(console: ConsoleProcess, open_tab: Callable[[], RawTab]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ryzanstein.client import Answer, ClientError, Ended, Move, Moved, Started, Text
 from ryzanstein.console.markdown import safe
-from ryzanstein.console.view import FRAME_BYTES, Sheet
+from ryzanstein.console.view import FRAME_BYTES, Sheet, blocks_of
 from ryzanstein.console.wire import written
 from ryzanstein.errors import Code
 from ryzanstein.v1 import inference_pb2 as pb
@@ -167,3 +167,11 @@ def test_the_end_has_a_name(reason: str) -> None:
     sheet.end(Answer(0.0))
     assert sheet.over
     assert sheet.status == {"length": "length", "cancelled": "stopped"}.get(reason, "complete")
+
+
+@given(st.text("ab*`\n -1.", max_size=300))
+def test_an_earlier_answer_has_all_of_its_text(text: str) -> None:
+    blocks = [msgspec.json.decode(block) for some in blocks_of(text * 20) for block in some]
+    assert {part for part, _ in blocks} <= {-1}
+    shown = "".join("".join(_text(tree) for _, tree in blocks).split())
+    assert [each for each in shown if each in "ab"] == [each for each in text * 20 if each in "ab"] or "`" in text

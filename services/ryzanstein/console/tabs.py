@@ -54,7 +54,7 @@ UNSENT_BYTES = 256 * 1024
 MOST_WATCHED = 64
 MOST_CALLS = 8
 MOST_TURNS = 400
-MOST_TURN_BYTES = 1024 * 1024
+MOST_TURN_CHARS = 1024 * 1024
 _SETTLES = 10
 _POLICY, _LEFT = 1008, 4401
 """Codes of closed sockets: a message that is none; the person is logged out."""
@@ -180,8 +180,10 @@ class Tab:
         self._show(session)
         if len(messages) > MOST_TURNS:
             messages, note = messages[-MOST_TURNS:], "earlier messages are not shown"
+        if sum(len(each.content) for each in messages) > MOST_TURN_CHARS:
+            note = "the conversation is shown up to a million characters; the cluster has all of it"
         self._say(SessionOpened(session, message.call, note))
-        left = MOST_TURN_BYTES
+        left = MOST_TURN_CHARS
         for each in messages:
             left -= await self._turn(session, each, kept, left)
         for answer in kept:  # runs, or failed: the cluster does not have it
@@ -190,7 +192,7 @@ class Tab:
             await self._has_room()
 
     async def _turn(self, session: str, message: pb.Message, kept: list[KeptAnswer], left: int) -> int:
-        """Says one message of a session, and returns its bytes. Takes its answer out of those that are kept."""
+        """Says one message of a session, and returns its characters. Takes its answer out of those that are kept."""
         await self._has_room()
         if message.role == pb.ROLE_ASSISTANT:
             for answer in kept:
@@ -198,8 +200,11 @@ class Tab:
                     kept.remove(answer)
                     self._say(ShownTurn(session, role="assistant", answer=answer.sheet.answer_id))
                     return 0
-            blocks = await asyncio.to_thread(blocks_of, message.content[: max(0, left)])
-            self._say(ShownTurn(session, role="assistant", blocks=[msgspec.Raw(block) for block in blocks]))
+            blocks: list[msgspec.Raw] = []
+            coming = blocks_of(message.content[: max(0, left)])
+            while (some := await asyncio.to_thread(next, coming, None)) is not None:
+                blocks += map(msgspec.Raw, some)
+            self._say(ShownTurn(session, role="assistant", blocks=blocks))
         else:
             role = pb.Role.Name(message.role).removeprefix("ROLE_").lower()
             self._say(ShownTurn(session, clean(message.content[: max(0, left)]), role))
@@ -241,10 +246,10 @@ class Tab:
 
     def _say(self, message: Any) -> None:
         content = written(message)
+        if self._unsent > 4 * UNSENT_BYTES:  # nothing that waits for room finds so much before it
+            self._closing = _POLICY
         self._replies.append(content)
         self._unsent += len(content)
-        if self._unsent > 4 * UNSENT_BYTES:  # nothing that waits for room says so much
-            self._closing = _POLICY
         self._wake.set()
 
     async def _has_room(self) -> None:

@@ -6,9 +6,10 @@ Each change has a version. A tab says which one it has, and gets what is new: on
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import msgspec
 
@@ -34,6 +35,8 @@ FRAME_BYTES = 192 * 1024
 ASIDE_CHARS = 64 * 1024
 """Characters of reasoning, and of calls, that are kept of an answer."""
 _JOB_CHARS = 16 * 1024
+_JOINED_CHARS = 2048
+_BLOCKS_AT_ONCE = 8
 _ENDED = frozenset({"complete", "length", "stopped", "failed", "lost"})
 _REASONS = {"stop": "complete", "tool_calls": "complete", "length": "length", "cancelled": "stopped"}
 
@@ -291,10 +294,24 @@ class _Pieces:
         return "".join(self._texts[bisect_right(self._versions, version) :])
 
 
-def blocks_of(text: str) -> list[bytes]:
-    """Returns the blocks of an answer of which nobody knows any more who wrote it."""
+def blocks_of(text: str) -> Iterator[list[bytes]]:
+    """Yields the blocks of an answer of which nobody knows any more who wrote it, a few at a time: parsing takes a while.
+
+    Small blocks are one: nothing follows in which they could grow.
+    """
     text = safe(text)
-    return [written([-1, tree_of(text[each.start : each.end], (), each.how)]) for each in pieces(text, final=True)]
+    made: list[bytes] = []
+    start = 0
+    found = pieces(text, final=True)
+    for each, after in zip_longest(found, found[1:]):
+        joins = after is not None and each.how == after.how == "markdown" and after.end - start <= _JOINED_CHARS
+        if not joins:
+            made.append(written([-1, tree_of(text[start : each.end], (), each.how)]))
+            start = each.end
+        if len(made) == _BLOCKS_AT_ONCE:
+            yield made
+            made = []
+    yield made
 
 
 def _figures(answer: Answer) -> str:
