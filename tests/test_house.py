@@ -36,7 +36,6 @@ def test_few_rooms_have_more_than_ten_modules() -> None:
         ("ryzanstein.cli.main", {"torch", "fastapi", "cryptography", "textual"}),
         ("ryzanstein.cli.watch.command", {"torch", "fastapi", "cryptography", "textual"}),
         ("ryzanstein.console.__main__", {"torch", "numpy", "tokenizers", "fastapi", "cryptography"}),
-        ("ryzanstein.cli.main", {"torch", "fastapi", "cryptography"}),
     ],
 )
 def test_a_program_loads_no_library_that_it_does_not_need(program: str, foreign: set[str]) -> None:

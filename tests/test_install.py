@@ -65,7 +65,7 @@ def test_the_build_for_cpus_is_asked_for_by_its_name(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert calls == [
         "install torch==2.13.0+cpu",
-        "install --constraint constraints.txt --editable ./clients/python --editable .[router,worker,tls,watch]",
+        "install --constraint constraints.txt --editable ./clients/python --editable .[router,console,worker,tls,watch]",
     ]
     assert "setup: installing torch==2.13.0+cpu" in done.stderr
 

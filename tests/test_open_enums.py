@@ -24,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein import wire
-from ryzanstein.cli.status import survey
 from ryzanstein.client.following.reading import AnswerReader
 from ryzanstein.cluster import NodeState
 from ryzanstein.errors import Code, RyzansteinError
@@ -36,6 +35,7 @@ from ryzanstein.router.journal import encoding
 from ryzanstein.router.membership.view import View
 from ryzanstein.router.nodes.links.frames import deliver
 from ryzanstein.rpc.status import error_from_rpc, error_from_status
+from ryzanstein.survey import look as survey
 from ryzanstein.v1 import inference_pb2, journal_pb2, orchestrator_pb2, peer_pb2, router_pb2, worker_pb2
 from ryzanstein.wire.attempts import attempt_from_wire, attempt_to_wire
 from ryzanstein.wire.events import event_from_wire, event_to_wire

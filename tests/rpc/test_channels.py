@@ -40,8 +40,6 @@ DIRECT = {
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
     "clients/python/ryzanstein/client/drivers/aio.py": {"insecure_channel", "secure_channel"},  # with `transport.OPTIONS`
     "clients/python/ryzanstein/client/drivers/sync.py": {"insecure_channel", "secure_channel"},  # the same
-    "services/ryzanstein/cli/access/router_trust.py": {"secure_channel"},  # with options that name no proxy
-    "shared/ryzanstein/survey/reach.py": {"insecure_channel", "secure_channel"},  # the same
     "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
     "services/ryzanstein/worker/engines/remote/http/client.py": {"ClientSession"},  # trust_env=False
     "lab/benchmarks/beside_vllm.py": {"ClientSession"},  # of its own accord

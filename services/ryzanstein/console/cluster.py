@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,32 @@ from ryzanstein.rpc.client import Dialer
 from ryzanstein.survey.look import look
 from ryzanstein.survey.problems import problems
 from ryzanstein.survey.reach import KeyedRouter
-from ryzanstein.survey.views import ClusterStatus, LinkView, NodeStatus, RankView
+from ryzanstein.survey.views import ClusterStatus, EngineFigures, LinkView, NodeStatus, RankView
 
 LOOK_S = 1.0
 _MOST_NODES = 200
 _MOST_LOSSES = 10
 
-Figures = Callable[[ClusterStatus], dict[str, Any]]
-"""Adds figures of each node, by its name; none are known yet."""
+
+class NodeRates:
+    """What each node did between two looks: tokens a second, and which share of its prompts it had already computed."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, EngineFigures]] = {}
+
+    def take(self, status: ClusterStatus, now_s: float) -> dict[str, dict[str, str]]:
+        """Returns the figures of the nodes that tell counts, by the names of nodes. `now_s` is monotonic."""
+        told = {each.node.node_id: each.figures for each in status.nodes if each.figures is not None}
+        found = {name: self._of(name, figures, now_s) for name, figures in told.items()}
+        self._before = {name: (now_s, figures) for name, figures in told.items()}
+        return found
+
+    def _of(self, name: str, figures: EngineFigures, now_s: float) -> dict[str, str]:
+        before_s, before = self._before.get(name, (now_s, figures))
+        made, seconds = figures.decode_tokens - before.decode_tokens, now_s - before_s
+        rate = f"{made / seconds:.0f}" if seconds > 0 and made >= 0 else ""  # less: its ranks are others
+        hits = f"{figures.prefix_hits / figures.prefix_queries:.0%}" if figures.prefix_queries else ""
+        return {"tokens/s": rate, "prompts found": hits}
 
 
 class ClusterWatch:
@@ -32,11 +51,9 @@ class ClusterWatch:
         routers: Sequence[KeyedRouter],
         dialer: Dialer,
         telemetry: ConsoleTelemetry,
-        *,
-        figures: Figures = lambda _: {},
     ) -> None:
         self._orchestrator, self._routers, self._dialer = orchestrator, list(routers), dialer
-        self._telemetry, self._figures = telemetry, figures
+        self._telemetry, self._rates = telemetry, NodeRates()
         self._watchers: dict[object, Callable[[], None]] = {}
         self._task: asyncio.Task[None] | None = None
         self.version = 0
@@ -63,13 +80,13 @@ class ClusterWatch:
             if "router" in status.errors:
                 self._routers.append(self._routers.pop(0))
             self.version += 1
-            self.latest = written(document(status, router.address, self._figures(status)))
+            self.latest = written(document(status, router.address, self._rates.take(status, time.monotonic())))
             for wake in list(self._watchers.values()):
                 wake()
             await asyncio.sleep(LOOK_S)
 
 
-def document(status: ClusterStatus, router: str, figures: dict[str, Any]) -> dict[str, Any]:
+def document(status: ClusterStatus, router: str, figures: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Returns the state for the page."""
     losses = [
         {"time": each.time, "node": clean(each.node_id), "cause": clean(each.cause), "inflight": each.inflight}
@@ -83,6 +100,9 @@ def document(status: ClusterStatus, router: str, figures: dict[str, Any]) -> dic
         "unreached": {name: clean(why) for name, why in status.errors.items()},
         "nodes": [_node(each, figures) for each in status.nodes[:_MOST_NODES]],
         "more_nodes": max(0, len(status.nodes) - _MOST_NODES),
+        "routers": [
+            {"id": clean(each.router_id), "address": clean(each.address), "draining": each.draining} for each in status.routers
+        ],
         "links": [_link(each) for each in status.router.links[:_MOST_NODES]],
         "models": [
             {"name": clean(each.name), "context": each.context_length, "ready": each.ready_nodes} for each in status.models
@@ -91,7 +111,7 @@ def document(status: ClusterStatus, router: str, figures: dict[str, Any]) -> dic
     }
 
 
-def _node(each: NodeStatus, figures: dict[str, Any]) -> dict[str, Any]:
+def _node(each: NodeStatus, figures: dict[str, dict[str, str]]) -> dict[str, Any]:
     node, engine = each.node, each.engine
     return {
         "id": clean(node.node_id),

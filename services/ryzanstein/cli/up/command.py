@@ -18,7 +18,7 @@ from ryzanstein.cli import display, options
 from ryzanstein.cli.access.local_key import LocalKey
 from ryzanstein.cli.access.router_trust import RouterTls
 from ryzanstein.cli.node_devices import NodeDevices
-from ryzanstein.cli.options import LARGEST_PORT
+from ryzanstein.cli.options import LARGEST_PORT, ORCHESTRATOR_ADDRESS
 from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.disk_room import no_room, require_room
 from ryzanstein.cli.processes.ports import InUseError, require_able, require_free
@@ -267,11 +267,15 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
     tls = cluster.spec.router_tls
     ca = "" if tls is None else shlex.quote(str(tls.ca))
     curl, grpcurl = (f"curl --cacert {ca}", f"-cacert {ca}") if ca else ("curl", "-plaintext")
+    known = cluster.orchestrator_address == ORCHESTRATOR_ADDRESS
+    orchestrator = "" if known else f" --orchestrator {cluster.orchestrator_address}"
+    trust = (f" --ca {ca}" if ca else "") + ("" if cluster.tls_dir is None else f" --tls-dir {cluster.tls_dir}")
     lines = (
         f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
         "",
         *([] if key_file is None else [f"  export RYZANSTEIN_API_KEY=$(cat {shlex.quote(str(key_file))})"]),
         f"  ryzanstein chat --router {router}" + (f" --ca {ca}" if ca else ""),
+        f"  ryzanstein console --router {','.join(cluster.router_addresses)}{orchestrator}{trust}",
         f"  grpcurl {grpcurl}{bearer} -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
         f"  {curl} {http}/v1/chat/completions{bearer} -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
         *([] if cluster.tls_dir is None else [f"  export RYZANSTEIN_TLS_DIR={cluster.tls_dir}   # for status, deploy, drain"]),

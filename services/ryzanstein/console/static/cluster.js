@@ -1,4 +1,4 @@
-// The page of the cluster. Figures such as tokens/s have a column as soon as nodes tell them.
+// The page of the cluster. Figures such as tokens/s have a column where nodes tell them.
 
 import { byId, fill, make, setText } from "./dom.js";
 
@@ -33,6 +33,8 @@ export class Cluster {
     const list = byId("problems");
     if (list.textContent !== problems.map((each) => each.textContent).join("")) list.replaceChildren(...problems);
     this.nodes(state.nodes);
+    fill(byId("routers"), ["router", "address", "state"],
+      (state.routers ?? []).map((router) => [router.id, router.address, router.draining ? bad("drains") : "serves"]));
     fill(byId("links"), ["node", "link", "breaker", "suspicion", "in flight", "why not"],
       state.links.map((link) => [link.node, link.up ? "up" : bad("down"), link.breaker === "closed" ? "closed" : bad(link.breaker),
         bad(link.suspicion), link.inflight, bad(link.failure)]));
