@@ -46,6 +46,19 @@ def test_what_is_always_0_or_was_seldom_seen_has_no_slope() -> None:
     assert slope_of(TIMES, [float("nan")] * (len(TIMES) - 5) + [1.0] * 5) is None
 
 
+def test_what_goes_with_the_load_counts_by_its_lowest_value() -> None:
+    rng = np.random.default_rng(1)
+    load = [float(64 + value) for value in rng.integers(0, 200, len(TIMES)) * (1 + np.asarray(TIMES) / 7200)]
+    held = [low + number // 60 for number, low in enumerate(load)]
+    rising, comes_down, leaks = (slope_of(TIMES, load), slope_of(TIMES, load, lowest=True), slope_of(TIMES, held, lowest=True))
+    assert rising is not None
+    assert comes_down is not None
+    assert leaks is not None
+    assert missed("node-1 blocks held", rising, 1.8)
+    assert comes_down.per_hour == pytest.approx(0, abs=0.01)
+    assert leaks.lower > 0.05
+
+
 def test_ten_minutes_prove_only_what_is_certain() -> None:
     noise, growth = Slope(1.0, 0.02, -0.1, 0.2), Slope(1.0, 0.7, 0.5, 0.9)
     assert not missed("router-0 files", noise, 0.125)

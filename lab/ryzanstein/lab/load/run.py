@@ -28,13 +28,14 @@ _PROBES = (40, 240)
 @dataclass(frozen=True, slots=True)
 class LoadBounds:
     """When a load ends and what it may have open. `waits`: clients ask again when a refusal says when. `compares`: answers
-    to the same question have to be equal."""
+    to the same question have to be equal. `num_users`: after so many, a conversation is of an earlier user."""
 
     seconds: float | None = None
     num_requests: int | None = None
     most_open: int = 1000
     waits: bool = True
     compares: bool = True
+    num_users: int = 2**31
 
 
 @dataclass(slots=True)
@@ -136,6 +137,7 @@ class LoadRun:
     async def _ask_all(self, question: LoadQuestion, came: float) -> None:
         client = self._idle.pop() if self._idle else self._client(question)
         number = next(self._numbers)
+        user = f"user-{number % self.bounds.num_users}"
         session_id = f"load-{self.seed}-{number}-{time.time_ns():x}" if question.in_session else ""
         router, node_before = number % len(self.routers), None
         try:
@@ -143,7 +145,7 @@ class LoadRun:
                 reading = AnswerReading(question.kind, turn, router=router, model=question.model)
                 sent = time.monotonic()
                 came = came if turn == 0 else sent
-                await client.read(Request(question, turn, session_id, f"user-{number}"), reading, lambda: None)
+                await client.read(Request(question, turn, session_id, user), reading, lambda: None)
                 times = Times(came, sent, time.monotonic())
                 outcome = outcome_of(reading, self._judged(question, reading), times, node_before)
                 self._count(outcome, reading)

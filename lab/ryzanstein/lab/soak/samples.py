@@ -27,7 +27,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Samples:
-    """Values over time by what they are of, such as `router-0 resident bytes`. `at_s` are seconds after the start."""
+    """Values over time by what they are of, such as `router-0 private bytes`. `at_s` are seconds after the start."""
 
     watched: tuple[Watched, ...]
     at_s: list[float] = field(default_factory=list)
@@ -45,12 +45,12 @@ class Samples:
 
 
 def _of_processes(pid: int) -> dict[str, float]:
-    """Returns the sums over a process and its descendants. Shared pages count once for each."""
+    """Returns the sums over a process and its descendants. Pages that several of them share do not count."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
         return {
-            "resident bytes": float(sum(each.memory_info().rss for each in family)),
+            "private bytes": float(sum(each.memory_full_info().uss for each in family)),
             "files": float(sum(each.num_fds() for each in family)),
             "threads": float(sum(each.num_threads() for each in family)),
             "processes": float(len(family)),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _DRAWS = 400
 _MOST_POINTS = 240
 _LEAST_POINTS = 12
+_WINDOW_S = 300.0
 
 Values = NDArray[np.float64]
 
@@ -29,11 +30,17 @@ class Slope:
     upper: float
 
 
-def slope_of(at_s: Sequence[float], values: Sequence[float], seed: int = 0) -> Slope | None:
-    """Returns the slope; None: there are too few samples, or the value is 0 throughout."""
+def slope_of(at_s: Sequence[float], values: Sequence[float], seed: int = 0, *, lowest: bool = False) -> Slope | None:
+    """Returns the slope; None: there are too few samples, or the value is 0 throughout.
+
+    `lowest`: of a value that goes up and down with the load, which leaks if it no longer comes down. The lowest one of each
+    five minutes counts, where there are enough of them.
+    """
     times, found = np.asarray(at_s, dtype=np.float64) / 3600, np.asarray(values, dtype=np.float64)
     known = np.isfinite(found)
     times, found = times[known], found[known]
+    if lowest:
+        times, found = _lowest(times, found)
     if len(found) < _LEAST_POINTS or not np.any(found):
         return None
     times, found = _thinned(times), _thinned(found)
@@ -55,6 +62,14 @@ def _theil_sen(times: Values, values: Values) -> float:
 def _blocks(residuals: Values, length: int, rng: np.random.Generator) -> Values:
     starts = rng.integers(0, len(residuals) - length + 1, size=-(-len(residuals) // length))
     return np.concatenate([residuals[start : start + length] for start in starts])[: len(residuals)]
+
+
+def _lowest(times: Values, values: Values) -> tuple[Values, Values]:
+    windows = np.floor(times * 3600 / _WINDOW_S)
+    starts = np.flatnonzero(np.diff(windows, prepend=-1.0))
+    if len(starts) < _LEAST_POINTS:
+        return times, values
+    return times[starts], np.minimum.reduceat(values, starts)
 
 
 def _thinned(values: Values) -> Values:

@@ -27,6 +27,8 @@ class SoakPlan:
     share: float = 0.7
     strike_every_s: float = 60.0
     sample_every_s: float = 10.0
+    num_users: int = 500
+    """They come back, as users do: what routers and nodes keep of each is full before growth counts."""
     seed: int = 0
     shape: Shape = field(default_factory=Shape)
 
@@ -52,7 +54,12 @@ async def soak(plan: SoakPlan, tell: Callable[[str], None]) -> Soak:
         shape = await LoadRun(routers, LoadBounds()).measure(plan.shape)
         capacity_per_s = await capacity(routers, shape, plan.seed)
         tell(f"capacity: {capacity_per_s:.1f} requests/s; {plan.share:.0%} of it for {plan.seconds / 60:.0f} minutes")
-        seen = Soak(plan, LoadRun(routers, LoadBounds(plan.seconds), plan.seed), Samples(_lasting(cluster)), capacity_per_s)
+        seen = Soak(
+            plan,
+            LoadRun(routers, LoadBounds(plan.seconds, num_users=plan.num_users), plan.seed),
+            Samples(_lasting(cluster)),
+            capacity_per_s,
+        )
         await _all_of_it(seen, shape, cluster, tell)
         return seen
     finally:
@@ -116,6 +123,7 @@ def facts(seen: Soak) -> dict[str, Any]:
         "capacity_per_s": round(seen.capacity_per_s, 2),
         "strike_every_s": plan.strike_every_s,
         "seed": plan.seed,
+        "users": plan.num_users,
         "input_tokens": plan.shape.num_input,
         "output_tokens": plan.shape.num_output,
         "strikes": seen.strikes,
