@@ -49,6 +49,7 @@ def test_what_is_always_0_or_was_seldom_seen_has_no_slope() -> None:
 def test_what_goes_with_the_load_counts_by_its_lowest_value() -> None:
     rng = np.random.default_rng(1)
     load = [float(64 + value) for value in rng.integers(0, 200, len(TIMES)) * (1 + np.asarray(TIMES) / 7200)]
+    load[::10] = [64.0] * len(load[::10])
     held = [low + number // 60 for number, low in enumerate(load)]
     rising, comes_down, leaks = (slope_of(TIMES, load), slope_of(TIMES, load, lowest=True), slope_of(TIMES, held, lowest=True))
     assert rising is not None
