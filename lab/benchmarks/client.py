@@ -2,7 +2,8 @@
 
 `.venv/bin/python lab/benchmarks/client.py [--rounds 9] [--json FILE]`. A router of the benchmark's own, in another process,
 streams tokens as fast as it can; the bare stub and both clients read the same answer in turn. CPU seconds of this process
-count, so that the router's speed does not.
+count, so that the router's speed does not. `--deaths N`: N times, the router that an answer comes from is killed, and how long
+the answer was silent then is measured; there are three routers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.client import AsyncClient, Client
 from ryzanstein.client.transport import OPTIONS
+from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.machine import machine
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1 import inference_pb2_grpc as rpc
+from ryzanstein.v1 import router_pb2
+from ryzanstein.v1.router_pb2_grpc import RouterServiceStub
 
 TOKENS = 20_000
 IMPORT = "import time; began = time.perf_counter(); import ryzanstein.client; print(time.perf_counter() - began)"
@@ -111,12 +117,44 @@ def printed(program: str) -> float:
     return float(done.stdout)
 
 
+def silences(rounds: int) -> list[float]:
+    """Returns for each killed router the longest silence in the answer that came from it, in seconds. Raises AssertionError
+    where the answer is not the undisturbed one."""
+    expected, found = " ".join(map(str, range(1, 151))), []
+    with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, num_routers=3, tp=1)) as cluster:
+        for _ in range(rounds):
+            text, times, killed = "", [], ""
+            with Client(cluster.router_addresses) as client, client.stream("Count from 1 to 150.", temperature=0) as stream:
+                for piece in stream.text():
+                    text += piece
+                    times.append(time.monotonic())
+                    if not killed and len(times) == 30:
+                        killed = next(name for name in cluster.router_names if _running(cluster.services[name].grpc_address))
+                        times[-1] = time.monotonic()
+                        cluster.kill(killed)
+            assert text == expected, text
+            found.append(max(after - before for before, after in pairwise(times[29:])))
+            cluster.restart(killed)
+    return found
+
+
+def _running(address: str) -> bool:
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+        answer = RouterServiceStub(channel).GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=5)
+    return answer.figures.running > 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--deaths", type=int, default=0)
     options = parser.parse_args()
+    if options.deaths:
+        found_s = silences(options.deaths)
+        print(f"silence when the router is killed: {', '.join(f'{each * 1e3:.0f}' for each in found_s)} ms")
+        return
     if options.serve:
         serve()
         return

@@ -74,7 +74,7 @@ def page(found: dict[str, Any]) -> str:
         f"`{found['command']}` writes this page. Machine: {machine_['cpu']}, {machine_['cores']} cores, {machine_['date']}.",
         "",
         f"Two nodes and two routers serve the demo model for {made['seconds'] / 60:.0f} minutes. Requests of {made['users']} "
-        f"users come at random times, {made['share']:.0%} as many as the cluster can serve ({made['capacity_per_s']} a second). "
+        f"users come at random times, {made['share']:.0%} as many as they can serve ({made['capacity_per_s']} a second). "
         f"Every {made['strike_every_s']:.0f} seconds a fault strikes `node-0`, `router-1` or the orchestrator. Each answer is "
         "compared with the first one to the same question.",
         "",
