@@ -159,8 +159,8 @@ def _digest(secret: str) -> str:
 
 def _without_port(url: str) -> str:
     """Returns the host of an address with its scheme's own port, which browsers leave out; empty: it has another."""
-    host, _, port = _host_of(url).rpartition(":")
-    return host if port == _DEFAULT_PORTS.get(urlsplit(url.lower()).scheme) else ""
+    host, port = _host_of(url), _DEFAULT_PORTS.get(urlsplit(url.lower()).scheme, "")
+    return host.removesuffix(f":{port}") if host.endswith(f":{port}") else ""
 
 
 def _host_of(url: str) -> str:
