@@ -16,8 +16,8 @@ def cluster(tokens: int, queries: int = 0, hits: int = 0) -> ClusterStatus:
 
 def test_rates_are_differences_of_two_looks_and_other_ranks_begin_again() -> None:
     rates = NodeRates()
-    assert rates.take(cluster(100), 10.0) == {"new": {"tokens/s": "", "prompts found": ""}}
-    assert rates.take(cluster(150, 40, 10), 12.0) == {"new": {"tokens/s": "25", "prompts found": "25%"}}
+    assert rates.take(cluster(100), 10.0) == {"new": {"tokens/s": "", "cache hits": ""}}
+    assert rates.take(cluster(150, 40, 10), 12.0) == {"new": {"tokens/s": "25", "cache hits": "25%"}}
     assert rates.take(cluster(3), 13.0)["new"]["tokens/s"] == ""
     assert rates.take(cluster(13), 14.0)["new"]["tokens/s"] == "10"
 

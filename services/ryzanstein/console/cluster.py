@@ -39,7 +39,7 @@ class NodeRates:
         made, seconds = figures.decode_tokens - before.decode_tokens, now_s - before_s
         rate = f"{made / seconds:.0f}" if seconds > 0 and made >= 0 else ""  # less: its ranks are others
         hits = f"{figures.prefix_hits / figures.prefix_queries:.0%}" if figures.prefix_queries else ""
-        return {"tokens/s": rate, "prompts found": hits}
+        return {"tokens/s": rate, "cache hits": hits}
 
 
 class ClusterWatch:

@@ -2,12 +2,14 @@
 
 const LOGGED_OUT = 4401;
 const FULL = 4429;
+const PATIENCE_MS = 5000;
 
 export class Socket {
   /** `on` has functions for kinds of messages, and `state`, which is told how the connection is. */
   constructor(on) {
     this.on = on;
     this.calls = new Map();
+    this.opening = [];
     this.number = 0;
     this.wait = 250;
   }
@@ -30,9 +32,18 @@ export class Socket {
     if (this.ready) this.socket.send(JSON.stringify(message));
   }
 
+  /** Resolves when there is a connection, and rejects if there is none for too long. */
+  opened() {
+    if (this.ready) return Promise.resolve();
+    return new Promise((resolve, reject) => {
+      this.opening.push(resolve);
+      setTimeout(() => reject(new Error("the console is not reachable")), PATIENCE_MS);
+    });
+  }
+
   /** Sends a message, and resolves to its reply. Rejects with what the console says, or when the connection is lost. */
-  call(message) {
-    if (!this.ready) return Promise.reject(new Error("the console is not reachable"));
+  async call(message) {
+    await this.opened();
     const call = ++this.number;
     return new Promise((resolve, reject) => {
       this.calls.set(call, { resolve, reject });
@@ -44,6 +55,7 @@ export class Socket {
     if (message.t === "welcome") {
       this.wait = 250;
       this.on.state("connected");
+      for (const resolve of this.opening.splice(0)) resolve();
     }
     if (message.t === "reply") {
       const waiting = this.calls.get(message.call);
