@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ryzanstein.client import clean
+from ryzanstein.client import Client, clean
 from ryzanstein.client.core import schema_of
 from ryzanstein.client.requests import chat_request, complete_request
 from ryzanstein.client.tools import call_tool, result_of, tool_of
@@ -112,3 +112,16 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 def test_what_is_harmless_stays() -> None:
     assert clean("Grüße, 世界 🙂\tx\r\ny") == "Grüße, 世界 🙂\tx\ny"
     assert clean("a\x1b]52;c;aGk=\x07b\x1b[2Jc") == "a]52;c;aGk=b[2Jc"
+
+
+@pytest.mark.parametrize("routers", ["127.0.0.1", "http://127.0.0.1:8000", "a:50051,b", "a:0", "::1:50051", ["a:b"]])
+def test_an_address_that_is_none_is_refused_at_once(routers: str | list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^routers: must "):
+        Client(routers)
+
+
+@pytest.mark.parametrize(
+    "routers", ["dns:///routers:50051", "ipv4:127.0.0.1:50051", "unix:/tmp/a", "[::1]:50051", " a:1 , b:2 "]
+)
+def test_what_grpc_connects_to_is_an_address(routers: str) -> None:
+    Client(routers).close()

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from ryzanstein import errors
+from ryzanstein.rpc import server as rpc_server
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.interceptors import RpcMetrics
@@ -241,3 +243,32 @@ async def test_polls_that_succeed_are_logged_at_debug(channel: grpc.aio.Channel)
             await inference_grpc.InferenceServiceStub(channel).Chat(inference.ChatRequest(), timeout=5)
     calls = {line["method"].rpartition("/")[2]: line["log_level"] for line in lines if line["event"] == "call"}
     assert calls == {"ListModels": "debug", "Chat": "info"}
+
+
+class Slow(inference_grpc.InferenceServiceServicer):
+    """Holds up the whole event loop with each call, so that the next ones wait to be read."""
+
+    async def ListModels(self, request: inference.ListModelsRequest, context: object) -> inference.ListModelsResponse:
+        time.sleep(0.4)  # noqa: ASYNC251 (that is the fault)
+        return inference.ListModelsResponse()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("unread_s", "codes"), [(1, {"OK", "CANCELLED"}), (None, {"OK"})])
+async def test_a_call_that_waits_to_be_read_waits_for_its_own_deadline(
+    monkeypatch: pytest.MonkeyPatch, unread_s: int | None, codes: set[str]
+) -> None:
+    if unread_s is not None:
+        monkeypatch.setattr(rpc_server, "_UNREAD_CALL_S", unread_s)
+    server = RpcServer("127.0.0.1", 0, [SERVICE])
+    inference_grpc.add_InferenceServiceServicer_to_server(Slow(), server.server)
+    await server.start()
+
+    def asked() -> set[str]:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub = inference_grpc.InferenceServiceStub(channel)
+            calls = [stub.ListModels.future(inference.ListModelsRequest(), timeout=30) for _ in range(10)]
+            return {call.code().name for call in calls}
+
+    assert await asyncio.to_thread(asked) == codes
+    await server.stop(0)

@@ -36,6 +36,10 @@ CLIENTS_PING_S = 10.0
 # A connection whose handshake takes longer is closed; gRPC's default is two minutes.
 _HANDSHAKE_MS = 10_000
 
+# A call that nobody has read yet waits for its own deadline. gRPC cancels it after 30 s by default, without a reason. Calls are
+# read one after the other: with many new ones a client would take that for the loss of the server.
+_UNREAD_CALL_S = 3600
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -57,6 +61,7 @@ def server_options(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.server_max_unrequested_time_in_server", _UNREAD_CALL_S),
         *((("grpc.max_allowed_incoming_connections", max_connections),) if max_connections else ()),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ryzanstein.addresses import split_address
 from ryzanstein.client.answer import Answer, Position
 from ryzanstein.client.errors import Incomplete
 from ryzanstein.client.following.flow import Attach, Begin, Flow
@@ -24,6 +25,8 @@ from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 DEFAULT_ROUTER = "127.0.0.1:50051"
 CANCEL_S, CANCEL_TRIES = 2.0, 3
 """How long a cancellation is tried, and how long what it ends is read on."""
+_TARGETS = ("dns:", "ipv4:", "ipv6:", "unix:", "xds:")
+"""How names of gRPC begin that are no host:port (grpc/doc/naming.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class ClientCore:
         """Raises ValueError for a key that would cross a network in the clear."""
         addresses = [each.strip() for each in routers.split(",")] if isinstance(routers, str) else list(routers)
         self.rng = random.Random()
-        self.routers = RouterChoice([each for each in addresses if each], self.rng)
+        self.routers = RouterChoice([_checked(each) for each in addresses if each], self.rng)
         self.tls, self.model = tls, model
         self.metadata: Metadata = metadata_of(key, self.routers.addresses, tls, insecure=insecure)
         self._timeout_s, self._patience_s = timeout_s, patience_s
@@ -137,3 +140,13 @@ def schema_of(answer_as: type[Any]) -> dict[str, Any]:
     except ImportError:
         raise ImportError("answer_as needs Pydantic: pip install 'ryzanstein-client[pydantic]'") from None
     return TypeAdapter(answer_as).json_schema()
+
+
+def _checked(router: str) -> str:
+    """Returns an address that gRPC takes. Raises ValueError for one that names no port: gRPC would try that of HTTPS."""
+    if not router.startswith(_TARGETS):
+        try:
+            split_address(router)
+        except ValueError as error:
+            raise ValueError(f"routers: {error}") from None
+    return router
