@@ -144,6 +144,8 @@ def schema_of(answer_as: type[Any]) -> dict[str, Any]:
 
 def _checked(router: str) -> str:
     """Returns an address that gRPC takes. Raises ValueError for one that names no port: gRPC would try that of HTTPS."""
+    if "://" in router and not router.startswith(_TARGETS):
+        raise ValueError(f"routers: must be host:port without a scheme, got {router[:80]!a}")
     if not router.startswith(_TARGETS):
         try:
             split_address(router)
