@@ -2,8 +2,8 @@
 
 `.venv/bin/python lab/benchmarks/client.py [--rounds 9] [--json FILE]`. A router of the benchmark's own, in another process,
 streams tokens as fast as it can; the bare stub and both clients read the same answer in turn. CPU seconds of this process
-count, so that the router's speed does not. `--deaths N`: N times, the router that an answer comes from is killed, and how long
-the answer was silent then is measured; there are three routers.
+count, so that the router's speed does not. `--deaths N`: N times each, the router that an answer comes from is
+killed or stopped, and how long the answer was silent then is measured; there are three routers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -117,9 +119,9 @@ def printed(program: str) -> float:
     return float(done.stdout)
 
 
-def silences(rounds: int) -> list[float]:
-    """Returns for each killed router the longest silence in the answer that came from it, in seconds. Raises AssertionError
-    where the answer is not the undisturbed one."""
+def silences(rounds: int, number: signal.Signals) -> list[float]:
+    """Returns for each router that got a signal the longest silence in the answer that came from it, in seconds. Raises
+    AssertionError where the answer is not the undisturbed one."""
     expected, found = " ".join(map(str, range(1, 151))), []
     with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=2, num_routers=3, tp=1)) as cluster:
         for _ in range(rounds):
@@ -131,9 +133,10 @@ def silences(rounds: int) -> list[float]:
                     if not killed and len(times) == 30:
                         killed = next(name for name in cluster.router_names if _running(cluster.services[name].grpc_address))
                         times[-1] = time.monotonic()
-                        cluster.kill(killed)
+                        os.kill(cluster.services[killed].pid, number)
             assert text == expected, text
             found.append(max(after - before for before, after in pairwise(times[29:])))
+            cluster.kill(killed)
             cluster.restart(killed)
     return found
 
@@ -152,8 +155,9 @@ def main() -> None:
     parser.add_argument("--deaths", type=int, default=0)
     options = parser.parse_args()
     if options.deaths:
-        found_s = silences(options.deaths)
-        print(f"silence when the router is killed: {', '.join(f'{each * 1e3:.0f}' for each in found_s)} ms")
+        for number, happens in ((signal.SIGKILL, "is killed"), (signal.SIGSTOP, "freezes")):
+            found_s = silences(options.deaths, number)
+            print(f"silence when the router {happens}: {', '.join(f'{each * 1e3:.0f}' for each in found_s)} ms")
         return
     if options.serve:
         serve()

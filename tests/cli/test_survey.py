@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from ryzanstein.cli.main import build
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.cli.status.command import as_document
 from ryzanstein.cli.status.status_tables import engine_table, node_table
@@ -109,3 +111,10 @@ async def test_scripts_get_the_states_of_models_by_name(orchestrator: Any, route
     nodes = as_document(await look(orchestrator.address, KeyedRouter(router)))["nodes"]
     assert [each["report"]["state"] for each in nodes] == ["READY", "READY", "READY", "FAILED"]
     assert [report["next_state"] for report in nodes[0]["node"]["models"]] == ["UNSPECIFIED"] * 4
+
+
+@pytest.mark.parametrize("option", [["--read-only"], ["--interval", "5"]])
+def test_what_is_for_a_watch_alone_is_refused_without_one(option: list[str]) -> None:
+    result = CliRunner().invoke(build(), ["status", *option])
+    assert result.exit_code == 2
+    assert f"{option[0]}: is for --watch" in result.output.replace("Invalid value for ", "")

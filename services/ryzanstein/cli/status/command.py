@@ -35,6 +35,7 @@ from ryzanstein.survey.look import look
 from ryzanstein.survey.problems import problems
 from ryzanstein.survey.views import ClusterStatus
 
+_INTERVAL_S = 1.0
 _TABLES = (
     node_table,
     rank_table,
@@ -60,7 +61,9 @@ def status(
         bool, typer.Option("--watch", help="Show it as it changes, until `q`; in a pipe: a line a change.")
     ] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="With --watch: nothing can be changed from there.")] = False,
-    interval: Annotated[float, typer.Option(min=0.25, max=3600, help="With --watch: seconds between two samples.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.25, max=3600, help="With --watch: seconds between two samples.")
+    ] = _INTERVAL_S,
     state_dir: StateDir = None,
 ) -> None:
     """Show problems, nodes, ranks, links, losses, models, sessions, and how services are protected.
@@ -77,6 +80,8 @@ def status(
         options = WatchOptions(interval, read_only, as_json, state_dir or state_home())
         watch(orchestrator, keyed_router(router, key_file, ca), dialer_in(tls_dir), options)
         return
+    if read_only or interval != _INTERVAL_S:
+        raise typer.BadParameter("is for --watch", param_hint="--read-only" if read_only else "--interval")
     view = asyncio.run(look(orchestrator, keyed_router(router, key_file, ca), dialer_in(tls_dir)))
     if not as_json and {"orchestrator", "router"} <= view.errors.keys():
         nobody = f"nothing answers: no orchestrator at {orchestrator}, no router at {router}; `ryzanstein up` starts a cluster"
