@@ -124,4 +124,5 @@ def test_an_address_that_is_none_is_refused_at_once(routers: str | list[str]) ->
     "routers", ["dns:///routers:50051", "ipv4:127.0.0.1:50051", "unix:/tmp/a", "[::1]:50051", " a:1 , b:2 "]
 )
 def test_what_grpc_connects_to_is_an_address(routers: str) -> None:
-    Client(routers).close()
+    with Client(routers) as client:
+        assert sorted(client._core.routers.addresses) == sorted(each.strip() for each in routers.split(","))

@@ -1,10 +1,30 @@
-"""The figures on the page of the cluster."""
+"""The page of the cluster: its figures, and who may see it."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
 from ryzanstein.cluster import Node
-from ryzanstein.console.cluster import NodeRates, document
+from ryzanstein.console.cluster import ClusterWatch, NodeRates, document
+from ryzanstein.console.telemetry import ConsoleTelemetry
+from ryzanstein.rpc.client import PLAIN
+from ryzanstein.survey.reach import KeyedRouter
 from ryzanstein.survey.views import ClusterStatus, EngineFigures, NodeStatus, RouterMember
+from ryzanstein.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    orchestrator_pb2,
+    orchestrator_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+)
 
 
 def cluster(tokens: int, queries: int = 0, hits: int = 0) -> ClusterStatus:
@@ -26,3 +46,53 @@ def test_the_page_gets_routers_and_figures() -> None:
     shown = document(cluster(7), "r:1", {"new": {"tokens/s": "7"}})
     assert [(each["id"], each["draining"]) for each in shown["routers"]] == [("router-0", False), ("router-1", True)]
     assert [each["figures"] for each in shown["nodes"]] == [{"tokens/s": "7"}, {}]
+
+
+class Services(
+    orchestrator_pb2_grpc.OrchestratorServiceServicer,
+    router_pb2_grpc.RouterServiceServicer,
+    inference_pb2_grpc.InferenceServiceServicer,
+):
+    """An orchestrator with a node, and a router of the release before that tells its status to one key alone."""
+
+    def ListNodes(self, request: Any, context: Any) -> orchestrator_pb2.ListNodesResponse:
+        return orchestrator_pb2.ListNodesResponse(nodes=[orchestrator_pb2.Node(node_id="node-0", address="127.0.0.1:1")])
+
+    def GetRouterStatus(self, request: Any, context: Any) -> router_pb2.GetRouterStatusResponse:
+        if dict(context.invocation_metadata()).get("authorization") != "Bearer operator":
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "the key may not")
+        return router_pb2.GetRouterStatusResponse(router_id="router-0")
+
+    def ListModels(self, request: Any, context: Any) -> Any:
+        return inference_pb2.ListModelsResponse()
+
+
+@pytest.fixture
+def services() -> Iterator[str]:
+    server, servicer = grpc.server(ThreadPoolExecutor(4)), Services()
+    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("key", "by_right", "nodes", "routers"),
+    [("operator", True, ["node-0"], ["router-0"]), ("tenant", True, [], []), ("", False, ["node-0"], [])],
+)
+async def test_who_enters_a_key_sees_the_cluster_by_the_right_of_that_key(
+    services: str, key: str, by_right: bool, nodes: list[str], routers: list[str]
+) -> None:
+    watch = ClusterWatch(services, [KeyedRouter(services, key)], PLAIN, ConsoleTelemetry(), by_right=by_right)
+    looked = asyncio.Event()
+    watch.add(looked, looked.set)
+    async with asyncio.timeout(20):
+        await looked.wait()
+    watch.close()
+    shown = json.loads(watch.latest)
+    assert [each["id"] for each in shown["nodes"]] == nodes
+    assert [each["id"] for each in shown["routers"]] == routers, "one without ListRouters is known itself"
+    assert ("router" in shown["unreached"]) is not bool(routers)

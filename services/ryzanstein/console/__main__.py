@@ -136,7 +136,8 @@ class _People:
         key = key or self._own_key
         trust = None if self._roots is None else RouterTrust(self._roots)
         routers = [KeyedRouter(address, key, trust) for address in self._settings.routers]
-        watch = ClusterWatch(self._settings.orchestrator, routers, self._dialer, self._telemetry)
+        by_right = not self._settings.own_machine
+        watch = ClusterWatch(self._settings.orchestrator, routers, self._dialer, self._telemetry, by_right=by_right)
         return Person(Hub(self._clients.make(key), self._telemetry), watch)
 
 
@@ -174,7 +175,7 @@ def _bind(settings: ConsoleSettings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(_BACKLOG)  # whoever opens the link at once waits, and is not refused
+        listener.listen(_BACKLOG)  # a browser that opens the link at once waits, and is not refused
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {join_address(settings.host, settings.port)}: {error.strerror}") from None

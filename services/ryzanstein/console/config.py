@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from ryzanstein.addresses import EVERY_HOST, is_loopback, join_address, split_address
 from ryzanstein.config import ServiceSettings
+from ryzanstein.survey.reach import KEY_VARIABLE, read_key, read_roots
 
-_KEY_VARIABLE = "RYZANSTEIN_API_KEY"
-_MAX_KEY_CHARS = 8192
-_MAX_CA_BYTES = 2**22
+_Read = TypeVar("_Read")
 _UNUSED = "the console does not use it"
 
 
@@ -24,7 +23,7 @@ class ConsoleSettings(ServiceSettings):
     port: int = Field(8765, ge=0, le=65535, description="port of the page; 0: a free port")
     router: str = Field("127.0.0.1:50051", description="host:port of a router; several with commas")
     orchestrator: str = Field("127.0.0.1:50050", description="host:port of the orchestrator, for the page of the cluster")
-    key_file: Path | None = Field(None, description=f"file with an API key, for a page on this machine; or set {_KEY_VARIABLE}")
+    key_file: Path | None = Field(None, description=f"file with an API key, for a page on this machine; or set {KEY_VARIABLE}")
     ca: Path | None = Field(None, description="CA (PEM file) of routers with TLS")
     insecure: bool = Field(False, description="send keys to routers without TLS, also on other machines")
     tls_cert: Path | None = Field(None, description="certificate (PEM file) of the page, with its chain")
@@ -107,24 +106,16 @@ class ConsoleSettings(ServiceSettings):
 
     def key(self) -> str:
         """Returns the process's own key; empty: none. Raises ValueError for a file that has none."""
-        if self.key_file is None:
-            return os.environ.get(_KEY_VARIABLE, "").strip()
-        try:
-            text = self.key_file.read_text()[: _MAX_KEY_CHARS + 1].strip()
-        except (OSError, UnicodeDecodeError):
-            raise ValueError(f"key_file: {self.key_file} cannot be read") from None
-        if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
-            raise ValueError(f"key_file: {self.key_file} must have one key and nothing else")
-        return text
+        return _named("key_file", lambda: read_key(self.key_file))
 
     def roots(self) -> bytes | None:
         """Returns the CA of the routers; None: they have no TLS. Raises ValueError for a file that has none."""
-        if self.ca is None:
-            return None
-        try:
-            content = self.ca.read_bytes()
-        except OSError as error:
-            raise ValueError(f"ca: {self.ca} cannot be read: {error.strerror}") from None
-        if len(content) > _MAX_CA_BYTES or b"-----BEGIN CERTIFICATE-----" not in content:
-            raise ValueError(f"ca: {self.ca} has no certificate in PEM form")
-        return content
+        ca = self.ca
+        return None if ca is None else _named("ca", lambda: read_roots(ca))
+
+
+def _named(setting: str, read: Callable[[], _Read]) -> _Read:
+    try:
+        return read()
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None

@@ -1,7 +1,7 @@
-"""The answers of one person: each is read once, whoever looks at it, and goes on when nobody does.
+"""The answers of one person. Each has one reader, however many tabs show it, and goes on without any.
 
-Tabs wake when an answer changes, and ask its sheet for what is new to them. So a slow tab slows no other, and what it has not
-got yet is kept once.
+A change of an answer wakes its tabs, and each asks the sheet for what it lacks. So a slow tab does not slow another one, and
+nothing is kept for each tab.
 """
 
 from __future__ import annotations

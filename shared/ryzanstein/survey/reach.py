@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,6 +13,9 @@ import grpc
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.rpc.client import client_options
 
+KEY_VARIABLE = "RYZANSTEIN_API_KEY"
+_MAX_KEY_CHARS = 8192
+_MAX_CA_BYTES = 2**22  # the CAs of a Linux distribution are 0.2 MB
 ANY_NODE, ORCHESTRATOR = Peer(PeerRole.NODE), Peer(PeerRole.ORCHESTRATOR)
 
 
@@ -46,6 +51,31 @@ class KeyedRouter:
         if self.trust is not None:
             return self.trust.open(self.address, interceptors)
         return grpc.aio.insecure_channel(self.address, options=client_options(), interceptors=interceptors)
+
+
+def read_key(path: Path | None) -> str:
+    """Returns the key of a file, or of the environment where there is none; empty: no key. Raises ValueError."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE, "").strip()
+    try:
+        text = path.read_text()[: _MAX_KEY_CHARS + 1].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
+        raise ValueError(f"{path} must have one key and nothing else")
+    return text
+
+
+def read_roots(path: Path) -> bytes:
+    """Returns the certificates in a file. Raises ValueError if it has none."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_CA_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_CA_BYTES or b"-----BEGIN CERTIFICATE-----" not in content:
+        raise ValueError(f"{path} has no certificate in PEM form")
+    return content
 
 
 def _with_key(key: str, details: Any) -> Any:

@@ -5,33 +5,31 @@ No option takes the key itself: other users can read a command line.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ryzanstein.cli.access.router_trust import read_roots
+from ryzanstein.cli.access.router_trust import roots_of
 from ryzanstein.client import AsyncClient, Tls
-from ryzanstein.survey.reach import KeyedRouter, RouterTrust
+from ryzanstein.survey.reach import KEY_VARIABLE, KeyedRouter, RouterTrust, read_key
 
-VARIABLE = "RYZANSTEIN_API_KEY"
 KeyFile = Annotated[
-    Path | None, typer.Option(dir_okay=False, help=f"File with an API key, for a router that asks for keys; or set {VARIABLE}.")
+    Path | None,
+    typer.Option(dir_okay=False, help=f"File with an API key, for a router that asks for keys; or set {KEY_VARIABLE}."),
 ]
-_MAX_KEY_CHARS = 8192
 _PATIENCE_S = 5.0
 """How long no router may answer somebody who waits at a terminal."""
 
 
 def keyed_router(address: str, key_file: Path | None, ca: Path | None) -> KeyedRouter:
     """Returns a router with the key of the file, or of the environment, and the CA. Raises BadParameter for unusable files."""
-    return KeyedRouter(address, _key(key_file), None if ca is None else RouterTrust(read_roots(ca)))
+    return KeyedRouter(address, _key(key_file), None if ca is None else RouterTrust(roots_of(ca)))
 
 
 def client_of(routers: str, key_file: Path | None, ca: Path | None, *, insecure: bool = False) -> AsyncClient:
     """Returns a client of routers, with commas between them. Raises BadParameter for what cannot be used."""
-    tls = None if ca is None else Tls(read_roots(ca))
+    tls = None if ca is None else Tls(roots_of(ca))
     try:
         return AsyncClient(routers, key=_key(key_file), tls=tls, insecure=insecure, patience_s=_PATIENCE_S)
     except ValueError as error:
@@ -39,12 +37,7 @@ def client_of(routers: str, key_file: Path | None, ca: Path | None, *, insecure:
 
 
 def _key(key_file: Path | None) -> str:
-    if key_file is None:
-        return os.environ.get(VARIABLE, "").strip()
     try:
-        text = key_file.read_text()[: _MAX_KEY_CHARS + 1].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{key_file} cannot be read: {error}", param_hint="--key-file") from None
-    if not text or len(text) > _MAX_KEY_CHARS or not (text.isascii() and text.isprintable()):
-        raise typer.BadParameter(f"{key_file} must have one key and nothing else", param_hint="--key-file")
-    return text
+        return read_key(key_file)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--key-file") from None

@@ -15,9 +15,8 @@ from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.certificates.public import PublicCertificates, why_not_trusted
 from ryzanstein.auth.peers.peer import Expect
 from ryzanstein.rpc.client import CLIENT_OPTIONS, Dialer
-from ryzanstein.survey.reach import RouterTrust
+from ryzanstein.survey.reach import RouterTrust, read_roots
 
-_MAX_CA_BYTES = 2**22  # the CAs of a Linux distribution are 0.2 MB
 CaFile = Annotated[
     Path | None,
     typer.Option(
@@ -63,7 +62,7 @@ class RouterTls:
             pair = PublicCertificates(certificate, key, CertificateMetrics("cli", CollectorRegistry())).current
         except MaterialError as error:
             raise typer.BadParameter(str(error), param_hint="--tls-cert, --tls-key") from None
-        roots = read_roots(ca)
+        roots = roots_of(ca)
         if why := why_not_trusted(pair, roots):
             raise typer.BadParameter(f"{ca} does not vouch for {certificate}: {why}", param_hint="--ca")
         return cls(certificate, key, ca, RouterTrust(roots, pair.names[0]))
@@ -74,13 +73,9 @@ class RouterTls:
         return "--tls-cert", str(self.certificate), "--tls-key", str(self.key)
 
 
-def read_roots(path: Path) -> bytes:
+def roots_of(path: Path) -> bytes:
     """Returns the certificates in a file. Raises BadParameter if it has none."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_CA_BYTES + 1)
-    except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}", param_hint="--ca") from None
-    if len(content) > _MAX_CA_BYTES or b"-----BEGIN CERTIFICATE-----" not in content:
-        raise typer.BadParameter(f"{path} has no certificate in PEM form", param_hint="--ca")
-    return content
+        return read_roots(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--ca") from None

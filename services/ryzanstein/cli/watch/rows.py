@@ -249,7 +249,7 @@ def generation_rows(view: ClusterStatus, trends: Trends, now: float) -> WatchTab
 
 
 def loss_rows(view: ClusterStatus, _: Trends, now: float) -> WatchTable:
-    """Returns all losses that are told of. They are as old as their time says, whoever is silent now."""
+    """Returns all reported losses. Their age is that of the loss, also where the service that reported it is silent now."""
     del now
     rows = []
     for at, seen_by, what, cause, details in losses_of(view):

@@ -55,10 +55,10 @@ class WatchCell:
 
 @dataclass(frozen=True, slots=True)
 class WatchRow:
-    """A row. `source` is the service whose silence makes it old, `silent`: it is told by others that it does not answer.
+    """A row. `source` is the service that reports it: the row is old while that does not answer. `silent`: others report that.
 
     `age` is shown where the row is old; empty: it is not. `node_id` and `model` are what actions are about.
-    `heard` is when the source last told of itself, in Unix seconds; 0: not known.
+    `heard` is when the source last reported, in Unix seconds; 0: not known.
     """
 
     key: str

@@ -1,6 +1,6 @@
 """How loaded each node, each model and the cluster were lately, and how many tokens a second they made.
 
-Rates are differences of counters of two samples: a service counts, and whoever watches subtracts.
+A rate is the difference between the counters of two samples.
 """
 
 from __future__ import annotations

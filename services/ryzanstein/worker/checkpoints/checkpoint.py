@@ -120,7 +120,7 @@ def _no_product(x_TI: Tensor) -> Tensor:
 class MappedWeights:
     """A WeightSource that reads files which `CheckedWeights` has accepted. It is a context manager.
 
-    `on_read` is told the bytes of each tensor that was read.
+    `on_read` gets the size of each tensor after it is read, in bytes.
     """
 
     def __init__(

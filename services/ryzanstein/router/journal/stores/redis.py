@@ -11,7 +11,6 @@ waited for. Every call is safe to repeat.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -135,13 +134,17 @@ return false
 """
 )
 # Also removes generations that have expired, some at a time; their epochs are kept.
-# KEYS: lease, address. ARGV: address, how long that is kept in ms, how many to remove, prefixes of heads and lists
+# KEYS: lease, address, public address, owners by their last renewal. ARGV: address, how long that is kept in ms, how many to
+# remove, prefixes of heads and lists, public address, owner id
 _RENEW = (
     _CLOCK
     + """
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'at_ms', whole(now), 'attended_ms', whole(attended)) end
 redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[1])
 redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[5], ARGV[7], 'PX', ARGV[1])
+redis.call('ZADD', KEYS[6], whole(now), ARGV[8])
+redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', whole(now - ARGV[3]))
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', whole(attended), 'LIMIT', 0, ARGV[4])) do
     if not lives(ARGV[5] .. id) then redis.call('DEL', ARGV[5] .. id, ARGV[6] .. id) end
     redis.call('ZREM', KEYS[2], id)
@@ -217,14 +220,10 @@ class RedisJournal:
     async def renew(self, owner: Owner) -> None:
         known_ms = self._lease_ms + int(1000 * LAST_KNOWN_KEEP_S)
         heads, lists = f"{self._prefix}generation:", f"{self._prefix}batches:"
-        args = (self._lease_ms, owner.address, known_ms, _MOST_SWEPT, heads, lists)
-        await self._run("renew", (*self._clock, self._lease(owner.owner_id), self._address(owner.owner_id)), args)
-
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(self._public(owner.owner_id), owner.public, px=self._lease_ms)
-            pipe.zadd(self._renewed, {owner.owner_id: time.time()})
-            pipe.zremrangebyscore(self._renewed, "-inf", time.time() - LAST_KNOWN_KEEP_S)
-            await _asked(pipe.execute())
+        args = (self._lease_ms, owner.address, known_ms, _MOST_SWEPT, heads, lists, owner.public, owner.owner_id)
+        name = owner.owner_id
+        keys = (*self._clock, self._lease(name), self._address(name), self._public(name), self._renewed)
+        await self._run("renew", keys, args)
 
     async def owners(self) -> list[Owner]:
         renewed: Any = await _asked(self._redis.zrevrange(self._renewed, 0, -1))

@@ -22,7 +22,7 @@ from ryzanstein.wire.timestamps import duration
 from ryzanstein.worker.agent.faces.debug import loss_to_wire, rank_to_wire
 from ryzanstein.worker.agent.faces.figures import figures_to_wire
 from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
-from ryzanstein.worker.agent.model_host import ModelChoice
+from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost
 from ryzanstein.worker.agent.models import NodeModels
 
 Context = ServicerContext[Any, Any]
@@ -69,16 +69,11 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         node = self._models.of(request.model).node
-        group = node.host.starting if node.host.serving is None else node.host.serving.group
-        ranks: list[pb.RankStatus] = []
-        if group is not None:
-            resident = group.resident_bytes()
-            ranks = [rank_to_wire(progress, resident[progress.rank]) for progress in group.progress() if progress.pid]
         return pb.GetStatusResponse(
             node_id=node.settings.node_id,
             incarnation=node.incarnation,
             beat=beat_to_wire(node.beat()),
-            ranks=ranks,
+            ranks=_ranks(node.host),
             rank_restarts=node.host.losses,
             kv_blocks_held=node.version.stats.blocks_held,
             recent_losses=[loss_to_wire(at, loss) for at, loss in node.host.recent_losses],
@@ -145,6 +140,18 @@ class WorkerServicer(WorkerServiceServicer):
 
     def _drained(self) -> Facts:
         return {"draining": bool(self._models.first.node.drains)}
+
+
+def _ranks(host: ModelHost) -> list[pb.RankStatus]:
+    """Returns the ranks that serve, or those that are there of a group that is being started."""
+    if host.serving is not None:
+        group, ranks = host.serving.group, list(host.serving.group.progress())
+    elif host.starting is not None:
+        group, ranks = host.starting, [rank for rank in host.starting.progress() if rank.pid]
+    else:
+        return []
+    resident = dict(enumerate(group.resident_bytes()))  # a rank may write on the board before its process is known
+    return [rank_to_wire(rank, resident.get(rank.rank, 0)) for rank in ranks]
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> pb.RouterHello:

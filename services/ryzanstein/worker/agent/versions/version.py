@@ -131,11 +131,12 @@ class ModelVersion:
         return [] if self.host.serving is None else list(self.host.serving.group.progress())
 
     def loading(self) -> LoadProgress | None:
-        """Returns how far ranks are that are being started; None if none are."""
+        """Returns how far ranks are that are being started; None if none are. A server beside the node loads out of sight."""
         ranks = [] if self.host.starting is None else self.host.starting.progress()
-        if not ranks:
+        starting = [rank for rank in ranks if rank.phase in STARTING]
+        if not starting:
             return None
-        last = min(ranks, key=lambda rank: STARTING.index(rank.phase) if rank.phase in STARTING else len(STARTING))
+        last = min(starting, key=lambda rank: STARTING.index(rank.phase))
         return LoadProgress(last.phase, sum(rank.loaded_bytes for rank in ranks), sum(rank.load_bytes for rank in ranks))
 
     @property
