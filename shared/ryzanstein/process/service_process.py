@@ -15,6 +15,7 @@ from pydantic_settings import CliApp, SettingsError
 from ryzanstein.config import ServiceSettings, in_tuning, moved_flags, moved_variables, place_of
 from ryzanstein.observe import log as logs
 from ryzanstein.observe.log_files import Rotation
+from ryzanstein.process.spare_memory import limit_arenas
 from ryzanstein.process.timeslice import ask_for_short_slices
 
 log = structlog.get_logger(__name__)
@@ -57,6 +58,7 @@ def run_service(
     `refusals` are the errors that mean that the service cannot serve: their text is logged, without a stack.
     `bound` are fields of every log line.
     """
+    limit_arenas()
     rotation = Rotation(settings.log_file_bytes, settings.log_files)
     logs.setup_service(service, settings.log_level, rotation, **bound)
     _warn_of_moved(type(settings))

@@ -1,7 +1,9 @@
-"""Gives memory back to the system that a peak of work has left behind.
+"""Keeps a process's memory near what it uses: few arenas, and back to the system what a peak of work has left behind.
 
 glibc keeps what was freed between what is still in use. A router that held hundreds of large
-prompts for a minute would show their size for ever, and count as full where a limit applies.
+prompts for a minute would show their size for ever, and count as full where a limit applies. It also
+gives each thread an arena of its own, up to eight for each core, and each keeps what it was once
+filled with: the memory of a router that is hit for hours crept up by 3 % an hour.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from pathlib import Path
 LOOK_S = 10.0
 LEAST_BYTES = 32 * 2**20
 _STATM = Path("/proc/self/statm")
+_ARENAS = 2
+_M_ARENA_MAX = -8  # of malloc.h
 
 
 def resident_bytes() -> int:
@@ -25,6 +29,12 @@ def resident_bytes() -> int:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def limit_arenas() -> None:
+    """Makes all threads share two arenas, unless MALLOC_ARENA_MAX is set. An allocator other than glibc's has none."""
+    if "MALLOC_ARENA_MAX" not in os.environ and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def trim() -> None:
