@@ -166,7 +166,9 @@ class Architecture:
         choices = self.choices
         if choices.qk_norm is None or not _chosen(values, choices.qk_normed):
             return None
-        return QkNormSpec(NormSpec(norm.kind, norm.eps, True, choices.qk_norm_bias, norm.plus_one), choices.qk_norm, choices.qk_norm_last)
+        return QkNormSpec(
+            NormSpec(norm.kind, norm.eps, True, choices.qk_norm_bias, norm.plus_one), choices.qk_norm, choices.qk_norm_last
+        )
 
 
 def _chosen(values: Values, flag: Flag) -> bool:

@@ -18,7 +18,9 @@ _DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": Tru
 def _ernie_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:
     """Adds experts to one in `moe_layer_interval` layers from `moe_layer_start_index` to `moe_layer_end_index`."""
     width, num_shared = values.count("moe_intermediate_size", 1536), values.count("moe_num_shared_experts", 2, least=0)
-    routing = RoutingSpec(normalized=True, corrected=True, correction_row=True, added=0.0, least=values.number("moe_norm_min", 1e-12))
+    routing = RoutingSpec(
+        normalized=True, corrected=True, correction_row=True, added=0.0, least=values.number("moe_norm_min", 1e-12)
+    )
     experts = moe_spec(values, width, routing, width * num_shared if num_shared else None)
     first, last = values.count("moe_layer_start_index", 1, least=0), _last(values, spec.num_layers)
     every = values.count("moe_layer_interval", 1)

@@ -15,6 +15,7 @@ from ryzanstein.worker.architectures.deepseek import (
     without_further_layers,
 )
 from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES, QK_NORM_NAMES
+from ryzanstein.worker.architectures.rotary_config import rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import excerpt
@@ -36,6 +37,9 @@ def _glm4_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _glm4_moe_lite(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    table = rotary_table(values)
+    if table.number("partial_rotary_factor", 1.0) != 1:
+        raise table.error("partial_rotary_factor", "is not supported, only 1: all numbers beside the latent rotate")
     sparse = _sparse_layers(values, spec.num_layers)
     return with_experts(with_latents(without_further_layers(spec, values), values), values, corrected_routing(values), sparse)
 
@@ -47,7 +51,9 @@ def _sparse_layers(values: Values, num_layers: int) -> list[bool]:
         return [index > 0 for index in range(num_layers)]
     unknown = next((kind for kind in kinds if kind not in _MLPS), None)
     if unknown is not None or len(kinds) > num_layers:
-        what = f"must have {num_layers} entries" if unknown is None else f"{excerpt(unknown)} is not supported, only {list(_MLPS)}"
+        what = (
+            f"must have {num_layers} entries" if unknown is None else f"{excerpt(unknown)} is not supported, only {list(_MLPS)}"
+        )
         raise values.error("mlp_layer_types", what)
     return [kind == "sparse" for kind in kinds]
 

@@ -12,7 +12,6 @@ from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import excerpt
 
 _BIASES = Choices(qkv_bias="attention_bias", out_bias="attention_bias")
-_MLP = ("gate", "up", "down")
 _SHARED, _SHARED_PROJECTIONS = "shared_mlp.", ("input_linear", "input_linear", "output_linear")
 _SPARSE = replace(LLAMA_NAMES, router="block_sparse_moe.router.layer", expert="block_sparse_moe.experts.{expert}.")
 _SHARED_SPARSE = replace(_SPARSE, shared_expert=_SHARED, shared_projections=_SHARED_PROJECTIONS)
@@ -57,8 +56,9 @@ def _hybrid(spec: DecoderSpec, values: Values) -> DecoderSpec:
     width = values.count("shared_intermediate_size")
     if values.count("num_experts", least=0):
         return _sparse(spec, values, width)
-    dense = replace(spec.names, **{key: f"{_SHARED}{name}" for key, name in zip(_MLP, _SHARED_PROJECTIONS, strict=True)})
-    return _granite(replace(spec, names=dense, intermediate_size=width), values)
+    gate, up, down = (_SHARED + name for name in _SHARED_PROJECTIONS)
+    names = replace(spec.names, gate=gate, up=up, down=down)
+    return _granite(replace(spec, names=names, intermediate_size=width), values)
 
 
 def _refuse_state(spec: DecoderSpec, values: Values) -> None:

@@ -107,15 +107,22 @@ def _width(spec: DecoderSpec, values: Values) -> int:
 def _with_convolutions(spec: DecoderSpec, values: Values, kinds: list[Any]) -> DecoderSpec:
     unknown = next((kind for kind in kinds if kind not in (_ATTENTION, _CONVOLUTION)), None)
     if unknown is not None or len(kinds) > spec.num_layers:
-        what = f"must have {spec.num_layers} entries, got {len(kinds)}" if unknown is None else f"{excerpt(unknown)} is not known"
+        what = (
+            f"must have {spec.num_layers} entries, got {len(kinds)}" if unknown is None else f"{excerpt(unknown)} is not known"
+        )
         raise values.error("layer_types", what)
     if _CONVOLUTION not in kinds:
         return spec
     if spec.hidden_size % spec.num_kv_heads:
-        raise CheckpointError(f"config.json: hidden_size {spec.hidden_size} does not divide over {spec.num_kv_heads} key-value heads")
+        raise CheckpointError(
+            f"config.json: hidden_size {spec.hidden_size} does not divide over {spec.num_kv_heads} key-value heads"
+        )
     planes = -(-spec.hidden_size // (2 * spec.num_kv_heads * spec.head_dim))
     convolution = ConvolutionSpec(values.count("conv_L_cache", least=2, most=256), planes, values.flag("conv_bias"))
-    layers = (_convolved(layer, convolution) if kind == _CONVOLUTION else layer for layer, kind in zip(spec.layers, kinds, strict=True))
+    layers = (
+        _convolved(layer, convolution) if kind == _CONVOLUTION else layer
+        for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
     return replace(spec, layers=tuple(layers))
 
 

@@ -21,6 +21,8 @@ from ryzanstein.worker.architectures.spec import (
 from ryzanstein.worker.architectures.values import MAX_COUNT, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
+_ORIGINAL = "original_max_position_embeddings"
+
 Rotated = Literal["whole", "kinds", "factor", "count"]
 """The part of a head that rotates.
 
@@ -135,11 +137,15 @@ def _paired(dim: int, head_dim: int) -> int:
 
 
 def _original_context(values: Values, table: Values) -> int:
-    values.refuse_null("original_max_position_embeddings")
-    table.refuse_null("original_max_position_embeddings")
-    if values.optional("original_max_position_embeddings") is not None:
-        return values.count("original_max_position_embeddings")
-    return table.count("original_max_position_embeddings", values.count("max_position_embeddings"))
+    """Returns the context before positions were scaled.
+
+    It counts beside the settings of the rotation only for architectures that have it there by default.
+    """
+    table.refuse_null(_ORIGINAL)
+    if _ORIGINAL in values.defaults:
+        values.refuse_null(_ORIGINAL)
+        return values.count(_ORIGINAL)
+    return table.count(_ORIGINAL, values.count("max_position_embeddings"))
 
 
 def _none(values: Values, table: Values) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ryzanstein.worker.architectures.config import Architecture, Choices
+from ryzanstein.worker.architectures.config import Architecture
 from ryzanstein.worker.architectures.llama_like import LLAMA, LLAMA_NAMES
 
 _NAMES = replace(LLAMA_NAMES, gate=None)

@@ -101,9 +101,7 @@ def _size(counts: dict[Reach, int], context_length: int) -> int:
 
 def _kept(counts: dict[Reach, int], size: int, context_length: int) -> int:
     """Returns the planes of all tokens that a sequence of the whole context keeps."""
-    return sum(
-        -(-count // (size // reach.planes)) * size * _num_kept(reach, context_length) for reach, count in counts.items()
-    )
+    return sum(-(-count // (size // reach.planes)) * size * _num_kept(reach, context_length) for reach, count in counts.items())
 
 
 def _num_kept(reach: Reach, context_length: int) -> int:

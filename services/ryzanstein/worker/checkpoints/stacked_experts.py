@@ -1,4 +1,4 @@
-"""The experts of a layer that are stored as one tensor, as Qwen 3 VL's and Granite's mixtures have them: a tensor for each expert.
+"""The experts of a layer that are stored as one tensor, as Qwen 3 VL's and Granite's mixtures are: a tensor for each expert.
 
 transformers 5 keeps them as [experts, outputs, inputs], the hub as [experts, inputs, outputs]. The first
 are rows of the file; of the others an expert's matrix is the transpose of some columns.

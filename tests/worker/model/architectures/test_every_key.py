@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.worker.model.architectures.checkpoints import CORRECTIONS
 
 from ryzanstein.worker.architectures.registry import ARCHITECTURES, read_spec, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
@@ -275,7 +276,7 @@ FOREIGN: Mapping[str, list[Any]] = {
     "partial_rotary_factor": [0.5],
     "rotary_pct": [0.25],
     "rotary_dim": [2],
-    "original_max_position_embeddings": [16],
+    "original_max_position_embeddings": [16, 32],
     "rope_parameters": [{"rope_theta": 50.0}],
     "rope_scaling": [{"type": "linear", "factor": 4.0}, None, {}],
     "is_causal": [False, True],
@@ -407,7 +408,7 @@ def new_checkpoint(name: str, directory: Path) -> Checkpoint:
         config = transformers.CONFIG_MAPPING[name.split(" ", maxsplit=1)[0]](**{**TOKENS, **BASES[name]})
         model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
         with torch.no_grad():
-            corrections = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            corrections = [x for name, x in model.named_buffers() if name.endswith(CORRECTIONS)]
             for weight in (*model.parameters(), *corrections):
                 weight.add_(torch.randn_like(weight) * (0.25 if weight.dim() > 1 else 0.1))
         model.save_pretrained(directory)

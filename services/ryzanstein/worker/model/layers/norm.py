@@ -68,7 +68,7 @@ class LayerNorm:
                 source.read(f"{name}.{suffix}", (size,), part)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        if not self._plus_one:
+        if not self._plus_one or self._weight_E is None:
             return F.layer_norm(x_TE, self._shape, self._weight_E, self._bias_E, self._eps)
         normed_TE = F.layer_norm(x_TE, self._shape, None, None, self._eps)
         scaled_TE = torch.addcmul(normed_TE, normed_TE, self._weight_E)
