@@ -7,7 +7,7 @@ from dataclasses import replace
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES, with_own_head_dim
-from ryzanstein.worker.architectures.rotary_config import rotary_table
+from ryzanstein.worker.architectures.rotary_config import original_context, rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec, QueryGrowth
 from ryzanstein.worker.architectures.values import Values
 
@@ -15,7 +15,7 @@ from ryzanstein.worker.architectures.values import Values
 def _ministral3(spec: DecoderSpec, values: Values) -> DecoderSpec:
     """Adds the growth of queries, whose numbers are among those of the rotation."""
     table = rotary_table(values)
-    growth = QueryGrowth(table.number("llama_4_scaling_beta"), table.count("original_max_position_embeddings"))
+    growth = QueryGrowth(table.number("llama_4_scaling_beta"), original_context(values, table))
     return replace(spec, rotaries=tuple(replace(rotary, growth=growth) for rotary in spec.rotaries))
 
 

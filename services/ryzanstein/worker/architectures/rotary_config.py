@@ -21,8 +21,6 @@ from ryzanstein.worker.architectures.spec import (
 from ryzanstein.worker.architectures.values import MAX_COUNT, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
-_ORIGINAL = "original_max_position_embeddings"
-
 Rotated = Literal["whole", "kinds", "factor", "count"]
 """The part of a head that rotates.
 
@@ -75,9 +73,9 @@ def served_context(values: Values) -> int:
     table = rotary_table(values)
     match _kind(table):
         case "longrope":
-            return min(context, _original_context(values, table))
+            return min(context, original_context(values, table))
         case "yarn" if table.optional("factor") is not None:
-            return _stretched(_original_context(values, table), table)
+            return _stretched(original_context(values, table), table)
         case "linear":
             return _stretched(context, table)
         case _:
@@ -136,16 +134,13 @@ def _paired(dim: int, head_dim: int) -> int:
     return dim
 
 
-def _original_context(values: Values, table: Values) -> int:
-    """Returns the context before positions were scaled.
-
-    It counts beside the settings of the rotation only for architectures that have it there by default.
-    """
-    table.refuse_null(_ORIGINAL)
-    if _ORIGINAL in values.defaults:
-        values.refuse_null(_ORIGINAL)
-        return values.count(_ORIGINAL)
-    return table.count(_ORIGINAL, values.count("max_position_embeddings"))
+def original_context(values: Values, table: Values) -> int:
+    """Returns the context before positions were scaled. Beside the settings of the rotation it counts first."""
+    values.refuse_null("original_max_position_embeddings")
+    table.refuse_null("original_max_position_embeddings")
+    if values.optional("original_max_position_embeddings") is not None:
+        return values.count("original_max_position_embeddings")
+    return table.count("original_max_position_embeddings", values.count("max_position_embeddings"))
 
 
 def _none(values: Values, table: Values) -> None:
@@ -166,20 +161,20 @@ def _llama3(values: Values, table: Values) -> Llama3Scaling:
         factor=table.number("factor"),
         low_freq_factor=table.number("low_freq_factor"),
         high_freq_factor=table.number("high_freq_factor"),
-        original_context=_original_context(values, table),
+        original_context=original_context(values, table),
     )
 
 
 def _yarn(values: Values, table: Values) -> YarnScaling:
-    original_context = _original_context(values, table)
-    factor = table.number("factor", values.count("max_position_embeddings") / original_context)
+    before = original_context(values, table)
+    factor = table.number("factor", values.count("max_position_embeddings") / before)
     whole = table.config.get("truncate", True)
     return YarnScaling(
         factor=factor,
         attention_factor=table.number("attention_factor", _yarn_attention_factor(table, factor)),
         beta_fast=table.number("beta_fast", 32),
         beta_slow=table.number("beta_slow", 1),
-        original_context=original_context,
+        original_context=before,
         whole_dimensions=bool(whole),
     )
 
@@ -195,9 +190,9 @@ def _magnitude(factor: float, scale: float) -> float:
 
 
 def _long(values: Values, table: Values) -> LongScaling:
-    original_context = _original_context(values, table)
-    factor = table.number("factor", values.count("max_position_embeddings") / original_context)
-    usual = math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 < original_context else 1.0
+    before = original_context(values, table)
+    factor = table.number("factor", values.count("max_position_embeddings") / before)
+    usual = math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 < before else 1.0
     return LongScaling(table.numbers("short_factor"), table.number("attention_factor", usual))
 
 

@@ -218,8 +218,11 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
     compression = options.kv_compression
     unfit = "" if compression == "none" else without_compression(spec, kernels.native is not None)
-    zones = None if unfit else zones_of(compression, options.kv_hot_tokens, options.block_size, spec, tp)
-    size = cache_size(spec, tp, _request(options, zones))
+    zones, widest = (
+        None if unfit else zones_of(compression, options.kv_hot_tokens, options.block_size, spec, place)
+        for place in (tp, tp.widest)
+    )
+    size = cache_size(spec, tp, _request(options, widest))
     _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
     content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)

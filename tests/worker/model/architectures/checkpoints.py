@@ -308,6 +308,11 @@ ADDED_TWICE = {"falcon biases of position"}
 
 
 def write(name: str, seed: int, model_dir: Path) -> Any:
+    """A checkpoint of a case."""
+    return save(*CASES[name], seed, model_dir, kernel="sdpa" if name in ADDED_TWICE else "eager")
+
+
+def save(config_class: str, fields: dict[str, Any], seed: int, model_dir: Path, *, kernel: str = "eager") -> Any:
     """A checkpoint of transformers' own; no weight is left at the zeros or ones that it may begin with."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -315,10 +320,8 @@ def write(name: str, seed: int, model_dir: Path) -> Any:
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        config_class, fields = CASES[name]
         torch.manual_seed(seed)
         config = getattr(transformers, config_class)(**fields)
-        kernel = "sdpa" if name in ADDED_TWICE else "eager"
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).float().eval()
         with torch.no_grad():
             corrections = [x for name, x in model.named_buffers() if name.endswith(CORRECTIONS)]

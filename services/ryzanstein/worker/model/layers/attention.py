@@ -56,6 +56,7 @@ class Attention:
             prefix + spec.names.attention_out,
             spec.num_heads * spec.head_dim,
             spec.hidden_size,
+            own=(self._share.first_head * spec.head_dim, self._share.num_heads * spec.head_dim),
             bias=spec.out_bias,
             transposed=spec.transposed,
         )

@@ -59,7 +59,8 @@ class ShortConvolution:
         self._bias_F = source.new(count) if convolution.bias else None
         if self._bias_F is not None:
             source.read(f"{prefix}{names.convolution}.bias", (size,), self._bias_F, start=first)
-        self._out = RowParallelLinear(source, tp, prefix + names.convolution_out, size, size, bias=convolution.bias)
+        out = prefix + names.convolution_out
+        self._out = RowParallelLinear(source, tp, out, size, size, own=(first, count), bias=convolution.bias)
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""

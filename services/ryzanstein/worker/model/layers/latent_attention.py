@@ -53,6 +53,7 @@ class LatentAttention:
             prefix + spec.names.attention_out,
             spec.num_heads * latent.value_dim,
             spec.hidden_size,
+            own=(share.first_head * latent.value_dim, share.num_heads * latent.value_dim),
             bias=spec.out_bias,
         )
 
