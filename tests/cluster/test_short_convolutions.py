@@ -1,11 +1,10 @@
-"""A model with short convolutions on two nodes of two ranks: what it keeps of a token is reused, moves, and survives its node."""
+"""A model with short convolutions on two nodes of two ranks: what it keeps of a token is reused, and survives its node."""
 
 from __future__ import annotations
 
 import shutil
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc

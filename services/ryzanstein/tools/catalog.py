@@ -11,6 +11,7 @@ from ryzanstein.worker.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.architectures.rotary_config import SCALINGS
 from ryzanstein.worker.architectures.text_half import MULTIMODAL
 from ryzanstein.worker.architectures.values import MAX_COUNT
+from ryzanstein.worker.checkpoints.gguf.dialects.table import DIALECTS
 
 _HEADER = (
     "`model_type`",
@@ -36,15 +37,17 @@ test compares it with the code.
 
 A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
 a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
-All but GPT-J and OPT are also read from [GGUF files](../operate/quantize-and-convert.md#ggufs-architectures).
 """
 
 
 def page() -> str:
     """Returns the whole page, in Markdown."""
     rows = [_row(architecture) for _, architecture in sorted(ARCHITECTURES.items())]
+    files = "[GGUF files](../operate/quantize-and-convert.md#ggufs-architectures)"
+    unread = sorted(ARCHITECTURES.keys() - {dialect.model_type for dialect in DIALECTS})
+    read = f"They are also read from {files}, but for {_list(unread)}.\n"
     table = [_line(_HEADER), _line("---" for _ in _HEADER), *map(_line, rows)]
-    return "\n".join([_INTRODUCTION, *table, "", *_notes(), ""])
+    return "\n".join([_INTRODUCTION + read, *table, "", *_notes(), ""])
 
 
 def _notes() -> list[str]:

@@ -128,6 +128,8 @@ def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, sto
         yield _stacked(role, new, stored)
     elif role.name == "ffn_gate_inp_shexp":
         yield new.part(role.tensor(role.name, new.kind), new.shape[1:], 0, 1)
+    elif role.name == "shortconv.conv" and len(new.shape) == 3:
+        yield new.part(role.tensor(role.name, new.kind), (new.shape[0], new.shape[2]), 0, new.num_rows)
     elif spec.transposed and len(new.shape) == 2 and role.layer is not None:
         yield new.part(role.tensor(role.name, new.kind), new.shape[::-1], 0, new.num_rows, transposed=True)
     else:
