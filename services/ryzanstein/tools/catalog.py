@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ryzanstein.worker.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
 from ryzanstein.worker.architectures.foreign import QUANT_METHODS
@@ -74,7 +74,7 @@ def _notes() -> list[str]:
         "compare the logits: they change as those of transformers, or the model is refused. So what transformers overlooks for",
         "an architecture is overlooked here, even where the key has a meaning for another one:",
         "",
-        *(f"- `{key}`: {_list(names)}" for key, names in sorted(_overlooked().items())),
+        *(f"- `{key}`: {_most(names)}" for key, names in sorted(_overlooked().items())),
         "",
         "For all architectures:",
         "",
@@ -90,6 +90,12 @@ def _notes() -> list[str]:
         f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](../operate/quantize-and-convert.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
+
+
+def _most(names: Sequence[str]) -> str:
+    """Returns the architectures, or all but those that are missing, whichever is shorter."""
+    missing = sorted(ARCHITECTURES.keys() - set(names))
+    return _list(names) if len(names) <= len(missing) else f"all but {_list(missing)}"
 
 
 def _overlooked() -> dict[str, list[str]]:

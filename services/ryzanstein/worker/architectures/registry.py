@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.worker.architectures import (
+from ryzanstein.worker.architectures.config import Architecture
+from ryzanstein.worker.architectures.families import (
     alibi,
     cohere,
     deepseek,
@@ -22,7 +23,6 @@ from ryzanstein.worker.architectures import (
     olmo,
     squared,
 )
-from ryzanstein.worker.architectures.config import Architecture
 from ryzanstein.worker.architectures.foreign import refuse_nested
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.text_half import text_half

@@ -36,8 +36,7 @@ from ryzanstein.worker.model.inputs.builder import GroupReader, InputBuilder
 from ryzanstein.worker.model.inputs.layout import CacheLayout
 from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.paged import PagedSegments
-from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers
-from ryzanstein.worker.model.inputs.taps import TapsReader
+from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers, with_taps
 from ryzanstein.worker.model.inputs.torch_reader import fastest_view
 from ryzanstein.worker.model.plain_plans import PlainPlans
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
@@ -87,9 +86,7 @@ class LoadedModel:
     def _readers(
         self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
     ) -> list[GroupReader]:
-        found = self._attention_readers(layout, staging, tp, options)
-        taps = layer_groups(self.spec).taps or (None,) * len(found)
-        return [reader if length is None else TapsReader(layout, length) for reader, length in zip(found, taps, strict=True)]
+        return with_taps(self._attention_readers(layout, staging, tp, options), layout, layer_groups(self.spec).taps)
 
     def _attention_readers(
         self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions

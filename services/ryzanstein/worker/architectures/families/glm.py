@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.deepseek import (
+from ryzanstein.worker.architectures.families.deepseek import (
     DEEPSEEK_V3,
     corrected_routing,
     sparse_after,
@@ -14,7 +14,7 @@ from ryzanstein.worker.architectures.deepseek import (
     with_latents,
     without_further_layers,
 )
-from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES, QK_NORM_NAMES
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, QK_NORM_NAMES
 from ryzanstein.worker.architectures.rotary_config import rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values

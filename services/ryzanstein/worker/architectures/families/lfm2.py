@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.experts import moe_spec
+from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.spec import ConvolutionSpec, DecoderSpec, LayerSpec, RoutingSpec, WeightNames
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein.worker.architectures.config import Architecture
-from ryzanstein.worker.architectures.llama_like import LLAMA, LLAMA_NAMES
+from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES
 
 _NAMES = replace(LLAMA_NAMES, gate=None)
 _LAYER_NORM = replace(LLAMA.choices, norm="layer", norm_bias=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.experts import moe_spec
-from ryzanstein.worker.architectures.llama_like import LLAMA, LLAMA_NAMES
+from ryzanstein.worker.architectures.families.experts import moe_spec
+from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES
 from ryzanstein.worker.architectures.spec import DecoderSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import excerpt

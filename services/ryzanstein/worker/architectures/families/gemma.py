@@ -13,7 +13,7 @@ from typing import Any
 
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
 from ryzanstein.worker.architectures.rotary_kinds import with_rotary_kinds
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values

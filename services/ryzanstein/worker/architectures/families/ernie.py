@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ryzanstein.worker.architectures.config import MAX_LAYERS, Architecture, Choices
-from ryzanstein.worker.architectures.experts import moe_spec
-from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES, with_own_head_dim
+from ryzanstein.worker.architectures.families.experts import moe_spec
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, with_own_head_dim
 from ryzanstein.worker.architectures.spec import DecoderSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 
