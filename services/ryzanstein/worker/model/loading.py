@@ -64,6 +64,8 @@ class LoadedModel:
     zones: Zones | None = None
     without_compression: str = ""
     """Why keys and values are not compressed although that is set."""
+    num_unpacked: int = 0
+    """The matrices that the file has in blocks and this rank keeps as floats: its columns are not whole blocks."""
     divergence: float | None = None
     """What the choice of the format rests on, in nats for each token; None if it was set."""
 
@@ -122,6 +124,7 @@ class _Checked:
     zones: Zones | None
     without_compression: str
     borrowable_blocks: int
+    num_unpacked: int
 
 
 def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
@@ -137,7 +140,7 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
         decoder = Decoder(weights, tp, spec)
     checked.content.refuse_change(model_dir)
     cache, size = _cache(checked, tp, options), checked.size
-    kept = (checked.zones, checked.without_compression)
+    kept = (checked.zones, checked.without_compression, checked.num_unpacked)
     content = checked.content.digest.hex()
     return LoadedModel(spec, decoder, cache, checked.kernels, size, content, format_of(options), *kept)
 
@@ -224,7 +227,7 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
     content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
     needed = (weights.nbytes, weights.read_bytes, size)
-    return _Checked(spec, files, weight_format, kernels, *needed, content, zones, unfit, borrowable)
+    return _Checked(spec, files, weight_format, kernels, *needed, content, zones, unfit, borrowable, len(weights.unpacked))
 
 
 def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:
