@@ -110,6 +110,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_k": 2,
+            "moe_num_experts": 4,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }
 JUDGED = (
     *("llama", "llama 3, tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2", "qwen2_moe", "qwen3_moe"),

@@ -167,7 +167,7 @@ def test_two_ranks_give_what_one_gives(
 def test_matrices_that_become_floats_are_counted(
     kind: str, size: int, number: int, to_file_of: Callable[[str, str], Path]
 ) -> None:
-    """Of a rank's 128 columns of each layer's output, and 384 of its MLP: half of, and one and a half of the k-quants' blocks."""
+    """Of 128 columns of each output and 384 of each MLP: half of, and one and a half of the k-quants' blocks."""
     options = RunnerOptions(num_blocks=8, block_size=4, num_threads=1)
     loaded = load_model(to_file_of("llama", kind), TensorParallel(0, size, LocalCollectives()), options)
     assert loaded.num_unpacked == number

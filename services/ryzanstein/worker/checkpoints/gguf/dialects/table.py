@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.experts import Experts
+from ryzanstein.worker.checkpoints.gguf.dialects.experts import ErnieExperts, Experts, LfmExperts
 from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
     ConvolvedHeads,
     GemmaWindows,
@@ -289,11 +289,28 @@ LFM2 = Dialect(
     each_layer="attn_norm.weight",
 )
 
+LFM2_MOE = replace(
+    LFM2,
+    name="lfm2moe",
+    model_type="lfm2_moe",
+    class_name="Lfm2MoeForCausalLM",
+    fixed={"conv_bias": False},
+    features=(Experts("moe_intermediate_size"), LfmExperts()),
+)
+ERNIE_MOE = replace(
+    ERNIE,
+    name="ernie4_5-moe",
+    model_type="ernie4_5_moe",
+    class_name="Ernie4_5_MoeForCausalLM",
+    heads=_SQUARE,
+    features=(Experts("moe_intermediate_size"), ErnieExperts()),
+)
+
 DIALECTS = (
     *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
     *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
-    *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, GLM, GLM4, COHERE2, EXAONE4, LFM2),
+    *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, GLM, GLM4, COHERE2, EXAONE4, LFM2, LFM2_MOE, ERNIE_MOE),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 
