@@ -28,6 +28,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.2,
+}
 DEEPSEEK_YARN = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}
 GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512, "n_inner": 96}
 MPT = {"d_model": 64, "n_layers": 4, "n_heads": 4, "max_seq_len": 512}
@@ -110,6 +119,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     ),
+    "olmo3": ("olmo3", {"sliding_window": 32}),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
         {

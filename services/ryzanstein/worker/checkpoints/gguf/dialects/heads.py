@@ -18,7 +18,7 @@ from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.checkpoints.gguf.rope_factors import scaling_of
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
-_KEY_VALUE_HEADS = "attention.head_count_kv"
+_KEY_VALUE_HEADS, _GROWTH = "attention.head_count_kv", "attention.temperature_scale"
 
 
 class HeadParameters(Protocol):
@@ -86,6 +86,23 @@ class PlainHeads:
 
     def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
         return _sizes(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingHeads:
+    """Whole heads of Ministral 3, whose queries grow with their position. A rotation by YaRN keeps their length otherwise."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        found = WholeHeads().read(reader, config)
+        if "rope_scaling" not in found:
+            reader.refuse("rope.scaling.type", "is missing, only yarn is supported")
+        found["rope_scaling"] |= {"llama_4_scaling_beta": reader.number(_GROWTH), "mscale": 1.0, "mscale_all_dim": 1.0}
+        return found
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        growth = spec.rotaries[0].growth
+        assert growth is not None
+        return {**WholeHeads().write(spec, config), _GROWTH: float(growth.rate), "rope.scaling.yarn_log_multiplier": 1.0}
 
 
 @dataclass(frozen=True, slots=True)

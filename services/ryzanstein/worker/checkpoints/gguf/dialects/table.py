@@ -10,6 +10,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.experts import ErnieExperts, Ex
 from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
     ConvolvedHeads,
     GemmaWindows,
+    GrowingHeads,
     PartlyRotatedHeads,
     PlainHeads,
     WholeHeads,
@@ -305,12 +306,22 @@ ERNIE_MOE = replace(
     heads=_SQUARE,
     features=(Experts("moe_intermediate_size"), ErnieExperts()),
 )
+MINISTRAL3 = Dialect(
+    "mistral3",
+    "ministral3",
+    "Ministral3ForCausalLM",
+    permuted=True,
+    fixed={**_SILU, "sliding_window": None},
+    heads=GrowingHeads(),
+)
+OLMO3 = replace(OLMO2, model_type="olmo3", class_name="Olmo3ForCausalLM", features=(PatternWindows(),))
 
 DIALECTS = (
     *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
     *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
-    *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, GLM, GLM4, COHERE2, EXAONE4, LFM2, LFM2_MOE, ERNIE_MOE),
+    *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
+    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 
@@ -330,6 +341,8 @@ def dialect_of_file(metadata: Mapping[str, Value], file: str) -> Dialect:
             return DEEPSEEK_V3
         case "internlm2":
             return _READ_INTERNLM2
+        case "olmo2" if "olmo2.attention.sliding_window" in metadata:
+            return OLMO3
     found = next((dialect for dialect in DIALECTS if dialect.name == name), None)
     if found is None:
         known = ", ".join(sorted({dialect.name for dialect in DIALECTS}))
