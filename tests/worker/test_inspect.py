@@ -22,13 +22,13 @@ def inspect(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def uneven(tmp_path: Path) -> Path:
-    """A model with three heads."""
-    path = tmp_path / "uneven"
+def one_head(tmp_path: Path) -> Path:
+    """A model with a single head."""
+    path = tmp_path / "one"
     shutil.copytree(MODEL_DIR, path)
     config = json.loads((path / "config.json").read_text())
     head = config["hidden_size"] // config["num_attention_heads"]
-    config |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": head, "intermediate_size": 384}
+    config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": head, "intermediate_size": 384}
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -39,7 +39,7 @@ def test_the_sum_is_what_a_node_counts() -> None:
     assert facts["total_bytes"] == need_of(MODEL_DIR, settings)
     parts = ("weight_bytes", "kv_cache_bytes", "rank_bytes", "step_or_load_bytes")
     assert sum(facts[part] for part in parts) == facts["total_bytes"]
-    assert facts["possible_tp"] == [1, 2, 4, 8]
+    assert facts["possible_tp"] == list(range(1, 9))
 
 
 def test_a_conversation_takes_its_blocks_of_the_cache() -> None:
@@ -69,7 +69,7 @@ def test_neither_torch_nor_a_weight_is_read() -> None:
     ("words", "code", "message"),
     [
         (("missing",), 1, "does not exist, and no fetched model has this name"),
-        (("demo", "--tp", "3"), 1, "8 attention heads do not divide over 3 ranks"),
+        (("demo", "--tp", "9"), 1, "8 attention heads of 4 key-value heads for 9 ranks: each needs an attention head"),
         (("demo", "--kv-bytes", "1"), 1, "smaller than one block"),
         (("demo", "--kv-bytes", str(2**50)), 1, ""),
         (("demo", "--context", "0"), 2, "--context"),
@@ -82,7 +82,7 @@ def test_what_cannot_be_served_ends_with_a_code(words: tuple[str, ...], code: in
     assert "Traceback" not in done.stderr
 
 
-def test_a_node_of_up_has_one_rank_where_a_model_does_not_divide_over_two(uneven: Path, tmp_path: Path) -> None:
+def test_a_node_of_up_has_one_rank_where_a_model_has_one_head(one_head: Path, tmp_path: Path) -> None:
     assert default_tp([MODEL_DIR]) == 2
-    assert default_tp([MODEL_DIR, uneven]) == 1
+    assert default_tp([MODEL_DIR, one_head]) == 1
     assert default_tp([tmp_path / "missing"]) == 2

@@ -266,7 +266,7 @@ async def test_status_and_metrics_show_the_node(stub, link, attempt, metrics, ev
         (("--max-sequences", "600"), 2, "max_tokens_per_step"),
         (("--no-such-flag", "1"), 2, "no-such-flag"),
         (("--model", "/nowhere/at/all"), 1, "/nowhere/at/all/config.json"),
-        (("--model", "{demo}", "--tp", "3"), 1, "do not divide over 3 ranks"),
+        (("--model", "{demo}", "--tp", "9"), 1, "for 9 ranks: each needs an attention head"),
         (("--model", "{demo}", "--tp", "64", "--device", "cuda"), 1, "tp 64 needs 64 GPUs, "),
     ],
 )

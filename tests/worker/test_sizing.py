@@ -137,7 +137,7 @@ def test_a_directory_that_cannot_be_served_is_refused_by_the_name_of_its_file(co
 
 
 def test_numbers_that_do_not_fit_are_named(copy) -> None:
-    assert "8 attention heads" in refusal(copy, tp=3)
+    assert "8 attention heads" in refusal(copy, tp=9)
     assert "smaller than one block" in refusal(copy, kv_bytes=100)
     assert str(copy / "nothing") in refusal(copy / "nothing")
 

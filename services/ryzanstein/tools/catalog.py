@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ryzanstein.worker.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
 from ryzanstein.worker.architectures.foreign import QUANT_METHODS
@@ -11,6 +11,7 @@ from ryzanstein.worker.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.architectures.rotary_config import SCALINGS
 from ryzanstein.worker.architectures.text_half import MULTIMODAL
 from ryzanstein.worker.architectures.values import MAX_COUNT
+from ryzanstein.worker.checkpoints.gguf.dialects.table import DIALECTS
 
 _HEADER = (
     "`model_type`",
@@ -36,15 +37,17 @@ test compares it with the code.
 
 A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
 a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
-All but GPT-J and OPT are also read from [GGUF files](../operate/quantize-and-convert.md#ggufs-architectures).
 """
 
 
 def page() -> str:
     """Returns the whole page, in Markdown."""
     rows = [_row(architecture) for _, architecture in sorted(ARCHITECTURES.items())]
+    files = "[GGUF files](../operate/quantize-and-convert.md#ggufs-architectures)"
+    unread = sorted(ARCHITECTURES.keys() - {dialect.model_type for dialect in DIALECTS})
+    read = f"They are also read from {files}, but for {_list(unread)}.\n"
     table = [_line(_HEADER), _line("---" for _ in _HEADER), *map(_line, rows)]
-    return "\n".join([_INTRODUCTION, *table, "", *_notes(), ""])
+    return "\n".join([_INTRODUCTION + read, *table, "", *_notes(), ""])
 
 
 def _notes() -> list[str]:
@@ -60,8 +63,9 @@ def _notes() -> list[str]:
         "  with `llama3`, and for Gemma 3, `max_position_embeddings` has the factor in it.",
         "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
         "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
-        "- Attention heads and MLP columns must divide over the ranks, key-value heads over the ranks or the ranks over them.",
-        "  Vocabularies and experts need not. Latents are whole on every rank: there the cache of a token is not divided.",
+        "- Nothing needs to divide over the ranks. Key-value heads are dealt whole, with their queries; with fewer of them",
+        "  than ranks, several ranks hold one and divide its queries. Each rank needs an attention head, and with short",
+        "  convolutions a key-value head. Latents are whole on every rank: there the cache of a token is not divided.",
         "- Anything else is refused by its name in config.json, and so is a tensor that no layer reads.",
         "",
         "## What of config.json counts",
@@ -70,7 +74,7 @@ def _notes() -> list[str]:
         "compare the logits: they change as those of transformers, or the model is refused. So what transformers overlooks for",
         "an architecture is overlooked here, even where the key has a meaning for another one:",
         "",
-        *(f"- `{key}`: {_list(names)}" for key, names in sorted(_overlooked().items())),
+        *(f"- `{key}`: {_most(names)}" for key, names in sorted(_overlooked().items())),
         "",
         "For all architectures:",
         "",
@@ -86,6 +90,12 @@ def _notes() -> list[str]:
         f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](../operate/quantize-and-convert.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
+
+
+def _most(names: Sequence[str]) -> str:
+    """Returns the architectures, or all but those that are missing, whichever is shorter."""
+    missing = sorted(ARCHITECTURES.keys() - set(names))
+    return _list(names) if len(names) <= len(missing) else f"all but {_list(missing)}"
 
 
 def _overlooked() -> dict[str, list[str]]:
@@ -133,6 +143,7 @@ def _attention(architecture: Architecture) -> str:
     parts = [
         {"split": "", "stacked": "fused", "grouped": "fused by group"}[choices.qkv_layout],
         "over latents" if architecture.names.latent else "",
+        "short convolutions in some layers" if architecture.names.convolution else "",
         _where("biases", choices.qkv_bias),
         _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
         "windows" if choices.windowed else "",

@@ -127,7 +127,7 @@ def _show(facts: dict[str, Any]) -> None:
     )
     console.print(_abilities(facts))
     possible = facts["possible_tp"]
-    console.print(f"divides over {', '.join(map(str, possible))} rank{'s' if possible[-1] > 1 else ''}")
+    console.print(f"runs on up to {possible[-1]} ranks" if possible[-1] > 1 else "runs on one rank")
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -142,14 +142,16 @@ class MemoryNeed:
         return max(loads, self.cache_bytes + self._step_bytes())
 
     def possible_tp(self, at_most: int) -> list[int]:
-        """Returns the numbers of ranks over which the heads and the MLP's columns divide."""
+        """Returns the numbers of ranks of which each has a head and columns of the MLP."""
         return [size for size in range(1, at_most + 1) if self._divides(size)]
 
     def _divides(self, size: int) -> bool:
         tp = TensorParallel(0, size, cast("Collectives", None))
+        if size > self.spec.num_kv_heads and any(layer.convolution is not None for layer in self.spec.layers):
+            return False
         try:
             tp.heads(self.spec.num_heads, 1 if self.spec.latent is not None else self.spec.num_kv_heads)
-            tp.split(self.spec.intermediate_size, "MLP columns")
+            tp.columns(self.spec.intermediate_size)
         except UnevenSplit:
             return False
         return True
@@ -259,7 +261,9 @@ class MemoryNeed:
         kept, item_bytes = self.cache_size(), self._kv_item_bytes
         padding = (groups.num_planes if zones is None else spec.num_layers) * slot_width(spec, tp) * item_bytes
         stages = not self.on_gpu and groups.windows == (None,) and zones is None
-        return settings.tp * (kept.nbytes + padding + (min(kept.nbytes, BUDGET_BYTES) if stages else 0))
+        largest = kept.nbytes + padding + (min(kept.nbytes, BUDGET_BYTES) if stages else 0)
+        widths = [slot_width(spec, replace(self._tp, rank=rank)) for rank in range(settings.tp)]
+        return math.ceil(largest * sum(widths) / widths[0])
 
     @property
     def _kv_item_bytes(self) -> int:

@@ -10,6 +10,8 @@ import torch
 from ryzanstein.worker.cache.kv_cache import KVCache
 from ryzanstein.worker.cache.pages import OwnHeads, PageLayout, PagePort
 from ryzanstein.worker.cache.zoned_cache import ZonedCache
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 
 PLANES, TOKENS, HEADS, WIDTH = 3, 4, 4, 8
 PART = 48
@@ -17,8 +19,9 @@ CPU = torch.device("cpu")
 
 
 def heads_of_rank(rank: int, size: int) -> OwnHeads:
-    """More ranks than heads: several have the same."""
-    return OwnHeads(rank * HEADS // size, max(1, HEADS // size), writes=rank % max(1, size // HEADS) == 0)
+    """More ranks than heads: several have the same. Three ranks have two heads, one and one."""
+    share = TensorParallel(rank, size, LocalCollectives()).heads(8 * HEADS, HEADS)
+    return OwnHeads(share.first_kv_head, share.num_kv_heads, share.owns)
 
 
 class Rank:
@@ -54,8 +57,13 @@ LAYOUTS = [
 ]
 
 
+NUMBERS_OF_RANKS = [(1, 1), (1, 2), (2, 4), (4, 1), (1, 8), (8, 2), (1, 3), (3, 2), (2, 3), (3, 1), (6, 3)]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["float32", "latents", "bfloat16", "compressed"])
-@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 4), (4, 1), (1, 8), (8, 2)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(1, 1), (1, 2), (2, 4), (4, 1), (1, 8), (8, 2), (1, 3), (3, 2), (2, 3), (3, 1), (6, 3)]
+)
 def test_every_rank_gets_its_heads_however_they_are_shared(layout, first, second) -> None:
     sources = [Rank(layout, heads_of_rank(rank, first)) for rank in range(first)]
     targets = [Rank(layout, heads_of_rank(rank, second)) for rank in range(second)]

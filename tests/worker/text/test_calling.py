@@ -42,6 +42,8 @@ TALK = (
         ("{% if tools %}{{ tools }}{% endif %}", "generic", True, False),
         ("{% if tools %}<tool_call>{% endif %}<think>", "hermes", True, True),
         ("{{ tools }}<tool_call>\n<function=", "generic", False, False),
+        ("{{ tools }}<tool_call>name\n<arg_key>", "generic", False, False),
+        ("{{ tools }}<tool_calls>\n<tool_call>name", "generic", False, False),
         ("{{ message.content.split('</think>')[-1] }}", "generic", False, True),
         ("{{ tools }}[TOOL_CALLS]", "mistral", True, False),
         ("{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek", True, False),

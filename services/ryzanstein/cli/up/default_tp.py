@@ -14,7 +14,7 @@ DEFAULT_TP = 2
 
 
 def default_tp(models: Sequence[Path]) -> int:
-    """Returns 2, or 1 if one of the models does not divide over two ranks.
+    """Returns 2, or 1 if one of the models has but one head.
 
     What cannot be read is not refused here: its node says why.
     """

@@ -294,6 +294,9 @@ class ModelHost:
             self._log.warning("context cut by the KV cache", context_length=lead.context_length, advice=advice)
         if lead.without_compression:
             self._log.warning("keys and values are not compressed", reason=lead.without_compression)
+        if any(answer.num_unpacked for answer in ranks):
+            reason = "a rank's columns of them are not whole blocks: with fewer ranks they take less memory"
+            self._log.warning("matrices kept as floats", number=[answer.num_unpacked for answer in ranks], reason=reason)
         if lead.without_kernels:
             self._log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:

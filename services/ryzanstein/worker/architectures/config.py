@@ -34,6 +34,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 MAX_LAYERS = 4096
 """More layers than any model has. Layer specs are built before any tensor is looked up."""
@@ -45,7 +46,10 @@ Flag = bool | str
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices that distinguish an architecture from Llama, whose choices are the defaults."""
+    """The choices that distinguish an architecture from Llama, whose choices are the defaults.
+
+    `qk_norm_last`: queries and keys are normed after they are rotated.
+    """
 
     norm: Literal["rms", "layer"] = "rms"
     norm_weight: bool = True
@@ -53,6 +57,7 @@ class Choices:
     norm_plus_one: bool = False
     qk_norm: Literal["shared", "heads", "head_list", "width"] | None = None
     qk_norm_bias: bool = False
+    qk_norm_last: bool = False
     qk_normed: Flag = True
     positions: Literal["rotary", "alibi", "learned"] = "rotary"
     position_offset: int = 0
@@ -161,7 +166,9 @@ class Architecture:
         choices = self.choices
         if choices.qk_norm is None or not _chosen(values, choices.qk_normed):
             return None
-        return QkNormSpec(NormSpec(norm.kind, norm.eps, True, choices.qk_norm_bias, norm.plus_one), choices.qk_norm)
+        return QkNormSpec(
+            NormSpec(norm.kind, norm.eps, True, choices.qk_norm_bias, norm.plus_one), choices.qk_norm, choices.qk_norm_last
+        )
 
 
 def _chosen(values: Values, flag: Flag) -> bool:

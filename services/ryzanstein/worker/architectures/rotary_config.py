@@ -73,9 +73,9 @@ def served_context(values: Values) -> int:
     table = rotary_table(values)
     match _kind(table):
         case "longrope":
-            return min(context, _original_context(values, table))
+            return min(context, original_context(values, table))
         case "yarn" if table.optional("factor") is not None:
-            return _stretched(_original_context(values, table), table)
+            return _stretched(original_context(values, table), table)
         case "linear":
             return _stretched(context, table)
         case _:
@@ -134,7 +134,8 @@ def _paired(dim: int, head_dim: int) -> int:
     return dim
 
 
-def _original_context(values: Values, table: Values) -> int:
+def original_context(values: Values, table: Values) -> int:
+    """Returns the context before positions were scaled. Beside the settings of the rotation it counts first."""
     values.refuse_null("original_max_position_embeddings")
     table.refuse_null("original_max_position_embeddings")
     if values.optional("original_max_position_embeddings") is not None:
@@ -160,20 +161,20 @@ def _llama3(values: Values, table: Values) -> Llama3Scaling:
         factor=table.number("factor"),
         low_freq_factor=table.number("low_freq_factor"),
         high_freq_factor=table.number("high_freq_factor"),
-        original_context=_original_context(values, table),
+        original_context=original_context(values, table),
     )
 
 
 def _yarn(values: Values, table: Values) -> YarnScaling:
-    original_context = _original_context(values, table)
-    factor = table.number("factor", values.count("max_position_embeddings") / original_context)
+    before = original_context(values, table)
+    factor = table.number("factor", values.count("max_position_embeddings") / before)
     whole = table.config.get("truncate", True)
     return YarnScaling(
         factor=factor,
         attention_factor=table.number("attention_factor", _yarn_attention_factor(table, factor)),
         beta_fast=table.number("beta_fast", 32),
         beta_slow=table.number("beta_slow", 1),
-        original_context=original_context,
+        original_context=before,
         whole_dimensions=bool(whole),
     )
 
@@ -189,9 +190,9 @@ def _magnitude(factor: float, scale: float) -> float:
 
 
 def _long(values: Values, table: Values) -> LongScaling:
-    original_context = _original_context(values, table)
-    factor = table.number("factor", values.count("max_position_embeddings") / original_context)
-    usual = math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 < original_context else 1.0
+    before = original_context(values, table)
+    factor = table.number("factor", values.count("max_position_embeddings") / before)
+    usual = math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 < before else 1.0
     return LongScaling(table.numbers("short_factor"), table.number("attention_factor", usual))
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ryzanstein.worker.settings.sparse import SparseRule
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 QkvLayout = Literal["split", "stacked", "grouped"]
 
 
@@ -58,6 +58,17 @@ RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries that grow with their position: by 1 + `rate` ln(1 + the whole number of `interval` tokens before it).
+
+    The models of Mistral's third generation have it, after Llama 4.
+    """
+
+    rate: float
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
 class RotarySpec:
     """Rotary position embedding (Su et al. 2021) of the first `dim` numbers of a head.
 
@@ -68,6 +79,7 @@ class RotarySpec:
     dim: int
     interleaved: bool = False
     scaling: RotaryScaling | None = None
+    growth: QueryGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,7 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class QkNormSpec:
-    """A norm of queries and keys before they are rotated.
+    """A norm of queries and keys before they are rotated, or after that if `after_rotation`.
 
     It is over each head with one weight for all heads ("shared") or one weight for each head,
     stored as one tensor ("heads") or one tensor per head ("head_list"); or over all heads together
@@ -106,6 +118,7 @@ class QkNormSpec:
 
     norm: NormSpec
     scope: Literal["shared", "heads", "head_list", "width"]
+    after_rotation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +158,18 @@ class RoutingSpec:
 
     A weight is the expert's score times `scale`. Scores are a softmax over all experts, or a
     sigmoid of each. If `normalized`, the scores of the chosen experts add up to 1 before they are
-    scaled. If `corrected`, a bias is added for the choice but not for the weights (DeepSeek-V3,
-    2024).
+    scaled; they are divided by their sum plus `added`, or by `least` if the sum is less. If
+    `corrected`, a bias is added for the choice but not for the weights (DeepSeek-V3, 2024);
+    `correction_row`: it is stored as a row, [1, experts].
     """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalized: bool = False
+    added: float = 1e-20
+    least: float = 0.0
     scale: float = 1.0
     corrected: bool = False
+    correction_row: bool = False
     groups: GroupLimit | None = None
 
 
@@ -172,11 +189,25 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A gated short convolution in the place of attention (LFM2, Liquid AI 2025).
+
+    Each channel of the width is a sum over the token itself and the `length` - 1 tokens before it. In the
+    cache a token takes as many planes of a block as its channels need beside keys and values.
+    """
+
+    length: int
+    planes: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The choices that may differ between layers.
 
     A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
-    decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so.
+    decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so. With
+    `convolution` there is no attention.
     """
 
     window: int | None = None
@@ -184,6 +215,12 @@ class LayerSpec:
     experts: MoeSpec | None = None
     attention_scale: float = 1.0
     sparse: SparseRule | None = None
+    convolution: ConvolutionSpec | None = None
+
+    @property
+    def planes(self) -> int:
+        """How many planes of a block it takes."""
+        return 1 if self.convolution is None else self.convolution.planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +229,9 @@ class WeightNames:
 
     Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
     is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
-    `shared_expert` precede `gate`, `up` and `down` of an expert. Tensors whose names end in one of
-    `ignored`, where * is anything, may exist and are not read. If no tensor begins with `prefix`,
-    the names are without it.
+    `shared_expert` precede `gate`, `up` and `down` of an expert; those of the shared one may have
+    other names, `shared_projections`. Tensors whose names end in one of `ignored`, where * is
+    anything, may exist and are not read. If no tensor begins with `prefix`, the names are without it.
     """
 
     embedding: str
@@ -216,6 +253,9 @@ class WeightNames:
     key_norm: str | None = None
     attention_post_norm: str | None = None
     mlp_post_norm: str | None = None
+    convolution_in: str = ""
+    convolution: str = ""
+    convolution_out: str = ""
     latent: str = ""
     latent_norm: str = ""
     query_latent: str = ""
@@ -225,6 +265,7 @@ class WeightNames:
     expert: str = ""
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_expert: str = ""
+    shared_projections: tuple[str, str, str] | None = None
     shared_gate: str | None = None
     prefix: str = ""
     ignored: tuple[str, ...] = ()
@@ -266,6 +307,7 @@ class DecoderSpec:
     head_bias: bool
     tied_head: bool
     qkv_clip: float | None = None
+    clip_after_norm: bool = False
     score_cap: float | None = None
     logit_cap: float | None = None
     logit_scale: float = 1.0

@@ -76,7 +76,7 @@ _QWEN3_VL_MOE = {
 }
 _HALVES: Mapping[str, _Half] = {
     "gemma3": _Half({"gemma3_text": "gemma3_text"}, True, _GEMMA3),
-    "mistral3": _Half({"mistral": "mistral"}, True),
+    "mistral3": _Half({"mistral": "mistral", "ministral3": "ministral3"}, True),
     "qwen2_5_vl": _Half({"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, False, _QWEN2_VL),
     "qwen2_vl": _Half({"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, False, _QWEN2_VL),
     "qwen3_vl": _Half({"qwen3_vl_text": "qwen3"}, False, _QWEN3_VL),

@@ -33,3 +33,18 @@ def even_layers(values: Values, index: int) -> bool:
 def all_but_each_sixth(values: Values, index: int) -> bool:
     """Returns true for all but one in `sliding_window_pattern` layers."""
     return every_layer(values, index) and (index + 1) % values.count("sliding_window_pattern", 6) != 0
+
+
+def all_but_each_fourth(values: Values, index: int) -> bool:
+    """Returns true for all but every fourth layer."""
+    return every_layer(values, index) and (index + 1) % 4 != 0
+
+
+def all_but_the_first_of_four(values: Values, index: int) -> bool:
+    """Returns true for all layers but the first, the fifth and so on."""
+    return every_layer(values, index) and index % 4 != 0
+
+
+def all_but_one_in_a_pattern(values: Values, index: int) -> bool:
+    """Returns true for all but one in `sliding_window_pattern` layers, even if there is no window to give them."""
+    return (index + 1) % values.count("sliding_window_pattern", 4) != 0

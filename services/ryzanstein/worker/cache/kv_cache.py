@@ -33,11 +33,13 @@ class LayerPages:
     """What a layer writes and reads: slots [N, C], and its compressed blocks [B, X] if there are any.
 
     `bounds_B2Y` are the least and the greatest keys of each block, where pages are chosen by query.
+    A layer with several planes has them in `planes_PNC`, of which `slots_NC` is the first.
     """
 
     slots_NC: Tensor
     cold_BX: Tensor | None = None
     bounds_B2Y: Tensor | None = None
+    planes_PNC: Tensor | None = None
 
 
 class KVCache:
@@ -73,11 +75,11 @@ class KVCache:
         """Returns the slots of one layer of each group, [N, C]."""
         return self._pages_PNC[index]
 
-    def pages(self, layer: int, plane: int) -> LayerPages:
-        """Returns what a layer writes and reads."""
+    def pages(self, layer: int, plane: int, count: int = 1) -> LayerPages:
+        """Returns what a layer writes and reads, in `count` planes."""
         del layer  # a `ZonedCache` asks for it
         bounds = None if self._bounds_PB2Y is None else self._bounds_PB2Y[plane]
-        return LayerPages(self.plane(plane), bounds_B2Y=bounds)
+        return LayerPages(self.plane(plane), bounds_B2Y=bounds, planes_PNC=self._pages_PNC[plane : plane + count])
 
     def block(self, index: int) -> Tensor:
         """Returns the slots of a block in all planes, [P, block size, C]."""

@@ -4,7 +4,7 @@ What a layer reads is its window, or the node's rule of sparse attention. Layers
 far fewer tokens than those that read all. If a block spanned all layers, all would keep as many. So
 layers are divided by extent, and each kind into groups of one size: a block is as large in every
 group. Where the counts have no common divisor, the last group of a kind is padded: its block has
-planes that no layer uses.
+planes that no layer uses. A layer with a short convolution has a window, and may take several planes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec
 from ryzanstein.worker.engine.extents import AllLasting, Lasting, Windows
@@ -24,9 +25,10 @@ _WASTE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """The groups of a model. Layer i has plane `planes[i]` of the blocks of group `groups[i]`.
+    """The groups of a model. Layer i has plane `planes[i]`, or planes from there on, of the blocks of group `groups[i]`.
 
-    `windows` and `lasting` are for `Extents`. `rules` are those of groups with sparse attention.
+    `windows` and `lasting` are for `Extents`. `rules` are those of groups with sparse attention, `taps`
+    the lengths of short convolutions; both are empty where no group has any.
     """
 
     windows: Windows
@@ -34,6 +36,7 @@ class LayerGroups:
     groups: tuple[int, ...]
     planes: tuple[int, ...]
     rules: tuple[SparseRule | None, ...] = ()
+    taps: tuple[int | None, ...] = ()
 
     @property
     def lasting(self) -> AllLasting:
@@ -47,8 +50,16 @@ class LayerGroups:
         return any(rule is not None and rule.quest for rule in self.rules)
 
 
-Reach = tuple[int | None, SparseRule | None]
-"""What a layer keeps: a window, or everything; and what it reads of that, if not all."""
+class Reach(NamedTuple):
+    """What a layer keeps: a window, or everything; what it reads of that, if not all; and the planes that it takes.
+
+    `taps` is the length of a short convolution, which reads its own kind of slots.
+    """
+
+    window: int | None
+    rule: SparseRule | None = None
+    taps: int | None = None
+    planes: int = 1
 
 
 @lru_cache
@@ -56,41 +67,45 @@ def layer_groups(spec: DecoderSpec) -> LayerGroups:
     """Returns the groups of a decoder. A window of the whole context is none."""
     reaches = [_reach(layer, spec.context_length) for layer in spec.layers]
     # The layers that keep all tokens come first.
-    counts = dict(sorted(Counter(reaches).items(), key=lambda item: (item[0][0] is not None, item[0][0] or 0)))
+    counts = dict(sorted(Counter(reaches).items(), key=lambda item: (item[0].window is not None, item[0].window or 0)))
     size = _size(counts, spec.context_length)
     found: list[Reach] = []
     places: dict[int, tuple[int, int]] = {}
     for kind in counts:
         members = [layer for layer, reach in enumerate(reaches) if reach == kind]
-        places |= {layer: (len(found) + i // size, i % size) for i, layer in enumerate(members)}
-        found += [kind] * -(-len(members) // size)
+        fits = size // kind.planes
+        places |= {layer: (len(found) + i // fits, i % fits * kind.planes) for i, layer in enumerate(members)}
+        found += [kind] * -(-len(members) // fits)
     groups, planes = zip(*(places[layer] for layer in range(spec.num_layers)), strict=True)
-    rules = tuple(rule for _, rule in found)
-    return LayerGroups(tuple(window for window, _ in found), size, groups, planes, rules if any(rules) else ())
+    windows, rules, taps, _ = zip(*found, strict=True)
+    return LayerGroups(windows, size, groups, planes, rules if any(rules) else (), taps if any(taps) else ())
 
 
 def _reach(layer: LayerSpec, context_length: int) -> Reach:
     """A window of the whole context is none. Pages that are chosen by query are chosen among all."""
     rule = layer.sparse
+    if layer.convolution is not None:
+        return Reach(layer.convolution.length, taps=layer.convolution.length, planes=layer.planes)
     if rule is not None and rule.window < context_length:
-        return None if rule.quest else rule.window, rule
-    return None if layer.window is None or layer.window >= context_length else layer.window, None
+        return Reach(None if rule.quest else rule.window, rule)
+    return Reach(None if layer.window is None or layer.window >= context_length else layer.window)
 
 
 def _size(counts: dict[Reach, int], context_length: int) -> int:
     """Returns the largest size of a group that wastes little in a sequence of the whole context."""
-    kept = {size: _kept(counts, size, context_length) for size in range(1, max(counts.values()) + 1)}
+    sizes = range(max(kind.planes for kind in counts), max(count * kind.planes for kind, count in counts.items()) + 1)
+    kept = {size: _kept(counts, size, context_length) for size in sizes}
     least = min(kept.values())
     return max(size for size, numbers in kept.items() if numbers <= least * (1 + _WASTE))
 
 
 def _kept(counts: dict[Reach, int], size: int, context_length: int) -> int:
     """Returns the planes of all tokens that a sequence of the whole context keeps."""
-    return sum(-(-count // size) * size * _num_kept(reach, context_length) for reach, count in counts.items())
+    return sum(-(-count // (size // reach.planes)) * size * _num_kept(reach, context_length) for reach, count in counts.items())
 
 
 def _num_kept(reach: Reach, context_length: int) -> int:
-    window, rule = reach
+    window, rule = reach.window, reach.rule
     if window is None or rule is None:
         return window or context_length
     strided = context_length // rule.stride if rule.stride else 0

@@ -40,8 +40,7 @@ class OwnHeads:
     @classmethod
     def of(cls, spec: DecoderSpec, tp: TensorParallel) -> OwnHeads:
         share = tp.heads(spec.num_heads, spec.num_kv_heads)
-        copies = max(1, tp.size * share.num_kv_heads // spec.num_kv_heads)
-        return cls(share.first_kv_head, share.num_kv_heads, tp.rank % copies == 0)
+        return cls(share.first_kv_head, share.num_kv_heads, share.owns)
 
 
 @dataclass(frozen=True, slots=True)

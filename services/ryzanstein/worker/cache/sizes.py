@@ -40,7 +40,7 @@ class CacheRequest:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of one rank's cache; every rank has the same number of heads, and so the same size."""
+    """The size of the cache of the rank with the most heads. Every rank has as many blocks."""
 
     num_blocks: int
     block_bytes: int
@@ -87,11 +87,11 @@ def extents_of(spec: DecoderSpec, block_size: int, token_budget: int, zones: Zon
 
 
 def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> CacheSize:
-    """Returns the size of a rank's cache. Raises ModelRefused if not one page of all layers fits.
+    """Returns the size of the largest cache of a rank. Raises ModelRefused if not one page of all layers fits.
 
-    By default every sequence can be as long as the context, up to 1 GiB.
+    By default every sequence can be as long as the context, up to 1 GiB. Zones are those of that rank.
     """
-    zones, size = request.zones, request.block_size
+    zones, size, tp = request.zones, request.block_size, tp.widest
     extents = extents_of(spec, size, request.token_budget, zones)
     block_bytes = bytes_of_block(spec, tp, size, request.item_bytes, zones)
     num_blocks = None if request.num_pages is None else request.num_pages * len(extents.windows)

@@ -27,8 +27,9 @@ class ZonedCache:
         shape = (num_planes, num_blocks, block_bytes)
         self._cold_PBX, self._memory = zeros(shape, torch.uint8, hot.plane(0).device)
 
-    def pages(self, layer: int, plane: int) -> LayerPages:
-        """Returns what a layer writes and reads."""
+    def pages(self, layer: int, plane: int, count: int = 1) -> LayerPages:
+        """Returns what a layer writes and reads. No layer of a compressed cache has more than one plane."""
+        assert count == 1
         return LayerPages(self.hot.plane(layer), self._cold_PBX[plane])
 
     def block(self, index: int) -> Tensor:

@@ -61,6 +61,9 @@ class CheckedWeights:
     def __init__(self, files: WeightFiles, dtype: torch.dtype, weight_format: WeightFormat) -> None:
         self._files, self._dtype, self._format = files, dtype, weight_format
         self._read: set[str] = set()
+        self._in_blocks: set[str] = set()
+        self.unpacked: set[str] = set()
+        """Matrices that the file has in blocks and this rank keeps as floats: its columns are not whole blocks."""
         self.kernels: NativeKernels | None = None
         self.nbytes = 0
         self.read_bytes = 0
@@ -77,12 +80,15 @@ class CheckedWeights:
         self._files.check(name, shape)
         self._read.add(name)
         self.read_bytes += out.nbytes
+        if name in self._in_blocks:
+            self.unpacked.add(name)
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
         found = self._format.kept_blocks(self._files.blocks(name))
         if found is not None:
             self._files.check(name, shape)
             self._read.add(name)
+            self._in_blocks.add(name)
         return found
 
     def product(self, weight_OI: Tensor, bias_O: Tensor | None, *, kept: bool = False) -> Product:

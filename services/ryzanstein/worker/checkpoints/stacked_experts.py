@@ -1,4 +1,4 @@
-"""The experts of a layer that are stored as one tensor, as Qwen 3 VL's mixtures have them: a tensor for each expert.
+"""The experts of a layer that are stored as one tensor, as Qwen 3 VL's and Granite's mixtures are: a tensor for each expert.
 
 transformers 5 keeps them as [experts, outputs, inputs], the hub as [experts, inputs, outputs]. The first
 are rows of the file; of the others an expert's matrix is the transpose of some columns.
@@ -14,20 +14,24 @@ from dataclasses import replace
 
 from ryzanstein.worker.checkpoints.tensor_entry import ITEM_BYTES, TensorEntry
 
-_GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+_STACKS = (
+    (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj", ".mlp.experts"),
+    (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts"),
+)
+"""The ends of the names of gates with ups and of downs, and of what each expert's tensors are named after."""
 _MAX_EXPERTS = 4096
 
 
 def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
     """Returns the entries with one for each projection of each expert, where they are stacked; else the same."""
-    layers = [name.removesuffix(_GATE_UP) for name in entries if name.endswith(_GATE_UP)]
     found = dict(entries)
-    for layer in layers:
-        gate_up, down = entries[layer + _GATE_UP], entries.get(layer + _DOWN)
-        apart = None if down is None else _apart(gate_up, down)
-        if apart is not None:
-            del found[layer + _GATE_UP], found[layer + _DOWN]
-            found |= {f"{layer}.mlp.experts.{name}": entry for name, entry in apart}
+    for gate_ups, downs, own in _STACKS:
+        for layer in [name.removesuffix(gate_ups) for name in entries if name.endswith(gate_ups)]:
+            gate_up, down = entries[layer + gate_ups], entries.get(layer + downs)
+            apart = None if down is None else _apart(gate_up, down)
+            if apart is not None:
+                del found[layer + gate_ups], found[layer + downs]
+                found |= {f"{layer}{own}.{name}": entry for name, entry in apart}
     return found
 
 

@@ -5,23 +5,29 @@ It is a value that is passed, never a global: two ranks fit in one process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ryzanstein.worker.collectives import Collectives
 from ryzanstein.worker.refusal import UnevenSplit
+
+_BLOCK = 32
+"""The columns of the smallest block of quantized weights: columns are dealt in whole ones where there are enough."""
+_ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
     """The attention heads of one rank.
 
-    Its query heads start at `first_head`, its key-value heads at `first_kv_head`.
+    Its query heads start at `first_head`, its key-value heads at `first_kv_head`. `owns`: it is the
+    first rank that holds these key-value heads. Each of them has equally many of the query heads.
     """
 
     num_heads: int
     num_kv_heads: int
     first_head: int
     first_kv_head: int
+    owns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +38,44 @@ class TensorParallel:
     size: int
     collectives: Collectives
 
-    def split(self, total: int, what: str) -> int:
-        """Returns an equal share of `total`. Raises UnevenSplit with both numbers."""
-        share, rest = divmod(total, self.size)
-        if rest:
-            raise UnevenSplit(f"{total} {what} do not divide over {self.size} ranks: tp must be a divisor of {total}")
-        return share
+    @property
+    def widest(self) -> TensorParallel:
+        """The place of the first rank, which has the most heads."""
+        return replace(self, rank=0)
+
+    def columns(self, total: int) -> tuple[int, int]:
+        """Returns the first of this rank's columns of an MLP, and their number: whole blocks of 32, if each rank gets eight.
+
+        Raises UnevenSplit if there is no column for each rank. The last ranks have more, because the
+        first ones may have more heads.
+        """
+        unit = _BLOCK if total % _BLOCK == 0 and total >= _ENOUGH * _BLOCK * self.size else 1
+        if total < self.size:
+            raise UnevenSplit(f"{total} MLP columns for {self.size} ranks: each needs one")
+        first, count = _dealt(total // unit, self.size, self.size - 1 - self.rank)
+        return total - (first + count) * unit, count * unit
 
     def heads(self, num_heads: int, num_kv_heads: int) -> HeadShare:
         """Returns contiguous query heads and the key-value heads that they read.
 
-        With fewer key-value heads than ranks, several ranks hold each head (Pope et al. 2022,
-        multi-query attention).
+        Key-value heads are dealt whole, with all of their query heads. With fewer of them than ranks,
+        the ranks are dealt to them: several ranks hold a head (Pope et al. 2022, multi-query
+        attention), and divide its query heads. Raises UnevenSplit with more ranks than query heads.
         """
-        share = self.split(num_heads, "attention heads")
-        if self.size > num_kv_heads and self.size % num_kv_heads == 0:
-            copies = self.size // num_kv_heads
-            return HeadShare(share, 1, self.rank * share, self.rank // copies)
-        kv_share = self.split(num_kv_heads, "key-value heads")
-        return HeadShare(share, kv_share, self.rank * share, self.rank * kv_share)
+        group = num_heads // num_kv_heads
+        if self.size <= num_kv_heads:
+            first, count = _dealt(num_kv_heads, self.size, self.rank)
+            return HeadShare(count * group, count, first * group, first)
+        if -(-self.size // num_kv_heads) > group:
+            what = f"{num_heads} attention heads of {num_kv_heads} key-value heads"
+            raise UnevenSplit(f"{what} for {self.size} ranks: each needs an attention head; tp must be at most {num_heads}")
+        head = next(head for head in range(num_kv_heads) if self.rank < sum(_dealt(self.size, num_kv_heads, head)))
+        first_rank, num_ranks = _dealt(self.size, num_kv_heads, head)
+        first, count = _dealt(group, num_ranks, self.rank - first_rank)
+        return HeadShare(count, 1, head * group + first, head, self.rank == first_rank)
+
+
+def _dealt(total: int, parts: int, index: int) -> tuple[int, int]:
+    """Returns where a part begins, and its size. The first parts have one more if the total does not divide."""
+    share, rest = divmod(total, parts)
+    return index * share + min(index, rest), share + (index < rest)

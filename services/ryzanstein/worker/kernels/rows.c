@@ -96,7 +96,7 @@ void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float
 }
 
 /* Activations, with the numbers of `functions/rows.py`. */
-enum { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, SIGMOID };
+enum { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, SIGMOID, RELU2 };
 
 INLINE float activated(float x, const int kind) {
     const float turn = 0.7978845608028654f; /* sqrt(2 / pi) */
@@ -106,6 +106,7 @@ INLINE float activated(float x, const int kind) {
     case GELU_TANH: return x / (1.0f + exponential(-2.0f * turn * fused_one(0.044715f * x * x, x, x)));
     case QUICK_GELU: return x / (1.0f + exponential(-1.702f * x));
     case SIGMOID: return 1.0f / (1.0f + exponential(-x));
+    case RELU2: return x < 0.0f ? 0.0f : x * x;
     default: return x < 0.0f ? 0.0f : x;
     }
 }
@@ -127,6 +128,7 @@ INLINE void activate_any(const float *x, const float *up, float *out, i64 E, int
     case GELU_TANH: activate_row(x, up, out, E, GELU_TANH); break;
     case QUICK_GELU: activate_row(x, up, out, E, QUICK_GELU); break;
     case SIGMOID: activate_row(x, up, out, E, SIGMOID); break;
+    case RELU2: activate_row(x, up, out, E, RELU2); break;
     default: activate_row(x, up, out, E, RELU);
     }
 }

@@ -21,7 +21,7 @@ from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
-from ryzanstein.worker.model.layers.latent_attention import attention_half
+from ryzanstein.worker.model.layers.mixing import mixing_half
 from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
@@ -37,7 +37,7 @@ class DecoderLayer:
             optional_norm(source, prefix, name, spec.hidden_size, spec.norm)
             for name in (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
         )
-        self._attention = attention_half(source, tp, spec, index)
+        self._attention = mixing_half(source, tp, spec, index)
         self._mlp = feed_forward(source, tp, spec, index)
         self._collectives, self._scale = tp.collectives, spec.residual_scale
         self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None
@@ -73,15 +73,15 @@ class Decoder:
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
-        self._planes = layer_groups(spec).planes
+        self._planes = [(plane, layer.planes) for plane, layer in zip(layer_groups(spec).planes, spec.layers, strict=True)]
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
-        for index, (plane, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
-            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, plane))
+        for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
+            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes))
         return self._final_norm(x_TE[inputs.last_R])
 
 

@@ -36,7 +36,7 @@ from ryzanstein.worker.model.inputs.builder import GroupReader, InputBuilder
 from ryzanstein.worker.model.inputs.layout import CacheLayout
 from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.paged import PagedSegments
-from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers
+from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers, with_taps
 from ryzanstein.worker.model.inputs.torch_reader import fastest_view
 from ryzanstein.worker.model.plain_plans import PlainPlans
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
@@ -64,6 +64,8 @@ class LoadedModel:
     zones: Zones | None = None
     without_compression: str = ""
     """Why keys and values are not compressed although that is set."""
+    num_unpacked: int = 0
+    """The matrices that the file has in blocks and this rank keeps as floats: its columns are not whole blocks."""
     divergence: float | None = None
     """What the choice of the format rests on, in nats for each token; None if it was set."""
 
@@ -84,6 +86,11 @@ class LoadedModel:
         return InputBuilder(layout, self.size.extents, self._readers(layout, staging, tp, options), staging)
 
     def _readers(
+        self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
+    ) -> list[GroupReader]:
+        return with_taps(self._attention_readers(layout, staging, tp, options), layout, layer_groups(self.spec).taps)
+
+    def _attention_readers(
         self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
     ) -> list[GroupReader]:
         spec, native, extents, rules = self.spec, self.kernels.native, self.size.extents, layer_groups(self.spec).rules
@@ -117,6 +124,7 @@ class _Checked:
     zones: Zones | None
     without_compression: str
     borrowable_blocks: int
+    num_unpacked: int
 
 
 def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> LoadedModel:
@@ -132,7 +140,7 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
         decoder = Decoder(weights, tp, spec)
     checked.content.refuse_change(model_dir)
     cache, size = _cache(checked, tp, options), checked.size
-    kept = (checked.zones, checked.without_compression)
+    kept = (checked.zones, checked.without_compression, checked.num_unpacked)
     content = checked.content.digest.hex()
     return LoadedModel(spec, decoder, cache, checked.kernels, size, content, format_of(options), *kept)
 
@@ -210,13 +218,16 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
     weights.refuse_unread((*spec.names.ignored, f"{spec.names.head}.weight") if spec.tied_head else spec.names.ignored)
     compression = options.kv_compression
     unfit = "" if compression == "none" else without_compression(spec, kernels.native is not None)
-    zones = None if unfit else zones_of(compression, options.kv_hot_tokens, options.block_size, spec, tp)
-    size = cache_size(spec, tp, _request(options, zones))
+    zones, widest = (
+        None if unfit else zones_of(compression, options.kv_hot_tokens, options.block_size, spec, place)
+        for place in (tp, tp.widest)
+    )
+    size = cache_size(spec, tp, _request(options, widest))
     _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
     content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
     needed = (weights.nbytes, weights.read_bytes, size)
-    return _Checked(spec, files, weight_format, kernels, *needed, content, zones, unfit, borrowable)
+    return _Checked(spec, files, weight_format, kernels, *needed, content, zones, unfit, borrowable, len(weights.unpacked))
 
 
 def open_model(model: Path) -> tuple[DecoderSpec, WeightFiles]:

@@ -73,6 +73,7 @@ class ModelRunner:
         self.content = loaded.content
         self.extents, self.plans = loaded.size.extents, loaded.plans
         self.without_compression = loaded.without_compression
+        self.num_unpacked = loaded.num_unpacked
         self.kv_compression = "none" if loaded.zones is None else options.kv_compression
         self.sparse_attention = options.sparse_attention
         self.context_length = spec.context_length

@@ -64,7 +64,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     of all ranks, `page_format` what is in it; 0: pages cannot leave the ranks. `hot_page_bytes` is
     that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
     `content`: what tells its files from others of the same place, a digest.
-    `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
+    `num_unpacked`: the matrices that the file has in blocks and this rank keeps as floats, because its
+    columns are not whole blocks. `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
     `continues_exactly` are as in `EngineTraits`.
     """
 
@@ -90,6 +91,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     hot_pages: int = 0
     hot_tokens: int = 0
     without_compression: str = ""
+    num_unpacked: int = 0
     page_bytes: int = 0
     page_format: str = ""
     numerics: str = ""

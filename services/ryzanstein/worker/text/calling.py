@@ -24,6 +24,8 @@ _TAGS = (_THINK, "</think>")
 # here, so that the generic one is used instead.
 _SIGNS: tuple[tuple[str, str | None], ...] = (
     ("<function=", None),
+    ("<arg_key>", None),  # GLM 4.5 and later
+    ("<tool_calls>", None),  # Hunyuan
     ("<start_function_call>", "gemma"),
     ("[TOOL_CALLS]", "mistral"),
     ("<\uff5ctool\u2581call", "deepseek"),

@@ -59,6 +59,18 @@ DEEPSEEK = {
 GROUPS = {"n_group": 3, "topk_group": 2}
 MSCALE = {**YARN, "mscale": 0.9, "mscale_all_dim": 0.6}
 FALCON = {**HEADS, "max_position_embeddings": 256, "ffn_hidden_size": 64}
+FULL_LAST = ["sliding_attention", "sliding_attention", "full_attention"]
+GROWING = {**YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.2, "mscale": 1.0, "mscale_all_dim": 1.0}
+HYBRID = {
+    **SHAPE,
+    "layer_types": ["full_attention"] * 3,
+    "mamba_n_heads": 8,
+    "shared_intermediate_size": 40,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+}
+ERNIE_MOE = {**SHAPE, "moe_k": 2, "moe_num_experts": 5, "moe_intermediate_size": 24, "moe_layer_start_index": 1}
+LFM = {**SHAPE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**SHAPE, "attention_bias": True, "mlp_bias": True}),
@@ -200,13 +212,107 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 3,
         },
     ),
+    "seed_oss": ("SeedOssConfig", {**SHAPE, "head_dim": 10, "attention_out_bias": True, "mlp_bias": True}),
+    "helium": ("HeliumConfig", {**SHAPE, "head_dim": 8}),
+    "exaone4": ("Exaone4Config", {**SHAPE, **WINDOW, "sliding_window_pattern": 3}),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1Config",
+        {
+            **SHAPE,
+            "head_dim": 10,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 100.0, "factor": 1.0},
+        },
+    ),
+    "cwm": ("CwmConfig", {**SHAPE, **WINDOW, "head_dim": 8, "rope_parameters": LLAMA3, "eos_token_id": 2, "bos_token_id": 1}),
+    "ministral": ("MinistralConfig", {**SHAPE, **WINDOW, "head_dim": 10, "layer_types": FULL_LAST}),
+    "ministral3": ("Ministral3Config", {**SHAPE, "head_dim": 12, "rope_parameters": GROWING}),
+    "granitemoehybrid": ("GraniteMoeHybridConfig", {**HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"}),
+    "granitemoehybrid experts": ("GraniteMoeHybridConfig", {**HYBRID, "num_local_experts": 5}),
+    "granitemoe": ("GraniteMoeConfig", {**SHAPE, "num_local_experts": 5, "attention_multiplier": 0.3, "logits_scaling": 2.0}),
+    "granitemoeshared": ("GraniteMoeSharedConfig", {**SHAPE, "num_local_experts": 5, "shared_intermediate_size": 40}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            **SHAPE,
+            **WINDOW,
+            "layer_types": FULL_LAST,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}},
+        },
+    ),
+    "olmoe": ("OlmoeConfig", {**SHAPE, "num_experts": 5, "num_experts_per_tok": 2, "clip_qkv": 1.2}),
+    "cohere2": ("Cohere2Config", {**SHAPE, **WINDOW, "layer_types": FULL_LAST, "bos_token_id": 1, "eos_token_id": 2}),
+    "glm": ("GlmConfig", {**SHAPE, "head_dim": 12, "pad_token_id": 0, "eos_token_id": 2}),
+    "glm4": ("Glm4Config", {**SHAPE, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 2}),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            **SHAPE,
+            **GROUPS,
+            "head_dim": 12,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 9,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        {
+            **{key: DEEPSEEK[key] for key in DEEPSEEK if key != "first_k_dense_replace"},
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "ernie4_5": ("Ernie4_5Config", {**SHAPE, "head_dim": 10, "use_bias": True}),
+    "ernie4_5_moe": ("Ernie4_5_MoeConfig", ERNIE_MOE),
+    "ernie4_5_moe biases": (
+        "Ernie4_5_MoeConfig",
+        {**ERNIE_MOE, "use_bias": True, "tie_word_embeddings": False, "moe_num_shared_experts": 0, "moe_layer_interval": 2},
+    ),
+    "arcee": ("ArceeConfig", {**SHAPE, "attention_bias": True, "mlp_bias": True, "bos_token_id": 1, "eos_token_id": 2}),
+    "nemotron": ("NemotronConfig", SHAPE),
+    "jais2": ("Jais2Config", {**SHAPE, "eos_token_id": 2}),
+    "vaultgemma": ("VaultGemmaConfig", {**GEMMA, **WINDOW, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0}),
+    "lfm2": ("Lfm2Config", {**LFM, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
+    "lfm2 several planes": (
+        "Lfm2Config",
+        {
+            **LFM,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **LFM,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
 }
 
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")
+"""Buffers that are weights."""
 ADDED_TWICE = {"falcon biases of position"}
 """transformers' eager attention adds Falcon's biases once with the mask and once by itself."""
 
 
 def write(name: str, seed: int, model_dir: Path) -> Any:
+    """A checkpoint of a case."""
+    return save(*CASES[name], seed, model_dir, kernel="sdpa" if name in ADDED_TWICE else "eager")
+
+
+def save(config_class: str, fields: dict[str, Any], seed: int, model_dir: Path, *, kernel: str = "eager") -> Any:
     """A checkpoint of transformers' own; no weight is left at the zeros or ones that it may begin with."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -214,13 +320,11 @@ def write(name: str, seed: int, model_dir: Path) -> Any:
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        config_class, fields = CASES[name]
         torch.manual_seed(seed)
         config = getattr(transformers, config_class)(**fields)
-        kernel = "sdpa" if name in ADDED_TWICE else "eager"
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).float().eval()
         with torch.no_grad():
-            corrections = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            corrections = [x for name, x in model.named_buffers() if name.endswith(CORRECTIONS)]
             for weight in (*model.parameters(), *corrections):
                 weight.add_(torch.randn_like(weight) * (0.2 if weight.dim() > 1 else 0.1))
         model.save_pretrained(model_dir)

@@ -37,9 +37,12 @@ class Case:
     plans: list[StepPlan]
 
 
-@torch.inference_mode()
 def make_case(name: str, seed: int, model_dir: Path, sequences: type) -> Case:
-    model = write(name, seed, model_dir)
+    return case_of(write(name, seed, model_dir), seed, model_dir, sequences)
+
+
+@torch.inference_mode()
+def case_of(model: Any, seed: int, model_dir: Path, sequences: type) -> Case:
     generator = torch.Generator().manual_seed(seed)
 
     def random(length: int) -> list[int]:

@@ -26,7 +26,10 @@ SHAPE_KEYS = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
 )
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}  # transformers' default is none, which it cannot run
+NEEDED = {  # transformers' defaults are none, or an odd half of a head, which it cannot run
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"hidden_size": 6144},
+}
 KNOWN_TO_TRANSFORMERS = [name for name in ARCHITECTURES if name != "internlm2"]  # that one: test_internlm2
 SHORT = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 
@@ -45,7 +48,19 @@ def defaults() -> dict[str, dict[str, Any]]:
         }
 
 
-@pytest.mark.parametrize("model_type", KNOWN_TO_TRANSFORMERS)
+TOLD_BY_LAYER = ("granitemoehybrid", "lfm2_moe")
+"""What transformers takes for absent kinds of layers is not served, or does not exist."""
+
+
+@pytest.mark.parametrize("model_type", TOLD_BY_LAYER)
+def test_kinds_of_layers_that_must_be_told_are_asked_for(model_type: str) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
+    more = {"max_position_embeddings": 128, "intermediate_size": 96, "moe_intermediate_size": 32}
+    with pytest.raises(CheckpointError, match="layer_types"):
+        spec_of({"model_type": model_type, **shape, **more})
+
+
+@pytest.mark.parametrize("model_type", [name for name in KNOWN_TO_TRANSFORMERS if name not in TOLD_BY_LAYER])
 def test_an_absent_key_means_what_transformers_takes_it_for(defaults: dict[str, dict[str, Any]], model_type: str) -> None:
     config, renamed = defaults[model_type], ARCHITECTURES[model_type].renamed
     names = {name for key in SHAPE_KEYS for name in (key, renamed.get(key, key))}

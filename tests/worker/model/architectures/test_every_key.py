@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.worker.model.architectures.checkpoints import CORRECTIONS
 
 from ryzanstein.worker.architectures.registry import ARCHITECTURES, read_spec, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
@@ -62,6 +63,9 @@ DEEPSEEK = {
 FALCON = {**HEADS, "ffn_hidden_size": 40, "max_position_embeddings": 256}
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0}
+SHARED = {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "num_nextn_predict_layers": 0}
 
 BASES: Mapping[str, dict[str, Any]] = {
     "llama": {**SHAPE, "head_dim": 8},
@@ -103,6 +107,75 @@ BASES: Mapping[str, dict[str, Any]] = {
     "qwen3_moe": {**MOE, "num_experts": 5, "norm_topk_prob": True, "head_dim": 8},
     "deepseek_v2": {**DEEPSEEK, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**DEEPSEEK, "num_nextn_predict_layers": 0},
+    "seed_oss": {**SHAPE, "head_dim": 8},
+    "helium": {**SHAPE, "head_dim": 8},
+    "exaone4": {**SHAPE, **WINDOW, "sliding_window_pattern": 2},
+    "exaone4 whole": {**SHAPE, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "hunyuan_v1_dense": {**SHAPE, "head_dim": 8},
+    "hunyuan_v1_dense alpha": {**SHAPE, "head_dim": 8, "rope_parameters": ALPHA},
+    "cwm": {**SHAPE, **WINDOW, "head_dim": 8},
+    "ministral": {**SHAPE, **WINDOW, "head_dim": 8},
+    "ministral3": {**SHAPE, "head_dim": 8, "rope_parameters": GROWING},
+    "ministral3 windows": {**SHAPE, **WINDOW, "head_dim": 8},
+    "granitemoehybrid": {
+        **SHAPE,
+        "num_local_experts": 0,
+        "mamba_n_heads": 8,
+        "layer_types": ["full_attention"] * 2,
+        "shared_intermediate_size": 40,
+        "position_embedding_type": "rope",
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+    },
+    "granitemoehybrid experts": {
+        **SHAPE,
+        "num_local_experts": 4,
+        "mamba_n_heads": 8,
+        "layer_types": ["full_attention"] * 2,
+        "shared_intermediate_size": 24,
+        "logits_scaling": 2.0,
+    },
+    "granitemoe": {**SHAPE, "num_local_experts": 4, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    "granitemoeshared": {**SHAPE, "num_local_experts": 4, "shared_intermediate_size": 24, "embedding_multiplier": 2.0},
+    "olmo3": {**SHAPE, **WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmoe": {**SHAPE, "num_experts": 5, "num_experts_per_tok": 2, "clip_qkv": 1.5},
+    "cohere2": {**SHAPE, **WINDOW, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 0.3},
+    "glm": {**SHAPE, "head_dim": 12},
+    "glm4": {**SHAPE, "head_dim": 12},
+    "glm4_moe": {**MOE, **SHARED, "first_k_dense_replace": 1, "use_qk_norm": True, "head_dim": 12},
+    "glm4_moe_lite": {**{key: DEEPSEEK[key] for key in DEEPSEEK if key != "first_k_dense_replace"}},
+    "ernie4_5": {**SHAPE, "head_dim": 8, "use_bias": True},
+    "ernie4_5_moe": {**SHAPE, "moe_k": 2, "moe_num_experts": 5, "moe_intermediate_size": 24, "tie_word_embeddings": False},
+    "ernie4_5_moe biases": {
+        **SHAPE,
+        "moe_k": 2,
+        "moe_num_experts": 5,
+        "moe_intermediate_size": 24,
+        "moe_layer_start_index": 0,
+        "moe_layer_interval": 2,
+        "moe_num_shared_experts": 0,
+        "use_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "lfm2": {**SHAPE, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+    "lfm2 first names": {
+        **{key: SHAPE[key] for key in SHAPE if key != "intermediate_size"},
+        "full_attn_idxs": [1],
+        "block_ff_dim": 60,
+        "block_multiple_of": 16,
+        "conv_bias": True,
+    },
+    "lfm2_moe": {
+        **MOE,
+        "layer_types": ["conv", "full_attention"],
+        "num_experts": 5,
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 24,
+    },
+    "arcee": SHAPE,
+    "nemotron": {**SHAPE, "partial_rotary_factor": 0.5},
+    "jais2": {**SHAPE, "head_dim": 8},
+    "vaultgemma": {**SHAPE, **WINDOW, "head_dim": 12, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
 }
 
 ROPES: list[Any] = [
@@ -132,6 +205,10 @@ ROPES: list[Any] = [
     },
     {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    ALPHA,
+    {**ALPHA, "alpha": 0},
+    GROWING,
+    {**GROWING, "llama_4_scaling_beta": 0.8},
     {"rope_type": "other", "factor": 2.0},
     {"full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": {"rope_theta": 100.0}},
 ]
@@ -165,7 +242,7 @@ ACTS = [
 OTHERS: Mapping[str, list[Any]] = {
     "rope_parameters": ROPES,
     "rope_scaling": ROPES,
-    "layer_types": KINDS,
+    "layer_types": [*KINDS, ["conv", "conv"], ["full_attention", "conv"], ["conv", "full_attention"]],
     "hidden_act": ACTS,
     "hidden_activation": ACTS,
     "activation": ACTS,
@@ -175,6 +252,11 @@ OTHERS: Mapping[str, list[Any]] = {
     "attn_config": [{"clip_qkv": 0.5}, {"softmax_scale": 0.5}, {"alibi": False}, {"qk_ln": True}, {"alibi_bias_max": 16}],
     "mlp_only_layers": [[], [0], [0, 1], None, [-1], [7]],
     "no_rope_layers": [[1, 1], [0, 0], [0, 1], [1], None],
+    "layers_block_type": KINDS,
+    "full_attn_idxs": [[0], [1], [0, 1], [], None],
+    "mlp_layer_types": [["sparse", "sparse"], ["dense", "dense"], ["sparse"], ["other", "sparse"], None],
+    "position_embedding_type": ["rope", "nope", None],
+    "sliding_window_pattern": [1, 2, 3, "LLLG", None],
     "per_layer_config": [{"0": {"num_key_value_heads": 1}}, {}],
     "eos_token_id": [[1, 2], 3, None],
     "dtype": ["float16", None],
@@ -194,7 +276,7 @@ FOREIGN: Mapping[str, list[Any]] = {
     "partial_rotary_factor": [0.5],
     "rotary_pct": [0.25],
     "rotary_dim": [2],
-    "original_max_position_embeddings": [16],
+    "original_max_position_embeddings": [16, 32],
     "rope_parameters": [{"rope_theta": 50.0}],
     "rope_scaling": [{"type": "linear", "factor": 4.0}, None, {}],
     "is_causal": [False, True],
@@ -326,7 +408,7 @@ def new_checkpoint(name: str, directory: Path) -> Checkpoint:
         config = transformers.CONFIG_MAPPING[name.split(" ", maxsplit=1)[0]](**{**TOKENS, **BASES[name]})
         model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
         with torch.no_grad():
-            corrections = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            corrections = [x for name, x in model.named_buffers() if name.endswith(CORRECTIONS)]
             for weight in (*model.parameters(), *corrections):
                 weight.add_(torch.randn_like(weight) * (0.25 if weight.dim() > 1 else 0.1))
         model.save_pretrained(directory)

@@ -163,6 +163,16 @@ def test_two_ranks_give_what_one_gives(
         assert (found - wanted).norm() < NEAR * wanted.norm()
 
 
+@pytest.mark.parametrize(("kind", "size", "number"), [("q4_k", 1, 0), ("q8_0", 2, 0), ("q4_k", 2, 8)])
+def test_matrices_that_become_floats_are_counted(
+    kind: str, size: int, number: int, to_file_of: Callable[[str, str], Path]
+) -> None:
+    """Of 128 columns of each output and 384 of each MLP: half of, and one and a half of the k-quants' blocks."""
+    options = RunnerOptions(num_blocks=8, block_size=4, num_threads=1)
+    loaded = load_model(to_file_of("llama", kind), TensorParallel(0, size, LocalCollectives()), options)
+    assert loaded.num_unpacked == number
+
+
 @pytest.mark.parametrize("model", ["llama", "gpt2", "qwen3_moe", *OTHERS])
 def test_rows_and_columns_are_those_of_the_directory(
     model: str,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.declaring import declared, integers, pointers
 
-_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5}  # of rows.c
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5, "relu2": 6}  # of rows.c
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """The least scale of a quantized row."""
 
@@ -173,8 +173,12 @@ class FloatFunctions:
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The rotation of a step's tokens. The sine is signed so that rotating needs no negation."""
+    """The rotation of a step's tokens. The sine is signed so that rotating needs no negation.
+
+    `growth_T1`: what queries are multiplied by besides.
+    """
 
     cos_T1R: Tensor
     sin_T1R: Tensor
     interleaved: bool
+    growth_T1: Tensor | None = None

@@ -43,13 +43,15 @@ class Bounding:
 class GroupInputs:
     """What the layers of a group read: where new keys and values go, and which ones are seen.
 
-    `sealing` and `bounding` are what is to be compressed, or bounded, in between, if anything.
+    `sealing` and `bounding` are what is to be compressed, or bounded, in between, if anything. For
+    short convolutions `taps_LT` are the slots of the tokens before each one, the farthest first.
     """
 
     slots_T: Tensor
     segments: Sequence[Segment]
     sealing: Sealing | None = None
     bounding: Bounding | None = None
+    taps_LT: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

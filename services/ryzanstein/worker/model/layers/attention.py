@@ -23,7 +23,7 @@ from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
-from ryzanstein.worker.model.layers.rotary import rotate
+from ryzanstein.worker.model.layers.rotary import new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
 
 
@@ -36,9 +36,11 @@ class Attention:
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> None:
         prefix, layer = spec.names.layer.format(layer=index), spec.layers[index]
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
-        self._head_dim, self._clip = spec.head_dim, spec.qkv_clip
+        self._head_dim, self._clip, self._clip_last = spec.head_dim, spec.qkv_clip, spec.clip_after_norm
         self._group, self._rotary = layer_groups(spec).groups[index], layer.rotary
-        self._rotation = None if source.kernels is None else source.kernels.rotation
+        self._norm_last = spec.qk_norm is not None and spec.qk_norm.after_rotation
+        self._rotation = None if source.kernels is None or self._norm_last else source.kernels.rotation
+        self._rotate = new_rotation(source.kernels)
         self._scoring = Scoring(layer.attention_scale, spec.score_cap)
         self._qkv = ColumnParallelLinear(
             source,
@@ -54,6 +56,7 @@ class Attention:
             prefix + spec.names.attention_out,
             spec.num_heads * spec.head_dim,
             spec.hidden_size,
+            own=(self._share.first_head * spec.head_dim, self._share.num_heads * spec.head_dim),
             bias=spec.out_bias,
             transposed=spec.transposed,
         )
@@ -66,6 +69,8 @@ class Attention:
         self._prepare(qkv_T)
         keys = inputs.groups[self._group]
         self._rotate_and_store(qkv_T, keys.slots_T, angles, pages.slots_NC)
+        if self._rotary is not None and (growth_T1 := angles[self._rotary].growth_T1) is not None:
+            qkv_T[:, :query_width].mul_(growth_T1)
         if keys.sealing is not None and pages.cold_BX is not None:
             keys.sealing.run(pages.slots_NC, pages.cold_BX)
         if keys.bounding is not None and pages.bounds_B2Y is not None:
@@ -77,8 +82,14 @@ class Attention:
 
     def _prepare(self, qkv_T: Tensor) -> None:
         """Clips and normalizes in place, if the architecture does."""
-        if self._clip is not None:
+        if self._clip is not None and not self._clip_last:
             qkv_T.clamp_(-self._clip, self._clip)
+        if not self._norm_last:
+            self._norm(qkv_T)
+        if self._clip is not None and self._clip_last:
+            qkv_T.clamp_(-self._clip, self._clip)
+
+    def _norm(self, qkv_T: Tensor) -> None:
         if self._qk_norm is not None:
             qk_THD = self._heads(qkv_T)
             self._qk_norm(qk_THD[:, : self._share.num_heads], qk_THD[:, self._share.num_heads :])
@@ -90,7 +101,9 @@ class Attention:
             self._rotation.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, slots_T)
             return
         if self._rotary is not None:
-            rotate(self._heads(qkv_T), angles[self._rotary])
+            self._rotate(self._heads(qkv_T), angles[self._rotary])
+        if self._norm_last:
+            self._norm(qkv_T)
         pages_NC.index_copy_(0, slots_T, kv_TC.to(pages_NC.dtype))
 
     def _heads(self, qkv_T: Tensor) -> Tensor:

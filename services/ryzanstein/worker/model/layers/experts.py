@@ -75,7 +75,8 @@ def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, 
 
     Its output is gated if the architecture has a gate for it.
     """
-    gate, up, down = (prefix + spec.names.shared_expert + name for name in spec.names.expert_projections)
+    projections = spec.names.shared_projections or spec.names.expert_projections
+    gate, up, down = (prefix + spec.names.shared_expert + name for name in projections)
     mlp = GatedMLP(source, tp, spec, (gate, up, down), width)
     return mlp if spec.names.shared_gate is None else _Gated(source, prefix + spec.names.shared_gate, spec.hidden_size, mlp)
 

@@ -49,8 +49,7 @@ def gate_up_rows(tp: TensorParallel, gate: str, up: str, width: int) -> tuple[Ro
 
     If they share one tensor, all gates come before the first up.
     """
-    count = tp.split(width, "MLP columns")
-    start = tp.rank * count
+    start, count = tp.columns(width)
     fused = gate == up
     total, skip = (2 * width, width) if fused else (width, 0)
     return Rows(gate, total, ((start, count),)), Rows(up, total, ((skip + start, count),))

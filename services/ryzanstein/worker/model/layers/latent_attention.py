@@ -26,19 +26,11 @@ from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
 from ryzanstein.worker.model.layers.rotary import new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import ByHead
-
-
-def attention_half(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> Attention | LatentAttention:
-    """Returns the first half of layer `index`."""
-    if spec.latent is None:
-        return Attention(source, tp, spec, index)
-    return LatentAttention(source, tp, spec, spec.latent, index)
 
 
 class LatentAttention:
@@ -61,6 +53,7 @@ class LatentAttention:
             prefix + spec.names.attention_out,
             spec.num_heads * latent.value_dim,
             spec.hidden_size,
+            own=(share.first_head * latent.value_dim, share.num_heads * latent.value_dim),
             bias=spec.out_bias,
         )
 

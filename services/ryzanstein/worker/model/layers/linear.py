@@ -64,7 +64,7 @@ def _read_bias(source: WeightSource, projections: Sequence[Rows]) -> Tensor:
 
 
 class RowParallelLinear:
-    """A projection of which each rank holds some input columns.
+    """A projection of which each rank holds some input columns: `own`, the first one and their number.
 
     It returns this rank's part of a sum over all ranks. Only rank 0 adds the bias, so that the sum
     has it once.
@@ -78,15 +78,15 @@ class RowParallelLinear:
         num_inputs: int,
         num_outputs: int,
         *,
+        own: tuple[int, int],
         bias: bool,
         transposed: bool = False,
     ) -> None:
-        count = tp.split(num_inputs, f"inputs of {name}")
         stored = StoredWeight(source, f"{name}.weight", (num_outputs, num_inputs), transposed)
         bias_O = source.new(num_outputs) if bias else None
         if bias_O is not None:
             source.read(f"{name}.bias", (num_outputs,), bias_O)
-        parts = [stored.columns(tp.rank * count, count)]
+        parts = [stored.columns(*own)]
         self._product = stacked_product(source, parts, bias_O if tp.rank == 0 else None)
 
     def __call__(self, x_TI: Tensor) -> Tensor:

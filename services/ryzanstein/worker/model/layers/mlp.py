@@ -27,6 +27,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -76,9 +77,8 @@ class GatedMLP:
         self._gate_up = ColumnParallelLinear(
             source, spec.hidden_size, gate_up_rows(tp, gate, up, width), bias=spec.mlp_bias, transposed=spec.transposed
         )
-        self._down = RowParallelLinear(
-            source, tp, down, width, spec.hidden_size, bias=spec.mlp_bias, transposed=spec.transposed
-        )
+        own, options = tp.columns(width), {"bias": spec.mlp_bias, "transposed": spec.transposed}
+        self._down = RowParallelLinear(source, tp, down, width, spec.hidden_size, own=own, **options)
         self._gate = new_gate(source, spec)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
@@ -90,11 +90,11 @@ class PlainMLP:
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
         width, names = spec.intermediate_size, spec.names
-        count = tp.split(width, "MLP columns")
-        rows = Rows(prefix + names.up, width, ((tp.rank * count, count),))
+        own = tp.columns(width)
+        rows = Rows(prefix + names.up, width, (own,))
         self._up = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.mlp_bias, transposed=spec.transposed)
         self._down = RowParallelLinear(
-            source, tp, prefix + names.down, width, spec.hidden_size, bias=spec.mlp_bias, transposed=spec.transposed
+            source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
         self._activate = _new_activation(source, spec)
 

@@ -56,11 +56,11 @@ class RMSNorm:
 class LayerNorm:
     """A norm that subtracts the mean and divides by the deviation.
 
-    Scale and shift follow if the architecture has them.
+    Scale and shift follow if the architecture has them; the scale may be one plus the weight.
     """
 
     def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
-        self._eps, self._shape = spec.eps, (size,)
+        self._eps, self._shape, self._plus_one = spec.eps, (size,), spec.plus_one
         self._weight_E = source.new(size) if spec.weight else None
         self._bias_E = source.new(size) if spec.bias else None
         for part, suffix in ((self._weight_E, "weight"), (self._bias_E, "bias")):
@@ -68,4 +68,8 @@ class LayerNorm:
                 source.read(f"{name}.{suffix}", (size,), part)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return F.layer_norm(x_TE, self._shape, self._weight_E, self._bias_E, self._eps)
+        if not self._plus_one or self._weight_E is None:
+            return F.layer_norm(x_TE, self._shape, self._weight_E, self._bias_E, self._eps)
+        normed_TE = F.layer_norm(x_TE, self._shape, None, None, self._eps)
+        scaled_TE = torch.addcmul(normed_TE, normed_TE, self._weight_E)
+        return scaled_TE if self._bias_E is None else scaled_TE.add_(self._bias_E)

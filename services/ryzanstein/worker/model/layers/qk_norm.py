@@ -113,11 +113,13 @@ class _WidthNorm:
             weight = source.new(heads.count * spec.head_dim)
             source.read(f"{name}.weight", (heads.total * spec.head_dim,), weight, start=heads.first * spec.head_dim)
             self._weights.append(weight.view(heads.count, spec.head_dim))
-        # A key-value head that several ranks hold is counted once per rank in the sum.
-        self._counts = [heads.count * tp.size * spec.head_dim for heads in both]
+        self._counts = [heads.total * spec.head_dim for heads in both]
+        self._owns = share.owns
 
     def __call__(self, q_THD: Tensor, k_TKD: Tensor) -> None:
         squares_T2 = torch.stack([x.float().square().sum(dim=(1, 2)) for x in (q_THD, k_TKD)], dim=1)
+        if not self._owns:  # a key-value head that several ranks hold counts once
+            squares_T2[:, 1] = 0
         squares_T2 = self._collectives.all_reduce(squares_T2)
         for x_TAD, weight_AD, index in ((q_THD, self._weights[0], 0), (k_TKD, self._weights[1], 1)):
             scale_T11 = torch.rsqrt(squares_T2[:, index] / self._counts[index] + self._eps)[:, None, None]

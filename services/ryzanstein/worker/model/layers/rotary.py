@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, RotarySpec, YarnScaling
+from ryzanstein.worker.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, QueryGrowth, RotarySpec, YarnScaling
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.native import NativeKernels
 
@@ -25,7 +25,7 @@ class Rotary:
     """
 
     def __init__(self, spec: RotarySpec, device: torch.device, kernels: NativeKernels | None = None) -> None:
-        self._interleaved, self._kernels = spec.interleaved, kernels
+        self._interleaved, self._kernels, self._growth = spec.interleaved, kernels, spec.growth
         self._magnitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling | LongScaling) else 1.0
         frequencies_P = inverse_frequencies(spec)
         # Repeated before the move: `repeat` on the meta device imports sympy, which costs a second
@@ -34,17 +34,28 @@ class Rotary:
         self._frequencies_R = repeated_R.to(device)
 
     def angles(self, positions_T: Tensor, dtype: torch.dtype) -> Angles:
-        """Returns the cosine and signed sine of every token."""
+        """Returns the cosine and signed sine of every token, and the growth of its query if there is one."""
+        growth_T1 = None if self._growth is None else _grown(positions_T, self._growth).to(dtype)
         if self._kernels is not None:
             found = self._kernels.rotation.angles(positions_T, self._frequencies_R, self._interleaved, self._magnitude)
-            return Angles(*found, self._interleaved)
+            return Angles(*found, self._interleaved, growth_T1)
         angles_T1R = (positions_T.float().unsqueeze(1) * self._frequencies_R).unsqueeze(1)
         cos_T1R, sin_T1R = angles_T1R.cos(), angles_T1R.sin()
         if self._magnitude != 1:
             cos_T1R, sin_T1R = cos_T1R * self._magnitude, sin_T1R * self._magnitude
         negative = sin_T1R[..., ::2] if self._interleaved else sin_T1R[..., : sin_T1R.shape[-1] // 2]
         negative.neg_()
-        return Angles(cos_T1R.to(dtype), sin_T1R.to(dtype), self._interleaved)
+        return Angles(cos_T1R.to(dtype), sin_T1R.to(dtype), self._interleaved, growth_T1)
+
+
+def _grown(positions_T: Tensor, growth: QueryGrowth) -> Tensor:
+    """Returns the factor of each query, [T, 1] in float64.
+
+    torch's logarithm may have another last bit at the end of the range that a thread computes; float32
+    does not show it.
+    """
+    whole_T1 = (positions_T // growth.interval).double().unsqueeze(1)
+    return 1 + growth.rate * torch.log1p(whole_T1)
 
 
 def new_rotation(kernels: NativeKernels | None) -> Callable[[Tensor, Angles], None]:

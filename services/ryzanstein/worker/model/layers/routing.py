@@ -17,7 +17,6 @@ from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
 
 _SOFTMAX: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)
-_LEAST = 1e-20  # scores may all underflow
 
 
 class ExpertRouter:
@@ -31,7 +30,8 @@ class ExpertRouter:
         self._scores = _SOFTMAX if moe.routing.scores == "softmax" else new_sigmoid(source.kernels)
         self._correction_X = source.new(moe.num_experts).float() if moe.routing.corrected else None
         if self._correction_X is not None:
-            source.read(prefix + names.router_correction, (moe.num_experts,), self._correction_X)
+            shape = (1, moe.num_experts) if moe.routing.correction_row else (moe.num_experts,)
+            source.read(prefix + names.router_correction, shape, self._correction_X.view(shape))
 
     def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the weights of each token's experts [T, k] in x's dtype, and their indices."""
@@ -39,7 +39,8 @@ class ExpertRouter:
         chosen_Tk = self._rated(scores_TX).topk(self._top_k, dim=-1).indices
         weights_Tk = scores_TX.gather(1, chosen_Tk)
         if self._routing.normalized:
-            weights_Tk = weights_Tk / weights_Tk.sum(dim=-1, keepdim=True).add_(_LEAST)
+            sums_T1 = weights_Tk.sum(dim=-1, keepdim=True).add_(self._routing.added)  # scores may all underflow
+            weights_Tk = weights_Tk / (sums_T1.clamp_(min=self._routing.least) if self._routing.least else sums_T1)
         return (weights_Tk * self._routing.scale).to(x_TE.dtype), chosen_Tk
 
     def _rated(self, scores_TX: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tests.worker.model.gguf.test_tokenizers import nasty
+from tests.worker.model.rank_processes import answers_of_ranks
 from tokenizers import Tokenizer
 
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.tools.convert.to_checkpoint import to_directory
-from ryzanstein.worker.engine.plan import SampleRow
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 from ryzanstein.worker.kernels.functions import block_types
 
 pytestmark = pytest.mark.timeout(600)
@@ -81,3 +82,17 @@ def test_the_file_as_it_is_is_as_near_as_llama_cpp(
 
 def _divergence(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     return (expected.exp() * (expected - found)).sum()
+
+
+def test_two_ranks_share_nine_heads(
+    smollm2: Path, judged: tuple[list[int], torch.Tensor], runner: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The first rank has six of them, the second three; columns stay whole blocks of 32."""
+    ids = judged[0][:300]
+    plan = StepPlan(1, ids, [len(ids)], [0], [list(range(20))], [0], full_logits=True)
+    options = {"num_blocks": 32, "block_size": 16, "num_threads": 1, "max_tokens_per_step": 512}
+    expected = torch.log_softmax(runner(smollm2, **options).hidden_logits(plan).float()[-1], -1)
+    answer = answers_of_ranks(tmp_path, 2, [(smollm2, options, [plan])])[0]["jobs"][0]
+    found = torch.log_softmax(answer["answers"][0].float()[-1], -1)
+    assert _divergence(expected, found) < 0.02
+    assert int(found.argmax()) == int(expected.argmax())

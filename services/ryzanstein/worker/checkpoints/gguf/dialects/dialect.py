@@ -35,7 +35,8 @@ class Dialect:
     epsilon is that of layer norms. `fixed` has what config.json needs and the file does not say.
     `scalars` maps keys of config.json to keys of the file that have the same number, `assumed` has
     those numbers where a file may lack them. `present` maps flags of config.json to the tensor
-    whose presence they tell, `absent` to that whose absence they tell.
+    whose presence they tell, `absent` to that whose absence they tell. `mlp_norm` and `final_norm` are
+    names that a few files have for these norms; `each_layer` is a tensor that every layer has.
     """
 
     name: str
@@ -46,6 +47,9 @@ class Dialect:
     plus_one: bool = False
     layer_norm: bool = False
     windowed: bool = False
+    mlp_norm: str = "ffn_norm"
+    final_norm: str = "output_norm"
+    each_layer: str = "attn_output.weight"
     scalars: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, float | None] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from ryzanstein.worker.refusal import CheckpointError
 MAX_EXPERTS = 2**15
 """The most experts in all layers together; the largest known models have 23,040. Each has three matrices, listed one by one."""
 _DOWN = "ffn_down_exps.weight"
+_SIGMOID = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,49 @@ class Experts:
         if self.shared and moe.shared_width is not None:
             found["expert_shared_feed_forward_length"] = moe.shared_width
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class LfmExperts:
+    """Dense first layers. Sigmoids rate experts, with a correction if the file has one, and the chosen add up to 1."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        num_dense = reader.count("leading_dense_block_count", 0)
+        return {
+            "num_dense_layers": num_dense,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "use_expert_bias": reader.has_tensor(f"blk.{num_dense}.exp_probs_b.bias"),
+        }
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        return {
+            "leading_dense_block_count": sum(layer.experts is None for layer in spec.layers),
+            "expert_gating_func": _SIGMOID,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ErnieExperts:
+    """Which layers have experts: one in so many, from the first that has any. And the number of shared ones."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "moe_layer_start_index": reader.count("leading_dense_block_count", 0),
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": reader.count("interleave_moe_layer_step"),
+            "moe_num_shared_experts": reader.count("expert_shared_count", 0),
+            "moe_norm_min": 1e-12,
+        }
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        moe, sparse = experts_of(spec), [index for index, layer in enumerate(spec.layers) if layer.experts is not None]
+        return {
+            "leading_dense_block_count": sparse[0],
+            "interleave_moe_layer_step": 1 if len(sparse) == 1 else sparse[1] - sparse[0],
+            "expert_shared_count": (moe.shared_width or 0) // moe.width,
+            "expert_shared_feed_forward_length": moe.shared_width or 0,
+        }
 
 
 def experts_of(spec: DecoderSpec) -> MoeSpec:

@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ryzanstein.worker.architectures.spec import DecoderSpec, LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import MetadataReader
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.checkpoints.gguf.rope_factors import scaling_of
 from ryzanstein.worker.refusal import CheckpointError, excerpt
+
+_KEY_VALUE_HEADS, _GROWTH = "attention.head_count_kv", "attention.temperature_scale"
 
 
 class HeadParameters(Protocol):
@@ -50,12 +54,15 @@ class WholeHeads:
 
 @dataclass(frozen=True, slots=True)
 class PartlyRotatedHeads:
-    """Heads of which the first numbers rotate."""
+    """Heads of which the first numbers rotate. `square`: see `WholeHeads`."""
+
+    square: bool = True
 
     def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
         found = _heads(reader, config)
-        head_dim = found.pop("head_dim")
-        _refuse_other_size(reader, config, head_dim)
+        head_dim = found["head_dim"]
+        if self.square:
+            _refuse_other_size(reader, config, found.pop("head_dim"))
         rotated = reader.count("rope.dimension_count", head_dim)
         if rotated > head_dim:
             reader.refuse("rope.dimension_count", f"is {rotated}, but a head has {head_dim} numbers")
@@ -79,6 +86,54 @@ class PlainHeads:
 
     def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
         return _sizes(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingHeads:
+    """Whole heads of Ministral 3, whose queries grow with their position. A rotation by YaRN keeps their length otherwise."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        found = WholeHeads().read(reader, config)
+        if "rope_scaling" not in found:
+            reader.refuse("rope.scaling.type", "is missing, only yarn is supported")
+        found["rope_scaling"] |= {"llama_4_scaling_beta": reader.number(_GROWTH), "mscale": 1.0, "mscale_all_dim": 1.0}
+        return found
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        growth = spec.rotaries[0].growth
+        assert growth is not None
+        return {**WholeHeads().write(spec, config), _GROWTH: float(growth.rate), "rope.scaling.yarn_log_multiplier": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolvedHeads:
+    """Heads of LFM2, whole and square, with a count of key-value heads for each layer: 0 where there is a short convolution."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        num_layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+        stored = reader.facts.metadata.get(f"{reader.name}.{_KEY_VALUE_HEADS}")
+        counts = stored.tolist() if isinstance(stored, np.ndarray) else [stored] * num_layers
+        known = {count for count in counts if isinstance(count, int) and count > 0}
+        if len(counts) != num_layers or len(known) != 1 or not {*counts} <= {0, *known}:
+            reader.refuse(_KEY_VALUE_HEADS, f"must be one count, or 0, for each of {num_layers} layers, got {excerpt(counts)}")
+        return {
+            "num_key_value_heads": known.pop(),
+            "layer_types": ["full_attention" if count else "conv" for count in counts],
+            "conv_L_cache": reader.count("shortconv.l_cache"),
+            **read_rotation(reader, max(1, config["hidden_size"] // heads)),
+        }
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        convolutions = [layer.convolution for layer in spec.layers]
+        lengths = [convolution.length for convolution in convolutions if convolution is not None]
+        if not lengths:
+            raise CheckpointError("config.json: layer_types without a convolution cannot be written as GGUF")
+        counts = [spec.num_kv_heads if convolution is None else 0 for convolution in convolutions]
+        return {
+            _KEY_VALUE_HEADS: np.array(counts, np.int32),
+            "shortconv.l_cache": lengths[0],
+            **rotation_metadata(spec),
+        }
 
 
 def read_rotation(reader: MetadataReader, rotated: int) -> dict[str, Any]:
@@ -125,7 +180,7 @@ def _heads(reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
     values = reader.count("attention.value_length", keys)
     if values != keys:
         reader.refuse("attention.value_length", f"is {values}, but attention.key_length is {keys}")
-    return {"num_key_value_heads": reader.count("attention.head_count_kv", heads), "head_dim": keys}
+    return {"num_key_value_heads": reader.count(_KEY_VALUE_HEADS, heads), "head_dim": keys}
 
 
 def _refuse_other_size(reader: MetadataReader, config: Mapping[str, Any], head_dim: int) -> None:
@@ -136,7 +191,7 @@ def _refuse_other_size(reader: MetadataReader, config: Mapping[str, Any], head_d
 
 def _sizes(spec: DecoderSpec) -> dict[str, Value]:
     return {
-        "attention.head_count_kv": spec.num_kv_heads,
+        _KEY_VALUE_HEADS: spec.num_kv_heads,
         "attention.key_length": spec.head_dim,
         "attention.value_length": spec.head_dim,
     }

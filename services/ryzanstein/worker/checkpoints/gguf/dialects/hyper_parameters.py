@@ -20,7 +20,6 @@ from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
-_EACH_LAYER = "blk.{layer}.attn_output.weight"
 _CONTEXT = "max_position_embeddings"
 
 
@@ -57,7 +56,7 @@ def _common(reader: MetadataReader, dialect: Dialect) -> dict[str, Any]:
         "architectures": [dialect.class_name],
         "model_type": dialect.model_type,
         "hidden_size": width,
-        "num_hidden_layers": _layers(reader),
+        "num_hidden_layers": _layers(reader, dialect),
         "num_attention_heads": reader.count("attention.head_count"),
         "intermediate_size": reader.count("feed_forward_length"),
         "vocab_size": _vocabulary(reader.facts, width),
@@ -67,11 +66,11 @@ def _common(reader: MetadataReader, dialect: Dialect) -> dict[str, Any]:
     }
 
 
-def _layers(reader: MetadataReader) -> int:
+def _layers(reader: MetadataReader, dialect: Dialect) -> int:
     """Returns the number of layers, each of which has its tensors: no decoder is described that a file cannot have."""
     count = reader.count("block_count")
     for layer in range(count):
-        name = _EACH_LAYER.format(layer=layer)
+        name = f"blk.{layer}.{dialect.each_layer}"
         if name not in reader.facts.shapes:
             raise CheckpointError(f"{reader.facts.file}: tensor {excerpt(name)} is missing")
     return count

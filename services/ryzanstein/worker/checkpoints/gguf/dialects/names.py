@@ -45,7 +45,7 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
     names = spec.names
     found = {
         names.embedding: TensorRole("token_embd"),
-        names.final_norm: TensorRole("output_norm"),
+        names.final_norm: TensorRole(dialect.final_norm),
         names.head: TensorRole("output"),
     }
     if names.embedding_norm is not None:
@@ -61,7 +61,8 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    plain = (*_norms(names, dialect), *_attention(spec), *_mlp(names))
+    mixing = _attention(spec) if spec.layers[layer].convolution is None else _convolution(names)
+    plain = (*_norms(names, dialect), *mixing, *_mlp(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
@@ -84,7 +85,7 @@ def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, s
     """Yields the norms. Where Falcon has two before its halves, the file's first is that of the MLP."""
     swapped = dialect is FALCON and names.mlp_norm is not None
     yield names.attention_norm, "attn_norm_2" if swapped else "attn_norm"
-    yield names.mlp_norm, "attn_norm" if swapped else "ffn_norm"
+    yield names.mlp_norm, "attn_norm" if swapped else dialect.mlp_norm
     yield names.query_norm, "attn_q_norm"
     yield names.key_norm, "attn_k_norm"
     yield names.attention_post_norm, "post_attention_norm"
@@ -106,6 +107,12 @@ def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
         yield names.query, FUSED
         return
     yield from ((names.query, QUERY), (names.key, KEY), (names.value, VALUE))
+
+
+def _convolution(names: WeightNames) -> Iterator[tuple[str | None, str]]:
+    yield names.convolution_in, "shortconv.in_proj"
+    yield names.convolution, "shortconv.conv"
+    yield names.convolution_out, "shortconv.out_proj"
 
 
 def _mlp(names: WeightNames) -> Iterator[tuple[str | None, str]]:

@@ -17,6 +17,7 @@ import numpy as np
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.names import (
+    CORRECTION,
     FUSED,
     GATE_UPS,
     GATES,
@@ -126,8 +127,10 @@ def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, sto
         yield _of_fused(spec, role, new, fused, heads)
     elif role.count is not None:
         yield _stacked(role, new, stored)
-    elif role.name == "ffn_gate_inp_shexp":
+    elif role.name == "ffn_gate_inp_shexp" or (role.name == CORRECTION and len(new.shape) == 2):
         yield new.part(role.tensor(role.name, new.kind), new.shape[1:], 0, 1)
+    elif role.name == "shortconv.conv" and len(new.shape) == 3:
+        yield new.part(role.tensor(role.name, new.kind), (new.shape[0], new.shape[2]), 0, new.num_rows)
     elif spec.transposed and len(new.shape) == 2 and role.layer is not None:
         yield new.part(role.tensor(role.name, new.kind), new.shape[::-1], 0, new.num_rows, transposed=True)
     else:

@@ -1,4 +1,4 @@
-"""What Falcon, MPT and GPT-NeoX say besides: which generation it is, ALiBi, parallel halves."""
+"""What some say besides: Falcon its generation, MPT ALiBi, GPT-NeoX parallel halves, Command R7B and EXAONE 4 a window."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ class ParallelHalves:
 
     def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
         return {"use_parallel_residual": spec.parallel}
+
+
+@dataclass(frozen=True, slots=True)
+class PatternWindows:
+    """Three layers with a window, then one without; only in models of so many `layers`, if it is not 0.
+
+    A file has the window; llama.cpp knows the pattern, and which models have it, by itself.
+    """
+
+    layers: int = 0
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        num_layers = config["num_hidden_layers"]
+        if self.layers and num_layers != self.layers:
+            return {"sliding_window": None, "layer_types": ["full_attention"] * num_layers}
+        kinds = ["full_attention" if (index + 1) % 4 == 0 else "sliding_attention" for index in range(num_layers)]
+        return {"sliding_window": reader.count("attention.sliding_window"), "layer_types": kinds}
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        window = next((window for window in spec.windows if window is not None), None)
+        return {} if window is None else {"attention.sliding_window": window}

@@ -6,10 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.experts import Experts
-from ryzanstein.worker.checkpoints.gguf.dialects.heads import GemmaWindows, PartlyRotatedHeads, PlainHeads, WholeHeads
+from ryzanstein.worker.checkpoints.gguf.dialects.experts import ErnieExperts, Experts, LfmExperts
+from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
+    ConvolvedHeads,
+    GemmaWindows,
+    GrowingHeads,
+    PartlyRotatedHeads,
+    PlainHeads,
+    WholeHeads,
+)
 from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
-from ryzanstein.worker.checkpoints.gguf.dialects.shapes import FalconGeneration, MptAttention, ParallelHalves
+from ryzanstein.worker.checkpoints.gguf.dialects.shapes import (
+    FalconGeneration,
+    MptAttention,
+    ParallelHalves,
+    PatternWindows,
+)
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
@@ -20,7 +32,8 @@ _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _UNTIED = {"tie_word_embeddings": False}  # llama.cpp needs a head
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
-_SQUARE = WholeHeads(square=True)
+_SQUARED = {"hidden_act": "relu2"}
+_SQUARE, _PARTLY = WholeHeads(square=True), PartlyRotatedHeads(square=False)
 
 LLAMA = Dialect(
     "llama",
@@ -205,10 +218,110 @@ FALCON = Dialect(
 BLOOM = Dialect("bloom", "bloom", "BloomForCausalLM", layer_norm=True, heads=PlainHeads())
 MPT = Dialect("mpt", "mpt", "MptForCausalLM", layer_norm=True, heads=PlainHeads(), features=(MptAttention(),))
 
+ARCEE = Dialect(
+    "arcee",
+    "arcee",
+    "ArceeForCausalLM",
+    permuted=True,
+    fixed=_SQUARED,
+    present={**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+)
+NEMOTRON = Dialect(
+    "nemotron",
+    "nemotron",
+    "NemotronForCausalLM",
+    layer_norm=True,
+    plus_one=True,
+    fixed=_SQUARED,
+    present={**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+    heads=PartlyRotatedHeads(),
+)
+JAIS2 = Dialect(
+    "jais2",
+    "jais2",
+    "Jais2ForCausalLM",
+    layer_norm=True,
+    fixed=_SQUARED,
+    present={**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+)
+OLMOE = Dialect(
+    "olmoe",
+    "olmoe",
+    "OlmoeForCausalLM",
+    fixed={**_SILU, "norm_topk_prob": False, "attention_bias": False, "clip_qkv": None},
+    heads=_SQUARE,
+    features=(Experts(),),
+)
+HUNYUAN_DENSE = Dialect(
+    "hunyuan-dense",
+    "hunyuan_v1_dense",
+    "HunYuanDenseV1ForCausalLM",
+    fixed={**_SILU, "attention_bias": False},
+)
+SEED_OSS = Dialect(
+    "seed_oss",
+    "seed_oss",
+    "SeedOssForCausalLM",
+    fixed={**_SILU, "mlp_bias": False, "attention_out_bias": False},
+    present=_ATTENTION_BIAS,
+    mlp_norm="post_attention_norm",
+)
+ERNIE = Dialect("ernie4_5", "ernie4_5", "Ernie4_5ForCausalLM", fixed=_SILU, present={"use_bias": _QUERY_BIAS})
+GLM = Dialect("chatglm", "glm", "GlmForCausalLM", fixed=_SILU, present=_ATTENTION_BIAS, heads=_PARTLY)
+GLM4 = Dialect("glm4", "glm4", "Glm4ForCausalLM", fixed=_SILU, present=_ATTENTION_BIAS, heads=_PARTLY)
+COHERE2 = Dialect(
+    "cohere2",
+    "cohere2",
+    "Cohere2ForCausalLM",
+    layer_norm=True,
+    scalars={"logit_scale": "logit_scale"},
+    fixed={**_SILU, "attention_bias": False},
+    heads=_SQUARE,
+    features=(PatternWindows(),),
+)
+EXAONE4 = Dialect("exaone4", "exaone4", "Exaone4ForCausalLM", fixed=_SILU, features=(PatternWindows(layers=64),))
+LFM2 = Dialect(
+    "lfm2",
+    "lfm2",
+    "Lfm2ForCausalLM",
+    fixed={"block_auto_adjust_ff_dim": False, "conv_bias": False},
+    heads=ConvolvedHeads(),
+    final_norm="token_embd_norm",
+    each_layer="attn_norm.weight",
+)
+
+LFM2_MOE = replace(
+    LFM2,
+    name="lfm2moe",
+    model_type="lfm2_moe",
+    class_name="Lfm2MoeForCausalLM",
+    fixed={"conv_bias": False},
+    features=(Experts("moe_intermediate_size"), LfmExperts()),
+)
+ERNIE_MOE = replace(
+    ERNIE,
+    name="ernie4_5-moe",
+    model_type="ernie4_5_moe",
+    class_name="Ernie4_5_MoeForCausalLM",
+    heads=_SQUARE,
+    features=(Experts("moe_intermediate_size"), ErnieExperts()),
+)
+MINISTRAL3 = Dialect(
+    "mistral3",
+    "ministral3",
+    "Ministral3ForCausalLM",
+    permuted=True,
+    fixed={**_SILU, "sliding_window": None},
+    heads=GrowingHeads(),
+)
+OLMO3 = replace(OLMO2, model_type="olmo3", class_name="Olmo3ForCausalLM", features=(PatternWindows(),))
+
 DIALECTS = (
     *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
     *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
+    *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
+    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 
@@ -228,6 +341,8 @@ def dialect_of_file(metadata: Mapping[str, Value], file: str) -> Dialect:
             return DEEPSEEK_V3
         case "internlm2":
             return _READ_INTERNLM2
+        case "olmo2" if "olmo2.attention.sliding_window" in metadata:
+            return OLMO3
     found = next((dialect for dialect in DIALECTS if dialect.name == name), None)
     if found is None:
         known = ", ".join(sorted({dialect.name for dialect in DIALECTS}))

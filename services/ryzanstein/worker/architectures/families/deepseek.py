@@ -5,11 +5,12 @@ The first layers have no experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ryzanstein.worker.architectures.config import MAX_LAYERS, Architecture, Choices
-from ryzanstein.worker.architectures.experts import moe_spec
-from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES
+from ryzanstein.worker.architectures.families.experts import moe_spec
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
 from ryzanstein.worker.architectures.rotary_config import score_growth
 from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, LatentSpec, MoeSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
@@ -43,29 +44,36 @@ def _deepseek_v2(spec: DecoderSpec, values: Values) -> DecoderSpec:
     if method not in _NUM_RATED:
         raise CheckpointError(f"config.json: topk_method {excerpt(method)} is not supported, only {', '.join(_NUM_RATED)}")
     routing = RoutingSpec("softmax", scale=values.number("routed_scaling_factor"), groups=_groups(values, _NUM_RATED[method]))
-    return _sparse(_latent(spec, values), values, routing)
+    return sparse_after(with_latents(spec, values), values, routing)
 
 
 def _deepseek_v3(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Adds what DeepSeek V3 has beyond Llama.
+    return sparse_after(with_latents(without_further_layers(spec, values), values), values, corrected_routing(values))
 
-    Layers that predict further tokens may follow the last layer. They are not read: the model is
-    the same without them.
-    """
-    routing = RoutingSpec(
+
+def corrected_routing(values: Values) -> RoutingSpec:
+    """Returns the routing of DeepSeek V3, which others have too: sigmoids, corrected for the choice, in groups."""
+    return RoutingSpec(
         "sigmoid",
         normalized=values.flag("norm_topk_prob"),
         scale=values.number("routed_scaling_factor"),
         corrected=True,
         groups=_groups(values, 2),
     )
+
+
+def without_further_layers(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Returns the decoder with names by which layers after the last one are not read.
+
+    They predict further tokens. The model is the same without them.
+    """
     further = range(spec.num_layers, spec.num_layers + values.count("num_mtp_layers", least=0, most=MAX_LAYERS))
     ignored = (*spec.names.ignored, *(f"{spec.names.layer.format(layer=index)}*" for index in further))
-    return _sparse(_latent(replace(spec, names=replace(spec.names, ignored=ignored)), values), values, routing)
+    return replace(spec, names=replace(spec.names, ignored=ignored))
 
 
-def _latent(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    """Adds attention over latents. The head size of `spec` counts only a head's rotated numbers."""
+def with_latents(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Returns the decoder with attention over latents. The head size of `spec` counts only a head's rotated numbers."""
     latent = LatentSpec(
         rank=values.count("kv_lora_rank"),
         query_rank=values.optional_count("q_lora_rank"),
@@ -87,12 +95,18 @@ def _latent(spec: DecoderSpec, values: Values) -> DecoderSpec:
     )
 
 
-def _sparse(spec: DecoderSpec, values: Values, routing: RoutingSpec) -> DecoderSpec:
-    """Adds experts to all layers but the first few."""
-    width, num_dense = values.count("moe_intermediate_size"), values.count("first_k_dense_replace", least=0)
+def sparse_after(spec: DecoderSpec, values: Values, routing: RoutingSpec) -> DecoderSpec:
+    """Returns the decoder with experts in all layers but the first few."""
+    num_dense = values.count("first_k_dense_replace", least=0)
+    return with_experts(spec, values, routing, [index >= num_dense for index in range(spec.num_layers)])
+
+
+def with_experts(spec: DecoderSpec, values: Values, routing: RoutingSpec, sparse: Sequence[bool]) -> DecoderSpec:
+    """Returns the decoder with routed and shared experts in the layers that are `sparse`."""
+    width = values.count("moe_intermediate_size")
     experts = moe_spec(values, width, routing, shared_width=width * values.count("n_shared_experts"))
     _check_groups(experts)
-    layers = (replace(layer, experts=experts if index >= num_dense else None) for index, layer in enumerate(spec.layers))
+    layers = (replace(layer, experts=experts if has else None) for layer, has in zip(spec.layers, sparse, strict=True))
     return replace(spec, layers=tuple(layers))
 
 

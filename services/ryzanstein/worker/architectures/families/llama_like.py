@@ -58,17 +58,6 @@ INTERNLM2_NAMES = WeightNames(
 WINDOW_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
 
 
-def _granite(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    scale = values.number("attention_multiplier", 1.0)
-    return replace(
-        spec,
-        layers=tuple(replace(layer, attention_scale=scale) for layer in spec.layers),
-        embedding_scale=values.number("embedding_multiplier", 1.0),
-        residual_scale=values.number("residual_multiplier", 1.0),
-        logit_scale=1 / values.number("logits_scaling", 1.0),
-    )
-
-
 def _smollm3(spec: DecoderSpec, values: Values) -> DecoderSpec:
     """Removes positions from every fourth layer, or from the layers listed with 0.
 
@@ -85,14 +74,6 @@ def _smollm3(spec: DecoderSpec, values: Values) -> DecoderSpec:
             for layer, has in zip(spec.layers, rotated, strict=False)
         ),
     )
-
-
-def _clipped(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    return replace(spec, qkv_clip=values.optional_number("clip_qkv"))
-
-
-def _cohere(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    return replace(spec, logit_scale=values.number("logit_scale", 0.0625))
 
 
 def _phi3_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,18 +96,37 @@ def _stablelm(spec: DecoderSpec, values: Values) -> DecoderSpec:
     return replace(spec, names=replace(spec.names, mlp_norm=None)) if spec.parallel else spec
 
 
+def with_own_head_dim(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config without a null size of heads: the width over their number, whatever an absent one means."""
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    if config.get("head_dim", ...) is not None or not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
+        return config
+    return {**config, "head_dim": max(1, width // heads)}
+
+
+def _exaone4(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Removes positions from layers without a window, if the model has windows at all."""
+    if values.optional_count("sliding_window") is None:
+        return spec
+    layers = (replace(layer, rotary=None if layer.window is None else 0) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
+def _hunyuan(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Stretches the base of the rotation by `alpha`, once and for all (NTK-aware scaling), where it is "dynamic" by name."""
+    table = rotary_table(values)
+    if rotary_kind(values) != "dynamic" or not table.optional("alpha"):
+        return spec
+    (rotary,) = spec.rotaries
+    theta = rotary.theta * table.number("alpha") ** (spec.head_dim / (spec.head_dim - 2))
+    return replace(spec, rotaries=(replace(rotary, theta=theta),))
+
+
 LLAMA = Architecture(
     model_type="llama",
     title="Llama 1 to 3, and what is stored as such",
     names=LLAMA_NAMES,
     choices=Choices(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
-)
-MISTRAL = Architecture(
-    model_type="mistral",
-    title="Mistral",
-    names=LLAMA_NAMES,
-    choices=Choices(windowed=windows.every_layer),
-    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
 )
 QWEN2 = Architecture(
     model_type="qwen2",
@@ -142,14 +142,6 @@ QWEN3 = Architecture(
     choices=Choices(qk_norm="shared", qkv_bias="attention_bias", out_bias="attention_bias", windowed=windows.upper_layers),
     defaults={**WINDOW_DEFAULTS, "head_dim": 128},
 )
-GRANITE = Architecture(
-    model_type="granite",
-    title="Granite 3",
-    names=LLAMA_NAMES,
-    choices=LLAMA.choices,
-    refine=_granite,
-    refined="factors for embeddings, scores, residuals and logits",
-)
 SMOLLM3 = Architecture(
     model_type="smollm3",
     title="SmolLM 3",
@@ -158,22 +150,6 @@ SMOLLM3 = Architecture(
     defaults={"tie_word_embeddings": True, "num_key_value_heads": 4, "rope_theta": 2000000.0},
     refine=_smollm3,
     refined="layers without positions",
-)
-OLMO = Architecture(
-    model_type="olmo",
-    title="OLMo 1",
-    names=LLAMA_NAMES,
-    choices=Choices(norm="layer", norm_weight=False, qkv_bias="attention_bias", out_bias="attention_bias"),
-    fixed={"rms_norm_eps": 1e-5},
-    refine=_clipped,
-    refined="queries, keys and values clipped",
-)
-OLMO2 = Architecture(
-    model_type="olmo2",
-    title="OLMo 2",
-    names=POST_NORM_NAMES,
-    choices=Choices(qk_norm="width", qkv_bias="attention_bias", out_bias="attention_bias"),
-    defaults={"rms_norm_eps": 1e-5},
 )
 STABLELM = Architecture(
     model_type="stablelm",
@@ -191,24 +167,6 @@ STABLELM = Architecture(
     renamed={"rms_norm_eps": "layer_norm_eps"},
     defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
     refine=_stablelm,
-)
-COHERE = Architecture(
-    model_type="cohere",
-    title="Command R",
-    names=replace(QK_NORM_NAMES, mlp_norm=None),
-    choices=Choices(
-        norm="layer",
-        qk_norm="heads",
-        qk_normed="use_qk_norm",
-        interleaved=True,
-        parallel=True,
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-    ),
-    renamed={"rms_norm_eps": "layer_norm_eps"},
-    defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0},
-    refine=_cohere,
-    refined="logits scaled",
 )
 STARCODER2 = Architecture(
     model_type="starcoder2",
@@ -255,4 +213,58 @@ INTERNLM2 = Architecture(
     names=INTERNLM2_NAMES,
     choices=Choices(qkv_layout="grouped", qkv_bias="bias", out_bias="bias"),
     defaults={"bias": True},
+)
+SEED_OSS = Architecture(
+    model_type="seed_oss",
+    title="Seed-OSS",
+    names=LLAMA_NAMES,
+    choices=Choices(qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"),
+    defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+    older=with_own_head_dim,
+)
+HELIUM = Architecture(
+    model_type="helium",
+    title="Helium 1",
+    names=LLAMA_NAMES,
+    choices=Choices(interleaved=True, qkv_bias="attention_bias", mlp_bias="mlp_bias"),
+    defaults={"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20, "rope_theta": 1e5},
+)
+EXAONE4 = Architecture(
+    model_type="exaone4",
+    title="EXAONE 4",
+    names=POST_NORM_NAMES,
+    choices=Choices(qk_norm="shared", windowed=windows.all_but_one_in_a_pattern),
+    defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "num_key_value_heads": 32},
+    refine=_exaone4,
+    refined="positions only in layers with a window, if there are any",
+)
+HUNYUAN_DENSE = Architecture(
+    model_type="hunyuan_v1_dense",
+    title="Hunyuan, dense",
+    names=replace(LLAMA_NAMES, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+    choices=Choices(qk_norm="shared", qk_norm_last=True, qkv_bias="attention_bias", out_bias="attention_bias"),
+    defaults={"rms_norm_eps": 1e-5},
+    refine=_hunyuan,
+    refined="the base of the rotation stretched by `alpha`",
+)
+CWM = Architecture(
+    model_type="cwm",
+    title="Code World Model",
+    names=LLAMA_NAMES,
+    choices=Choices(windowed=windows.all_but_the_first_of_four),
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "sliding_window": 8192,
+        "rope_theta": 1e6,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
 )

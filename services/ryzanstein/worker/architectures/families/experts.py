@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES, QK_NORM_NAMES, WINDOW_DEFAULTS
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, QK_NORM_NAMES, WINDOW_DEFAULTS
 from ryzanstein.worker.architectures.spec import DecoderSpec, MoeSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import CheckpointError

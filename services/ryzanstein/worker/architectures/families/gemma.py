@@ -1,4 +1,4 @@
-"""Gemma 1 to 3.
+"""Gemma 1 to 3, and VaultGemma.
 
 Norms store their scale minus one, and embeddings are scaled by the root of the width. From Gemma 2
 on there are norms around each half of a layer.
@@ -13,9 +13,9 @@ from typing import Any
 
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.llama_like import LLAMA_NAMES
-from ryzanstein.worker.architectures.rotary_config import scaling
-from ryzanstein.worker.architectures.spec import DecoderSpec, LongScaling, RotarySpec
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
+from ryzanstein.worker.architectures.rotary_kinds import with_rotary_kinds
+from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 
 _NAMES = replace(
@@ -60,37 +60,8 @@ def _gemma3(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
     Layers with a window use another base, and no scaling except their own.
     """
-    spec = _gemma2(spec, values)
-    whole, local = _rotary_tables(values)
-    kinds = _rotary(values, spec, whole, values.number("rope_theta", 1e6)), _rotary(values, spec, local, _local_theta(values))
-    layers = tuple(replace(layer, rotary=0 if layer.window is None else 1) for layer in spec.layers)
-    return replace(spec, rotaries=kinds, layers=layers)
-
-
-def _rotary_tables(values: Values) -> tuple[Values, Values]:
-    """Returns the settings of layers without a window, and of layers with one.
-
-    `rope_scaling` applies to the former. Settings that are not given per kind of layer are ignored,
-    as in transformers.
-    """
-    tables = values.table("rope_parameters")
-    whole, local = tables.table("full_attention"), tables.table("sliding_attention")
-    stretched = values.table("rope_scaling")
-    if stretched.config:
-        whole = Values({"rope_type": "default", **whole.config, **stretched.config}, stretched.where)
-    return whole, local
-
-
-def _local_theta(values: Values) -> float:
-    return values.number("rope_local_base_freq", 1e4)
-
-
-def _rotary(values: Values, spec: DecoderSpec, table: Values, theta: float) -> RotarySpec:
-    table.refuse_null("rope_theta")
-    stretched = scaling(values, table)
-    if isinstance(stretched, LongScaling):
-        raise table.error("rope_type", "'longrope' is not supported for this architecture")
-    return RotarySpec(table.number("rope_theta", theta), spec.head_dim, scaling=stretched)
+    thetas = {"whole_theta": values.number("rope_theta", 1e6), "local_theta": values.number("rope_local_base_freq", 1e4)}
+    return with_rotary_kinds(_gemma2(spec, values), values, **thetas)
 
 
 GEMMA = Architecture(
@@ -126,4 +97,14 @@ GEMMA3_TEXT = Architecture(
     required=_REQUIRED,
     refine=_gemma3,
     refined="embeddings scaled, layers with windows rotate by another base",
+)
+VAULTGEMMA = Architecture(
+    model_type="vaultgemma",
+    title="VaultGemma",
+    names=replace(LLAMA_NAMES, mlp_norm="pre_feedforward_layernorm"),
+    choices=GEMMA2.choices,
+    renamed=GEMMA2.renamed,
+    defaults=GEMMA2.defaults,
+    refine=_gemma2,
+    refined=GEMMA2.refined,
 )

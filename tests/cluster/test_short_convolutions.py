@@ -1,0 +1,106 @@
+"""A model with short convolutions on two nodes of two ranks: what it keeps of a token is reused, and survives its node."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+
+pytestmark = pytest.mark.long
+
+PAGE = 16
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "block_auto_adjust_ff_dim": False,
+    "max_position_embeddings": 2048,
+    "layer_types": ["conv", "conv", "full_attention", "conv", "conv", "full_attention"],
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    model_dir = tmp_path_factory.mktemp("models") / "lfm2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        torch.manual_seed(11)
+        model = transformers.AutoModelForCausalLM.from_config(transformers.Lfm2Config(**SHAPE)).float()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.15)
+        model.save_pretrained(model_dir)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_DIR / name, model_dir / name)
+    with LocalCluster(ClusterSpec(model_dir, tp=2)) as running:
+        yield running
+
+
+@pytest.fixture
+def stub(cluster: LocalCluster) -> Iterator[InferenceServiceStub]:
+    with grpc.insecure_channel(cluster.router_address) as channel:
+        yield InferenceServiceStub(channel)
+
+
+def asked(prompt: list[int], num_tokens: int) -> inference.CompleteRequest:
+    sampling = inference.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    return inference.CompleteRequest(token_ids=inference.TokenIds(ids=prompt), sampling=sampling)
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    found: list[int] = torch.randint(3, 1000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return found
+
+
+def test_a_second_turn_computes_what_is_new_and_at_most_a_page(stub: InferenceServiceStub) -> None:
+    prompt = prompt_of(701, 1)
+    first = stub.Complete(asked(prompt, 90), timeout=60)
+    assert first.usage.cached_prompt_tokens == 0
+    turn = [*prompt, *first.choices[0].token_ids, *prompt_of(33, 2)]
+    second = stub.Complete(asked(turn, 8), timeout=60)
+    assert second.node_id == first.node_id
+    computed = second.usage.prompt_tokens - second.usage.cached_prompt_tokens
+    assert 33 <= computed <= 33 + PAGE
+
+
+def test_another_continuation_of_the_same_prompt_computes_at_most_a_page_more(stub: InferenceServiceStub) -> None:
+    """The convolution's last tokens are those of the prompt, not of the answer that was written after it."""
+    prompt = prompt_of(600, 3)
+    whole = stub.Complete(asked([*prompt, *prompt_of(20, 5)], 24), timeout=60)
+    again = stub.Complete(asked([*prompt, *prompt_of(20, 5)], 24), timeout=60)
+    assert again.usage.cached_prompt_tokens >= 600
+    assert again.choices[0].token_ids == whole.choices[0].token_ids
+
+
+def test_a_node_killed_in_an_answer_changes_no_token(stub: InferenceServiceStub, cluster: LocalCluster) -> None:
+    prompt = prompt_of(300, 7)
+    undisturbed = stub.Complete(asked(prompt, 120), timeout=60)
+    tokens: list[int] = []
+    nodes: list[str] = []
+    killed = ""
+    for response in stub.StreamComplete(inference.StreamCompleteRequest(complete=asked(prompt, 120)), timeout=60):
+        event = response.event
+        if event.HasField("delta"):
+            assert event.delta.first_index == len(tokens)
+            tokens += event.delta.token_ids
+            nodes.append(event.delta.node_id)
+            if len(tokens) >= 30 and not killed:
+                killed = nodes[0]
+                cluster.kill(killed)
+    assert tokens == list(undisturbed.choices[0].token_ids)
+    assert len(set(nodes)) == 2
