@@ -236,3 +236,24 @@ def test_what_is_not_known_is_refused_by_name(
 
 def test_the_page_of_models_is_fresh() -> None:
     assert (REPOSITORY / "docs" / "reference" / "architectures.md").read_text() == page()
+
+
+HOSTILE: list[tuple[str, dict[str, Any], str]] = [
+    ("lfm2", {"block_ffn_dim_multiplier": 1e300}, "block_ffn_dim_multiplier makes an MLP of more than"),
+    ("lfm2", {"num_key_value_heads": 1, "num_attention_heads": 1, "head_dim": 2}, "hidden_size .* is more than 64 times"),
+    ("lfm2", {"conv_L_cache": 10**6}, "conv_L_cache must be at most 256"),
+    ("lfm2", {"layer_types": [{"a": 1}, "conv"]}, "layer_types .* is not known"),
+    ("hunyuan_v1_dense", {"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 9.0}}, "alpha"),
+    ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1e300}}, "alpha"),
+    ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "llama_4_scaling_beta"),
+    ("granitemoehybrid", {"layer_types": ["linear_attention", "full_attention"]}, "'linear_attention' is not supported"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes", "message"), HOSTILE)
+def test_numbers_that_would_take_for_ever_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
+    shape = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 99}
+    kinds = ["conv", "full_attention"] if model_type == "lfm2" else ["full_attention"] * 2
+    config = {"model_type": model_type, **shape, "max_position_embeddings": 64, "intermediate_size": 96, "layer_types": kinds}
+    with pytest.raises(CheckpointError, match=message):
+        spec_of({**config, **changes})

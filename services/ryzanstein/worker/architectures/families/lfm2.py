@@ -9,7 +9,7 @@ from typing import Any
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.spec import ConvolutionSpec, DecoderSpec, LayerSpec, RoutingSpec, WeightNames
-from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.architectures.values import MAX_COUNT, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _NAMES = WeightNames(
@@ -49,6 +49,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _RENAMED = {"rms_norm_eps": "norm_eps"}
 _FIXED = {"hidden_act": "silu"}
+_MAX_PLANES = 64  # known models have one or two
 _ATTENTION, _CONVOLUTION = "full_attention", "conv"
 _OLD_NAMES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
 
@@ -100,6 +101,8 @@ def _width(spec: DecoderSpec, values: Values) -> int:
     width = 2 * width // 3
     if (factor := values.optional_number("block_ffn_dim_multiplier")) is None:
         return width
+    if factor * width > MAX_COUNT:
+        raise values.error("block_ffn_dim_multiplier", f"makes an MLP of more than {MAX_COUNT} columns")
     multiple = values.count("block_multiple_of", 256)
     return multiple * -(-int(factor * width) // multiple)
 
@@ -118,6 +121,8 @@ def _with_convolutions(spec: DecoderSpec, values: Values, kinds: list[Any]) -> D
             f"config.json: hidden_size {spec.hidden_size} does not divide over {spec.num_kv_heads} key-value heads"
         )
     planes = -(-spec.hidden_size // (2 * spec.num_kv_heads * spec.head_dim))
+    if planes > _MAX_PLANES:
+        raise values.error("hidden_size", f"{spec.hidden_size} is more than {_MAX_PLANES} times the keys and values of a token")
     convolution = ConvolutionSpec(values.count("conv_L_cache", least=2, most=256), planes, values.flag("conv_bias"))
     layers = (
         _convolved(layer, convolution) if kind == _CONVOLUTION else layer

@@ -55,6 +55,7 @@ INTERNLM2_NAMES = WeightNames(
     up="feed_forward.w3",
     down="feed_forward.w2",
 )
+_MAX_BASE = 1e15  # of a rotation; known models have 1e11
 WINDOW_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
 
 
@@ -118,6 +119,8 @@ def _hunyuan(spec: DecoderSpec, values: Values) -> DecoderSpec:
     if rotary_kind(values) != "dynamic" or not table.optional("alpha"):
         return spec
     (rotary,) = spec.rotaries
+    if spec.head_dim <= 2 or rotary.theta * table.number("alpha") > _MAX_BASE:
+        raise table.error("alpha", f"{excerpt(table.optional('alpha'))} is not supported for heads of {spec.head_dim} numbers")
     theta = rotary.theta * table.number("alpha") ** (spec.head_dim / (spec.head_dim - 2))
     return replace(spec, rotaries=(replace(rotary, theta=theta),))
 
