@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -240,9 +239,9 @@ def test_another_reader_goes_on_from_a_position(start_router: Any) -> None:
             if isinstance(event, Text) and event.first_index == 9:
                 break
         position = stream.position
-    assert position.next_index == (10,)
-    with Client(address) as second:
-        answer = second.attach(position).finish()
+        assert position.next_index == (10,)
+        with Client(address) as second:
+            answer = second.attach(position).finish()
     assert (tokens(answer), answer.reattaches) == (WHOLE[10:], 0)
 
 
@@ -266,21 +265,3 @@ def test_a_call_that_may_be_repeated_is(faces: Any, start_router: Any) -> None:
 async def test_a_blocking_client_says_that_it_would_block_the_loop(start_router: Any) -> None:
     with Client(start_router().address) as client, pytest.raises(RuntimeError, match="AsyncClient"):
         client.models()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_client_says_that_it_was_forked(start_router: Any) -> None:
-    client = Client(start_router().address)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            client.models()
-        except RuntimeError as error:
-            os.write(write, str(error).encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as said:
-        assert "fork" in said.read()
-    client.close()
