@@ -12,7 +12,7 @@ import pytest
 
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cli.processes.ports import free_ports
-from ryzanstein.cli.watch.sampling import ClusterSampler, KeptChannels, KeptDialer, KeptRouter, Questions
+from ryzanstein.cli.watch.sampling import ClusterSampler, KeptChannels, KeptDialer, KeptRouter, SourceQuestions
 from ryzanstein.cluster import Beat, Node, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.client import PLAIN
@@ -144,7 +144,7 @@ async def test_a_service_that_freezes_does_not_hold_up_what_the_others_say(
 
 
 async def test_the_last_answer_stands_in_until_the_question_fails() -> None:
-    questions, answers = Questions(0.01), asyncio.Queue[int | RyzansteinError]()
+    questions, answers = SourceQuestions(0.01), asyncio.Queue[int | RyzansteinError]()
 
     async def question() -> int:
         if isinstance(answer := await answers.get(), RyzansteinError):
@@ -169,7 +169,7 @@ async def test_the_last_answer_stands_in_until_the_question_fails() -> None:
 
 
 async def test_who_is_not_asked_any_more_is_forgotten() -> None:
-    questions, ended = Questions(0.01), asyncio.Event()
+    questions, ended = SourceQuestions(0.01), asyncio.Event()
 
     async def silent() -> int:
         try:

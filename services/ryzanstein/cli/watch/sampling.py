@@ -105,7 +105,7 @@ class KeptRouter(KeyedRouter):
         return self.channels.channel(self.address, KeyedRouter(self.address, self.key, self.trust).open)
 
 
-class Questions:
+class SourceQuestions:
     """Asks each service on its own.
 
     A sample does not wait for one that is silent: its last answer stands in, until the question fails.
@@ -172,7 +172,7 @@ class ClusterSampler:
         """Yields what the services say, until the caller stops. Services that do not answer are its errors."""
         router = KeptRouter(self.router.address, self.router.key, self.router.trust, self._channels)
         dialer = KeptDialer(self.dialer, self._channels)
-        questions = Questions(min(_HELD_UP_S, self._interval_s / 2))
+        questions = SourceQuestions(min(_HELD_UP_S, self._interval_s / 2))
         try:
             while True:
                 began = time.monotonic()
