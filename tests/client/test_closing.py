@@ -131,10 +131,10 @@ def test_a_client_belongs_to_one_event_loop(start_router: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_client_says_that_it_was_forked_and_its_parent_goes_on(start_router: Any, cluster: Any, slow: None) -> None:
-    client = Client(start_router().address)
-    stream = client.stream("hello")
-    next(stream)
+def test_a_client_says_that_it_was_forked_and_its_parent_goes_on(start_router: Any) -> None:
+    """No call runs while the process forks: gRPC itself may crash then."""
+    client = Client(start_router().address, learn_routers=False)
+    client.models()
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -152,7 +152,5 @@ def test_a_client_says_that_it_was_forked_and_its_parent_goes_on(start_router: A
         said = pipe.read()
     assert os.waitpid(child, 0)[1] == 0
     assert said.count("made before a fork; make one in the child process") == 2
-    assert cluster.cancelled == [], "the child's close is not the parent's"
-    next(event for event in stream if isinstance(event, Text) and event.first_index > 20)
+    assert client.chat("hello").finish_reason == "stop"
     client.close()
-    assert cluster.cancelled == [stream.generation_id]
