@@ -156,7 +156,7 @@ def list_sessions(token: str) -> Unary[tuple[list[SessionView], str | None]]:
 
 
 class ToolRounds:
-    """A conversation in which the assistant calls functions."""
+    """A conversation in which the assistant calls functions. A call that is asked for by `tool_choice` is asked for once."""
 
     def __init__(self, messages: Messages, tools: Sequence[Callable[..., Any]], options: Options) -> None:
         self.said: Sequence[pb.Message] = messages_of(messages)
@@ -169,6 +169,8 @@ class ToolRounds:
 
     def returned(self, answer: Answer, returned: Sequence[Any]) -> None:
         """Notes what the functions returned: the next thing to say. A session knows the rest."""
+        if "tool_choice" in self.options:
+            self.options["tool_choice"] = "auto"  # else it would call in each round, and never answer
         results = [result_of(call, each) for call, each in zip(answer.tool_calls, returned, strict=True)]
         asked = pb.Message(role=pb.ROLE_ASSISTANT, content=answer.text, tool_calls=answer.tool_calls)
         self.said = [*(() if self.options.get("session") else (*self.said, asked)), *results]
