@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -114,6 +116,26 @@ async def test_a_closed_client_of_a_loop_says_so_at_each_use(start_router: Any) 
     for use in (client.models, lambda: client.cancel("generation-0"), lambda: anext(stream), lambda: client.chat("hello")):
         with pytest.raises(RuntimeError, match=CLOSED):
             await use()
+
+
+def test_a_stream_that_nobody_holds_any_more_is_left(start_router: Any, slow: None) -> None:
+    with Client([start_router().address, start_router().address]) as client:
+        stream = client.stream("hello")
+        next(stream)
+        held = weakref.ref(stream)
+        del stream
+        gc.collect()
+        assert held() is None
+
+
+async def test_a_stream_of_a_loop_that_nobody_holds_any_more_is_left(start_router: Any, slow: None) -> None:
+    async with AsyncClient([start_router().address, start_router().address]) as client:
+        stream = client.stream("hello")
+        await anext(stream)
+        held = weakref.ref(stream)
+        del stream
+        gc.collect()
+        assert held() is None
 
 
 def test_a_call_that_is_tried_again_ends_when_the_client_is_closed(start_router: Any) -> None:

@@ -124,9 +124,12 @@ class ClientCore:
             self._streams.add(stream)
 
     def unused(self, channels: Mapping[str, Any]) -> list[str]:
-        """Returns the addresses of channels to routers that are no longer known, and that no stream is read from."""
+        """Returns the addresses of channels to routers that were only asked whether they are there, or are gone.
+
+        Many clients must not keep a connection to each of many routers: where one fails, another one is opened soon enough.
+        """
         with self._lock:
-            used = {*self.routers.addresses, *(stream.router for stream in self._streams)}
+            used = {*self.routers.given, *(stream.router for stream in self._streams), self.routers.current(time.monotonic())}
         return [address for address in channels if address not in used]
 
     @property

@@ -285,8 +285,7 @@ class AsyncStream(FollowedAnswer):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), seconds)
             case _:
-                self._call = self._client.open(step, self)
-                self._watch(self._call)
+                self._reads(self._client.open(step, self))
         return True
 
     async def _read(self) -> None:
@@ -304,13 +303,12 @@ class AsyncStream(FollowedAnswer):
         if not self._flow.reading:
             self._leave()
 
-    def _watch(self, call: Any) -> None:
-        """Looks whether the router fell silent, and whether there are others now."""
+    def _watch(self, number: int) -> None:
         self._client.learn()
-        if (seconds := self._look(call)) is not None:
+        if (seconds := self._look(number)) is not None:
             if self._looks is not None:
                 self._looks.cancel()
-            self._looks = asyncio.get_running_loop().call_later(seconds, self._watch, call)
+            self._looks = asyncio.get_running_loop().call_later(seconds, self._watching(number))
 
     def _wake(self) -> None:
         self._woken.set()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ryzanstein.client.answer import Answer, Position
@@ -26,6 +28,7 @@ class FollowedAnswer:
     def __init__(self, flow: Flow, request: Request | None) -> None:
         self._flow, self.request = flow, request
         self._call: Any = None
+        self._num_calls = 0
         self._pending: deque[Event] = deque()
         self._cancels = False
 
@@ -70,6 +73,12 @@ class FollowedAnswer:
         self._wake()
         return True
 
+    def _reads(self, call: Any) -> None:
+        """Reads this call from now on, and looks after it."""
+        self._call = call
+        self._num_calls += 1
+        self._watch(self._num_calls)
+
     def _took(self, response: Any) -> None:
         """Takes a message; None: the stream has ended."""
         if response is not None:
@@ -94,13 +103,13 @@ class FollowedAnswer:
         if (call := self._call) is not None:
             call.cancel()  # ends the pending read
 
-    def _look(self, call: Any) -> float | None:
-        """Leaves a router that fell silent, where there is another one.
+    def _look(self, number: int) -> float | None:
+        """Leaves a router that fell silent, where there is another one. `number` is that of the call that is read.
 
         Returns after how many seconds to look again: when it may have, not at each token. None: not at this call.
         """
         flow, now = self._flow, time.monotonic()
-        if self._call is not call or flow.over or self._cancels:
+        if (call := self._call) is None or number != self._num_calls or flow.over or self._cancels:
             return None
         left_s = flow.stalls_in(now)
         if left_s > 0:
@@ -108,6 +117,20 @@ class FollowedAnswer:
         flow.stalled(now)
         call.cancel()
         return None
+
+    def _watching(self, number: int) -> Callable[[], None]:
+        """Returns what looks again, and does not keep alive a stream that nobody reads any more."""
+        weak = weakref.ref(self)
+
+        def watch() -> None:
+            if (stream := weak()) is not None:
+                stream._watch(number)
+
+        return watch
+
+    def _watch(self, number: int) -> None:
+        """Looks whether the router fell silent, and whether there are others now."""
+        raise NotImplementedError
 
     def _wake(self) -> None:
         """Ends a wait."""
