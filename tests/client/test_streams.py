@@ -231,18 +231,29 @@ def test_a_deadline_ends_a_stream_that_is_silent(faces: Any, start_router: Any) 
     assert tokens(failed.value.partial) == WHOLE[:5]
 
 
-def test_another_reader_goes_on_from_a_position(start_router: Any) -> None:
+def test_another_reader_goes_on_from_a_position(start_router: Any, cluster: Any) -> None:
     address = start_router().address
     with Client(address) as first:
         stream = first.stream("hello")
         for event in stream:
             if isinstance(event, Text) and event.first_index == 9:
                 break
-        position = stream.position
-        assert position.next_index == (10,)
-        with Client(address) as second:
-            answer = second.attach(position).finish()
+        position = stream.detach()
+        assert list(stream) == []
+    assert position.next_index == (10,)
+    assert cluster.cancelled == []
+    with Client(address) as second:
+        answer = second.attach(position).finish()
     assert (tokens(answer), answer.reattaches) == (WHOLE[10:], 0)
+
+
+async def test_a_detached_answer_of_a_loop_is_not_cancelled(start_router: Any, cluster: Any) -> None:
+    cluster.step_s = 0.02
+    async with AsyncClient(start_router().address) as client, client.stream("hello") as stream:
+        await anext(stream)
+        assert stream.detach().generation_id == "generation-0"
+        assert [event async for event in stream] == []
+    assert cluster.cancelled == []
 
 
 def test_a_key_is_sent_to_this_machine_and_never_to_another_in_the_clear(faces: Any, start_router: Any) -> None:

@@ -15,9 +15,10 @@ with Client(routers) as first:
         print(getattr(event, "text", ""), end="", flush=True)
         if isinstance(event, Text) and event.first_index >= 10:
             break
-    saved = json.dumps([stream.position.generation_id, stream.position.next_index])
+    position = stream.detach()
+    saved = json.dumps([position.generation_id, position.next_index])
 
-    generation_id, next_index = json.loads(saved)
-    with Client(routers) as second:
-        rest = second.attach(Position(generation_id, tuple(next_index)))
-        print("|" + "".join(rest.text()))
+generation_id, next_index = json.loads(saved)
+with Client(routers) as second:
+    rest = second.attach(Position(generation_id, tuple(next_index)))
+    print("|" + "".join(rest.text()))

@@ -52,6 +52,14 @@ class FollowedAnswer:
         """Returns the router that is read; empty: none is."""
         return self._flow.router if self._call is not None else ""
 
+    def detach(self) -> Position:
+        """Leaves the answer without cancelling it. Returns where another reader goes on; see `attach` of the client.
+
+        The cluster keeps it as long as any answer without a reader.
+        """
+        self._give_up()
+        return self.position
+
     def end_with_client(self) -> str:
         """Ends because the client is closed. Returns the generation that is to be cancelled; empty: none."""
         ends = self._ends_early()
