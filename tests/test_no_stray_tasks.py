@@ -19,6 +19,8 @@ STARTS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe
 ALLOWED = {
     "services/ryzanstein/router/core/embeddings.py": (2, "a task group awaits the parts of a request"),
     "services/ryzanstein/worker/agent/faces/embeddings.py": (2, "a task group awaits the inputs of a request"),
+    "clients/python/ryzanstein/client/drivers/aio.py": (1, "asks for routers, which may fail; ends with the client"),
+    "services/ryzanstein/cli/watch/sampling.py": (1, "what it ends with is the answer, or ends with the watch"),
     "shared/ryzanstein/process/awake.py": (1, "ends with the call, which raises what it ended with"),
     "shared/ryzanstein/process/background.py": (3, "the one place; the two futures of `until` are looked at there"),
     "services/ryzanstein/router/nodes/links/connection.py": (2, "reader and writer log whatever ends them and end the stream"),

@@ -205,7 +205,7 @@ reports = st.builds(
     uint64,
     states,
     texts,
-    st.none() | st.builds(LoadProgress, st.sampled_from(("", "load", "warm_up")), uint64, uint64),
+    st.none() | st.builds(LoadProgress, st.sampled_from(("", "load", "pack", "warm_up")), uint64, uint64, uint64, uint64),
 )
 deployments = st.builds(Deployment, texts, texts, uint32, uint64, st.integers(0, 2**31).map(lambda halves: halves / 2))
 nodes = st.builds(

@@ -173,12 +173,14 @@ class Beat:
 class LoadProgress:
     """How far the ranks are that load a model. `phase` is that of the rank that is furthest behind.
 
-    0 of 0 bytes: it is not known yet how much there is to read.
+    0 of 0 bytes: it is not known yet how much there is to read. `pack_bytes` are given to be packed for the processor so far.
     """
 
     phase: str
     loaded_bytes: int = 0
     total_bytes: int = 0
+    packed_bytes: int = 0
+    pack_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ async def test_the_answer_goes_on_over_a_new_connection_without_a_gap(cluster: L
     async with cutting_proxy(cluster.router_address) as (proxy, address):
         cut = False
         async with (
-            AsyncClient(address, timeout_s=30) as client,
+            AsyncClient(address, timeout_s=30, learn_routers=False) as client,
             client.stream("Count from 1 to 80.", temperature=0.0) as stream,
         ):
             async for _ in stream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -232,18 +231,29 @@ def test_a_deadline_ends_a_stream_that_is_silent(faces: Any, start_router: Any) 
     assert tokens(failed.value.partial) == WHOLE[:5]
 
 
-def test_another_reader_goes_on_from_a_position(start_router: Any) -> None:
+def test_another_reader_goes_on_from_a_position(start_router: Any, cluster: Any) -> None:
     address = start_router().address
     with Client(address) as first:
         stream = first.stream("hello")
         for event in stream:
             if isinstance(event, Text) and event.first_index == 9:
                 break
-        position = stream.position
+        position = stream.detach()
+        assert list(stream) == []
     assert position.next_index == (10,)
+    assert cluster.cancelled == []
     with Client(address) as second:
         answer = second.attach(position).finish()
     assert (tokens(answer), answer.reattaches) == (WHOLE[10:], 0)
+
+
+async def test_a_detached_answer_of_a_loop_is_not_cancelled(start_router: Any, cluster: Any) -> None:
+    cluster.step_s = 0.02
+    async with AsyncClient(start_router().address) as client, client.stream("hello") as stream:
+        await anext(stream)
+        assert stream.detach().generation_id == "generation-0"
+        assert [event async for event in stream] == []
+    assert cluster.cancelled == []
 
 
 def test_a_key_is_sent_to_this_machine_and_never_to_another_in_the_clear(faces: Any, start_router: Any) -> None:
@@ -266,21 +276,3 @@ def test_a_call_that_may_be_repeated_is(faces: Any, start_router: Any) -> None:
 async def test_a_blocking_client_says_that_it_would_block_the_loop(start_router: Any) -> None:
     with Client(start_router().address) as client, pytest.raises(RuntimeError, match="AsyncClient"):
         client.models()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_client_says_that_it_was_forked(start_router: Any) -> None:
-    client = Client(start_router().address)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            client.models()
-        except RuntimeError as error:
-            os.write(write, str(error).encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as said:
-        assert "fork" in said.read()
-    client.close()

@@ -28,6 +28,7 @@ class Terminal:
 
     program: str
     socket: str
+    command: str = ""
 
     def tmux(self, *arguments: str) -> str:
         command = [self.program, "-L", self.socket, *arguments]
@@ -37,6 +38,12 @@ class Terminal:
         self.tmux("send-keys", "-t", "chat", "-l", text)
         for key in keys or ("Enter",):
             self.press(key)
+
+    def again(self) -> None:
+        """Begins a second chat, on an empty screen."""
+        self.tmux("respawn-pane", "-k", "-t", "chat", self.command)
+        self.tmux("clear-history", "-t", "chat")
+        self.wait(lambda screen: "you" in screen and "left" not in screen)
 
     def press(self, key: str) -> None:
         self.tmux("send-keys", "-t", "chat", key)
@@ -74,6 +81,7 @@ def terminal(
     home = f"XDG_STATE_HOME={shlex.quote(str(tmp_path))}"
     chat = f"env -u COLUMNS -u LINES {home} {program} chat --router {cluster.router_address}"
     command = f"{chat}; echo left $?; sleep 60"
+    made.command = command
     made.tmux("new-session", "-d", "-x", str(columns), "-y", str(lines), "-s", "chat", command)
     made.wait(lambda screen: "you" in screen)
     yield made
@@ -109,6 +117,29 @@ def test_a_conversation(terminal: Terminal, cluster: LocalCluster, tmp_path: Pat
     history = tmp_path / "ryzanstein" / "chat_history"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert "My name is Tavik." in history.read_text()
+
+
+def test_what_is_pasted_is_one_message_and_history_outlives_a_chat(terminal: Terminal, cluster: LocalCluster) -> None:
+    terminal.tmux("set-buffer", "My name is Tavik.\nI like tea.\n\tWhat is my name?")
+    terminal.tmux("paste-buffer", "-p", "-t", "chat")
+    terminal.wait(lambda screen: "What is my name?" in screen)
+    terminal.press("Enter")
+    screen = terminal.wait(lambda screen: "first token" in screen)
+    assert screen.count("first token") == 1, "its lines are not messages of their own"
+    terminal.type("Count from 1 to 3.")
+    terminal.wait(lambda screen: screen.count("first token") == 2)
+    terminal.press("C-d")
+    terminal.wait(lambda screen: "left 0" in screen)
+
+    terminal.again()
+    terminal.press("Up")
+    terminal.wait(lambda screen: "Count from 1 to 3." in screen)
+    terminal.press("Up")
+    terminal.press("Up")
+    screen = terminal.wait(lambda screen: "My name is Tavik." in screen)
+    assert "I like tea." in screen, "a message of several lines comes back whole"
+    terminal.press("C-c")
+    terminal.wait(lambda screen: "left 130" in screen)
 
 
 def test_a_failover_is_one_line(terminal: Terminal, cluster: LocalCluster) -> None:

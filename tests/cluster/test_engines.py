@@ -251,3 +251,23 @@ def test_choices_and_streams_end_by_themselves_at_a_server(alone: Any) -> None:
     stopped = alone.client.chat(QUESTION, max_tokens=90, stop=["12"])
     assert stopped.text.rstrip().endswith("11,") or "12" not in stopped.text
     assert stopped.choices[0].reason == inference.FINISH_REASON_STOP
+
+
+def test_a_server_is_listed_as_the_rank_that_it_is(alone: Any) -> None:
+    """It has no process of ours. What it does, and when it last moved, is told as of any rank."""
+    seen: list[tuple[int, int, str]] = []
+
+    def on_delta(delta: Any) -> None:
+        if delta.first_index == 5:
+            seen.extend((rank.rank, rank.pid, rank.phase) for rank in alone.status("node-0").ranks)
+
+    (before,) = alone.status("node-0").ranks
+    assert (before.rank, before.pid, before.phase) == (0, 0, "idle")
+    answer = alone.client.chat(QUESTION, on_delta=on_delta, **LONG)
+    assert len(answer.token_ids) > 5
+    ((rank, pid, phase),) = seen
+    assert (rank, pid) == (0, 0)
+    assert phase != "idle"
+    (after,) = alone.status("node-0").ranks
+    assert after.step > before.step, "parts of answers that came from it"
+    assert after.phase == "idle"

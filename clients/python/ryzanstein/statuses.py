@@ -1,19 +1,25 @@
-"""Reads the error of a failed call: `google.rpc.Status` with the details of AIP-193."""
+"""Reads the error of a failed call: `google.rpc.Status` with the details of AIP-193.
+
+Its messages are loaded with the first error: a program that imports the client need not wait for them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from ryzanstein.errors import Code, FieldViolation, RyzansteinError
+
+if TYPE_CHECKING:
+    from google.protobuf import any_pb2
+    from google.rpc import status_pb2
 
 
 def error_of_call(failure: grpc.RpcError) -> RyzansteinError:
     """Returns the server's error. Its reason is empty where there is no ErrorInfo: then the transport failed."""
+    from grpc_status import rpc_status
+
     try:
         status = rpc_status.from_call(failure)  # type: ignore[arg-type]
     except ValueError:  # the details are of another failure: an intermediary changed the status
@@ -42,6 +48,8 @@ def _code(number: int) -> Code:
 
 
 def _read_detail(detail: any_pb2.Any, error: RyzansteinError) -> None:
+    from google.rpc import error_details_pb2
+
     info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     resource, retry = error_details_pb2.ResourceInfo(), error_details_pb2.RetryInfo()
     if detail.Unpack(info):

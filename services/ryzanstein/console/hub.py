@@ -156,6 +156,9 @@ class Hub:
         """Waits for running answers, then leaves those that still run: the cluster ends or goes on with them."""
         if self._readers:
             await asyncio.wait(set(self._readers), timeout=grace_s)
+        for kept in self.answers.values():
+            if kept.stream is not None:
+                kept.stream.detach()  # closing the client would cancel what still runs
         for reader in list(self._readers):
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

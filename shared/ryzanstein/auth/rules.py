@@ -44,7 +44,7 @@ PUBLIC_METHODS: Mapping[str, Need] = MappingProxyType(
         f"{_V1}EmbeddingService/Embed": _INFER,
         f"{_V1}UsageService/GetUsage": Need(Scope.USAGE),
         f"{_V1}RouterService/GetRouterStatus": Need(Scope.STATUS),
-        f"{_V1}RouterService/ListRouters": Need(Scope.STATUS),
+        f"{_V1}RouterService/ListRouters": ANY_CALLER,
         f"{_V1}DebugService/DumpStacks": _DEBUG,
         f"{_V1}DebugService/FindRequests": _DEBUG,
         f"{_V1}DebugService/GetDiagnostics": _DEBUG,

@@ -8,10 +8,11 @@ Nodes that only the router knows are queried too, so that this works without an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ryzanstein.cluster import Beat, ModelReport, Node, NodeState
 from ryzanstein.errors import RyzansteinError
@@ -56,22 +57,36 @@ MAX_SESSIONS = 20
 T = TypeVar("T")
 
 
-async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN) -> ClusterStatus:
+class Ask(Protocol):
+    """How a question is asked. `key` is the same each time that the same service is asked the same. Raises RyzansteinError."""
+
+    def __call__(self, key: tuple[str, ...], question: Callable[[], Coroutine[Any, Any, T]]) -> Awaitable[T]: ...
+
+
+def _ask(key: tuple[str, ...], question: Callable[[], Coroutine[Any, Any, T]]) -> Awaitable[T]:
+    return question()
+
+
+async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN, ask: Ask = _ask) -> ClusterStatus:
     """Queries all services at once. `dialer` reaches the orchestrator and nodes; a router's port is a public one.
 
-    A service that does not answer within TIMEOUT_S is in `errors`.
+    A service that does not answer within TIMEOUT_S is in `errors`. `ask` may answer with what is known already.
     """
     errors: dict[str, str] = {}
     (members, control), (links, routers), models, sessions = await asyncio.gather(
-        _or(_members(orchestrator, dialer), ((), OrchestratorView()), "orchestrator", errors),
-        _or(_router(router), (RouterView(), ()), "router", errors),
-        _or(_models(router), (), "router", errors),
-        _or(_sessions(router), (), "session store", errors),
+        _or(ask(("members",), partial(_members, orchestrator, dialer)), ((), OrchestratorView()), "orchestrator", errors),
+        _or(ask(("router",), partial(_router, router)), (RouterView(), ()), "router", errors),
+        _or(ask(("models",), partial(_models, router)), (), "router", errors),
+        _or(ask(("sessions",), partial(_sessions, router)), (), "session store", errors),
     )
     if "router" in errors:
         errors.pop("session store", None)  # the router, which answers for the store, was unreachable
-    linked = _only_linked(links, members)
-    asked = [*(_models_of(node, True, dialer) for node in members), *(_models_of(node, False, dialer) for node in linked)]
+
+    def told(node: Node) -> Awaitable[list[worker_pb2.GetStatusResponse]]:
+        return ask(("node", node.address), partial(_answers, node.address, dialer))
+
+    asked = [_models_of(node, True, told(node)) for node in members]
+    asked += [_models_of(node, False, told(node)) for node in _only_linked(links, members)]
     nodes = await asyncio.gather(*asked)
     return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors, control, routers)
 
@@ -102,7 +117,7 @@ def _only_linked(router: RouterView, members: tuple[Node, ...]) -> list[Node]:
     ]
 
 
-async def _models_of(node: Node, member: bool, dialer: Dialer) -> list[NodeStatus]:
+async def _models_of(node: Node, member: bool, told: Awaitable[list[worker_pb2.GetStatusResponse]]) -> list[NodeStatus]:
     """Returns the node's status with its first model, and one for each further model that it has.
 
     The orchestrator may know of models that the node has no ranks for, and the node of some that the
@@ -110,7 +125,7 @@ async def _models_of(node: Node, member: bool, dialer: Dialer) -> list[NodeStatu
     """
     reports = {report.model: report for report in node.models}
     try:
-        answers = await _answers(node.address, dialer)
+        answers = await told
     except RyzansteinError as error:
         why = f"{error.code.name}: {error.message}"
         first = NodeStatus(node, error=why, member=member, report=reports.pop(node.model, None))

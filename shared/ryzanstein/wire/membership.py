@@ -144,7 +144,13 @@ def model_report_to_wire(report: ModelReport) -> orchestrator.ModelReport:
 
 
 def _progress_to_wire(progress: LoadProgress) -> orchestrator.LoadProgress:
-    return orchestrator.LoadProgress(phase=progress.phase, loaded_bytes=progress.loaded_bytes, total_bytes=progress.total_bytes)
+    return orchestrator.LoadProgress(
+        phase=progress.phase,
+        loaded_bytes=progress.loaded_bytes,
+        total_bytes=progress.total_bytes,
+        packed_bytes=progress.packed_bytes,
+        pack_bytes=progress.pack_bytes,
+    )
 
 
 def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
@@ -167,7 +173,8 @@ def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
 
 
 def _progress_from_wire(wire: orchestrator.LoadProgress) -> LoadProgress:
-    return LoadProgress(wire.phase[:_MAX_PHASE_CHARS], wire.loaded_bytes, wire.total_bytes)
+    phase = wire.phase[:_MAX_PHASE_CHARS]
+    return LoadProgress(phase, wire.loaded_bytes, wire.total_bytes, wire.packed_bytes, wire.pack_bytes)
 
 
 def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orchestrator.HeartbeatRequest:

@@ -119,3 +119,12 @@ def test_reading_is_told_to_its_end(checkpoint, size: int, quantization: str) ->
     assert totals == {told[-1][0]}
     assert [read for read, _ in told] == sorted({read for read, _ in told})
     assert len(told) > 10
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_packing_is_told_to_its_end(checkpoint, quantization: str) -> None:
+    told: list[tuple[int, int]] = []
+    options = RunnerOptions(num_blocks=4, quantization=quantization, on_pack=lambda *packed: told.append(packed))
+    load_model(checkpoint(), TensorParallel(0, 1, LocalCollectives()), options)
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] > 0

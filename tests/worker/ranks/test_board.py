@@ -131,3 +131,22 @@ def test_how_much_of_the_weights_is_read_is_shown_and_is_progress(boards):
     assert (now.loaded_bytes, now.load_bytes) == (3, 10)
     assert now.progress_s > before
     assert board.read()[1].load_bytes == 0
+
+
+def test_packing_is_what_a_rank_does_when_all_weights_are_read(boards):
+    board, (rank, *_) = boards
+    rank.enter("load")
+    phases = []
+    for do in (
+        lambda: rank.load(3, 10),
+        lambda: rank.pack(0, 3),
+        lambda: rank.load(10, 10),
+        lambda: rank.pack(3, 10),
+        lambda: rank.pack(10, 10),
+        lambda: rank.load(1, 20),  # the same model in another format
+        lambda: rank.pack(10, 11),
+    ):
+        do()
+        phases.append(board.read()[0].phase)
+    assert phases == ["load", "load", "load", "pack", "pack", "load", "load"]
+    assert (board.read()[0].packed_bytes, board.read()[0].pack_bytes) == (10, 11)

@@ -232,3 +232,22 @@ async def test_a_start_that_moves_may_take_longer_than_the_limit(harness):
     answers = await harness.group("slow", bounds=GroupBounds(start_s=1.0, watch_interval_s=0.05)).start()
     assert len(answers) == 2
     assert time.monotonic() - began > 2.0
+
+
+async def test_ranks_compile_before_there_are_any(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that takes its time and fails: ranks then do without kernels."""
+    compiler = tmp_path / "slow-cc"
+    compiler.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    group = harness.group()
+    starting = asyncio.create_task(group.start())
+    async with asyncio.timeout(60):
+        while not (tmp_path / "called").exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.05)
+        assert [(rank.phase, rank.pid) for rank in group.progress()] == [("compile", 0)] * 2
+        (tmp_path / "go").touch()
+        await starting
+    assert "compile" not in {rank.phase for rank in group.progress()}
+    assert all(rank.pid for rank in group.progress())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,4 +40,4 @@ class SessionView:
 
 
 def new_session_id() -> str:
-    return f"session-{uuid.uuid4().hex}"
+    return f"session-{os.urandom(16).hex()}"

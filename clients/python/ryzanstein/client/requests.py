@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -135,7 +135,7 @@ def _apply(request: pb.ChatRequest | pb.CompleteRequest, options: Mapping[str, A
             raise ValueError(f"{name}: {value!r} cannot be its value: {error}"[:512]) from None
     if (schema := options.get("json_schema")) is not None:
         request.sampling.constraint.json_schema = json.dumps(schema)
-    request.request_id = options.get("request_id", uuid.uuid4().hex) or ""
+    request.request_id = options.get("request_id", os.urandom(16).hex()) or ""
 
 
 def _set(sampling: pb.SamplingParams, name: str, value: Any) -> None:

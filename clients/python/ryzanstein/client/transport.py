@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -24,6 +25,8 @@ OPTIONS: tuple[Option, ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # gRPC's name for how long a connection may take to open; its default is 20 s.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -47,17 +50,25 @@ class Tls:
         return (*OPTIONS, ("grpc.ssl_target_name_override", self.name)) if self.name else OPTIONS
 
 
+def open_channel(maker: Any, router: str, tls: Tls | None) -> Any:
+    """Returns a channel, which connects at its first call. `maker`: `grpc` or `grpc.aio`."""
+    if tls is None:
+        return maker.insecure_channel(router, options=OPTIONS)
+    return maker.secure_channel(router, tls.credentials, options=tls.options)
+
+
 def metadata_of(key: str | None, routers: Sequence[str], tls: Tls | None, *, insecure: bool) -> Metadata:
     """Returns what each call carries. Raises ValueError if a key would cross a network that others can read."""
     if not key:
         return ()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ValueError("key: must be printable ASCII without spaces")
-    open_ones = [address for address in routers if not _is_loopback(address)]
+    open_ones = [address for address in routers if not is_local(address)]
     if tls is None and open_ones and not insecure:
         raise ValueError(f"key: is not sent to {open_ones[0]} without TLS; give `tls`, or `insecure=True`")
     return (("authorization", f"Bearer {key}"),)
 
 
-def _is_loopback(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Whether what is sent to an address stays on this machine."""
     return address.startswith("unix:") or is_loopback(host_of(address))

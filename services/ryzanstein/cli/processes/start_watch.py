@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -30,31 +30,34 @@ _PACE_S = 2.0
 class Sign:
     """What a service showed: anything that differs from the last time is movement.
 
-    `moved_s`: how long ago it moved by its own account. `doing` is for people. `read`: bytes of weights
-    that are read, and how many there are.
+    `moved_s`: how long ago it moved by its own account. `doing` is for people: of a node what each model does,
+    with the bytes of its weights that are done with, and how many there are; 0 of 0: they are not counted.
     """
 
     seen: object
-    doing: str
+    doing: Sequence[tuple[str, str, int, int]]
     moved_s: float | None = None
     failed: str = ""
-    read: tuple[int, int] = (0, 0)
+
+    @property
+    def text(self) -> str:
+        return ", ".join(doing for _, doing, _, _ in self.doing)
 
 
-class ReadingPace:
-    """How fast weights are read, from the first look at them on."""
+class LoadingPace:
+    """How fast weights are read, or packed, from the first look at them on."""
 
     def __init__(self) -> None:
         self._began: tuple[float, int, int] | None = None
 
-    def left_s(self, loaded_bytes: int, total_bytes: int, now_s: float) -> float | None:
+    def left_s(self, done_bytes: int, total_bytes: int, now_s: float) -> float | None:
         """Returns how long the rest takes at this pace; None while that is not known."""
-        if self._began is None or loaded_bytes < self._began[1] or total_bytes != self._began[2]:  # the first look at a model
-            self._began = (now_s, loaded_bytes, total_bytes)
+        if self._began is None or done_bytes < self._began[1] or total_bytes != self._began[2]:  # the first look at a model
+            self._began = (now_s, done_bytes, total_bytes)
         since_s, from_bytes, _ = self._began
-        if now_s - since_s < _PACE_S or loaded_bytes == from_bytes:
+        if now_s - since_s < _PACE_S or done_bytes == from_bytes:
             return None
-        return (total_bytes - loaded_bytes) * (now_s - since_s) / (loaded_bytes - from_bytes)
+        return (total_bytes - done_bytes) * (now_s - since_s) / (done_bytes - from_bytes)
 
 
 class StartWatch:
@@ -63,7 +66,7 @@ class StartWatch:
     def __init__(self, services: Iterable[ServiceProcess], still_s: float = STILL_S) -> None:
         self._services, self._still_s = list(services), still_s
         self._signs: dict[str, Sign] = {}
-        self._readings: defaultdict[str, ReadingPace] = defaultdict(ReadingPace)
+        self._paces: defaultdict[tuple[str, str], LoadingPace] = defaultdict(LoadingPace)
         self._moved_at = time.monotonic()
 
     def wait(self, pending: Callable[[], list[str]], doing: Callable[[str], None] = lambda _: None) -> None:
@@ -91,13 +94,16 @@ class StartWatch:
                 self._see(service)
         if time.monotonic() - self._moved_at > self._still_s:
             raise ServiceFailedError(self._given_up(names))
-        doing = [f"{name}: {sign.doing}{self._left(name, sign)}" for name, sign in self._signs.items() if name in names]
+        doing = [f"{name}: {self._doing(name, sign)}" for name, sign in self._signs.items() if name in names]
         return "; ".join(doing)
 
-    def _left(self, name: str, sign: Sign) -> str:
-        if not sign.read[1]:
+    def _doing(self, name: str, sign: Sign) -> str:
+        return ", ".join(doing + self._left(name, model, done, total) for model, doing, done, total in sign.doing)
+
+    def _left(self, name: str, model: str, done_bytes: int, total_bytes: int) -> str:
+        if not total_bytes:
             return ""
-        left_s = self._readings[name].left_s(*sign.read, time.monotonic())
+        left_s = self._paces[name, model].left_s(done_bytes, total_bytes, time.monotonic())
         return "" if left_s is None else f", about {left_s:.0f} s left"
 
     def moved(self) -> None:
@@ -117,7 +123,7 @@ class StartWatch:
     def _given_up(self, names: set[str]) -> str:
         slow = next(service for service in self._services if service.name in names)
         sign = self._signs[slow.name]
-        text = f"{slow.name} did not become ready: nothing has moved for {self._still_s:g} s ({sign.doing})"
+        text = f"{slow.name} did not become ready: nothing has moved for {self._still_s:g} s ({sign.text})"
         return f"{text}; its log, {slow.log_path}, ends with:\n{slow.log_tail()}"
 
 
@@ -130,31 +136,31 @@ def _sign_of(service: ServiceProcess) -> Sign:
         return _sign_of_process(service)
     failed = next((each.beat for each in statuses if each.beat.state == worker_pb2.NODE_STATE_FAILED), None)
     if failed is not None:
-        return Sign(None, "", failed=f"{failed.model}: {failed.reason}" if failed.model else failed.reason)
+        return Sign(None, (), failed=f"{failed.model}: {failed.reason}" if failed.model else failed.reason)
     unready = [each for each in statuses if each.beat.state != worker_pb2.NODE_STATE_READY]
     ranks = [rank for each in unready for rank in each.ranks if rank.pid]
     moved_s = min((rank.since_progress.ToNanoseconds() / 1e9 for rank in ranks), default=None)
     seen = [(each.beat.model, each.beat.state, each.beat.reason, len(each.ranks), each.rank_restarts) for each in statuses]
-    return Sign(
-        (seen, [(rank.pid, rank.phase, rank.loaded_bytes) for rank in ranks]), _doing(unready), moved_s, read=_read(unready)
-    )
+    done = [(rank.pid, rank.phase, rank.loaded_bytes, rank.packed_bytes) for rank in ranks]
+    return Sign((seen, done), list(map(_doing, unready)) or _said("waits for the others"), moved_s)
 
 
-def _doing(unready: list[worker_pb2.GetStatusResponse]) -> str:
-    parts = []
-    loaded, total = _read(unready)
-    for each in unready[:1]:
-        parts.append(each.beat.reason or enum_name(worker_pb2.NodeState, each.beat.state))
-        parts += [f"rank {rank.rank} in {rank.phase}" for rank in each.ranks if rank.pid and not rank.load_bytes]
-        if total:
-            parts.append(f"{loaded / total:.0%} of {total / 2**20:.0f} MiB read")
-    return ", ".join(parts) or "waits for the others"
+def _said(doing: str) -> Sequence[tuple[str, str, int, int]]:
+    return (("", doing, 0, 0),)
 
 
-def _read(unready: list[worker_pb2.GetStatusResponse]) -> tuple[int, int]:
-    """Returns the bytes of weights that the ranks of the first model have read, and those that they read in all."""
-    ranks = [rank for each in unready[:1] for rank in each.ranks]
-    return sum(rank.loaded_bytes for rank in ranks), sum(rank.load_bytes for rank in ranks)
+def _doing(status: worker_pb2.GetStatusResponse) -> tuple[str, str, int, int]:
+    """Returns a model, what its ranks do, and the bytes of weights: while some rank reads, those that are read, then packed."""
+    ranks = [rank for rank in status.ranks if rank.pid]
+    parts = [status.beat.reason or enum_name(worker_pb2.NodeState, status.beat.state)]
+    parts += [f"rank {rank.rank} in {rank.phase}" for rank in ranks if not rank.load_bytes]
+    read, to_read = sum(rank.loaded_bytes for rank in ranks), sum(rank.load_bytes for rank in ranks)
+    packed, to_pack = sum(rank.packed_bytes for rank in ranks), sum(rank.pack_bytes for rank in ranks)
+    packs = to_pack > 0 and read == to_read
+    done, total, verb = (packed, to_pack, "packed") if packs else (read, to_read, "read")
+    if total:
+        parts.append(f"{done / total:.0%} of {total / 2**20:.0f} MiB {verb}")
+    return status.beat.model, ", ".join(parts), done, total
 
 
 def _statuses(service: ServiceProcess) -> Iterator[worker_pb2.GetStatusResponse]:
@@ -170,11 +176,11 @@ def _statuses(service: ServiceProcess) -> Iterator[worker_pb2.GetStatusResponse]
 def _sign_of_process(service: ServiceProcess) -> Sign:
     """Returns the sign of a service that says nothing of itself: it imports, or waits for nodes."""
     if service.serves(""):
-        return Sign("answers", "waits for nodes")
+        return Sign("answers", _said("waits for nodes"))
     try:
         times = psutil.Process(service.pid).cpu_times()
         spent = round((times.user + times.system) / _CPU_S)
     except psutil.Error:
         spent = 0
     size = service.log_path.stat().st_size if service.log_path.exists() else 0
-    return Sign((spent, size), "starts")
+    return Sign((spent, size), _said("starts"))

@@ -82,8 +82,10 @@ def progress_of(report: ModelReport | None) -> str:
     """Returns how far the loading of a model is, with a space before it; empty where nothing is known of it."""
     if report is None or report.progress is None:
         return ""
-    phase, total = report.progress.phase, report.progress.total_bytes
-    return f" {report.progress.loaded_bytes / total:.0%}" if total else f" ({phase})" if phase else ""
+    told = report.progress
+    if told.phase == "pack" and told.pack_bytes:
+        return f" (pack {told.packed_bytes / told.pack_bytes:.0%})"
+    return f" {told.loaded_bytes / told.total_bytes:.0%}" if told.total_bytes else f" ({told.phase})" if told.phase else ""
 
 
 def router_table(view: ClusterStatus) -> FittedTable:

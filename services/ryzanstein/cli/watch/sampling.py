@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from ryzanstein.auth.peers.peer import Expect
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.survey.look import look
 from ryzanstein.survey.reach import KeyedRouter
 from ryzanstein.survey.views import ClusterStatus
 
 PATIENCE_S = 2.0
-"""How long a service may take to answer: who waits for one that is silent sees nothing of the others meanwhile."""
+"""How long a service may take to answer."""
+_HELD_UP_S = 0.5
+"""How long a sample waits for a service: meanwhile nothing is seen of the others."""
 _UNUSED_S = 60.0
+T = TypeVar("T")
 
 
 class KeptChannels:
@@ -101,6 +105,52 @@ class KeptRouter(KeyedRouter):
         return self.channels.channel(self.address, KeyedRouter(self.address, self.key, self.trust).open)
 
 
+class SourceQuestions:
+    """Asks each service on its own.
+
+    A sample does not wait for one that is silent: its last answer stands in, until the question fails.
+    """
+
+    def __init__(self, held_up_s: float) -> None:
+        self._held_up_s = held_up_s
+        self._running: dict[object, asyncio.Task[Any]] = {}
+        self._last: dict[object, asyncio.Task[Any]] = {}
+        self._asked: set[object] = set()
+        self._is_first = True
+
+    async def ask(self, key: tuple[str, ...], question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Returns the answer, or the last one. Raises what the last question ended with. The first sample waits for all."""
+        self._asked.add(key)
+        if key not in self._running:
+            self._running[key] = asyncio.create_task(question())
+        task: asyncio.Task[T] = self._running[key]
+        await asyncio.wait({task}, timeout=None if self._is_first else self._held_up_s)
+        if task.done():
+            self._last[key] = self._running.pop(key)
+        elif key not in self._last:
+            raise RyzansteinError("no answer yet", Code.DEADLINE_EXCEEDED, "")
+        last: asyncio.Task[T] = self._last[key]
+        return last.result()
+
+    def sampled(self) -> None:
+        """A sample is complete: forgets those that nobody asks any more."""
+        self._is_first = False
+        for key in self._last.keys() - self._asked:
+            del self._last[key]
+        self._cancel(self._running.keys() - self._asked)
+        self._asked.clear()
+
+    async def close(self) -> None:
+        """Ends what is still asked."""
+        await asyncio.gather(*self._cancel(set(self._running)), return_exceptions=True)
+
+    def _cancel(self, keys: Iterable[object]) -> list[asyncio.Task[Any]]:
+        cancelled = [self._running.pop(key) for key in keys]
+        for task in cancelled:
+            task.cancel()
+        return cancelled
+
+
 class ClusterSampler:
     """Asks one cluster each `interval_s`, or as fast as it answers. While `paused` it asks nothing."""
 
@@ -122,14 +172,17 @@ class ClusterSampler:
         """Yields what the services say, until the caller stops. Services that do not answer are its errors."""
         router = KeptRouter(self.router.address, self.router.key, self.router.trust, self._channels)
         dialer = KeptDialer(self.dialer, self._channels)
+        questions = SourceQuestions(min(_HELD_UP_S, self._interval_s / 2))
         try:
             while True:
                 began = time.monotonic()
                 await self._running.wait()
-                status = await look(self.orchestrator, router, dialer)
+                status = await look(self.orchestrator, router, dialer, questions.ask)
+                questions.sampled()
                 # In one order: who fails first changes from sample to sample.
                 yield replace(status, errors=dict(sorted(status.errors.items())))
                 await self._channels.close_unused()
                 await asyncio.sleep(max(0.0, began + self._interval_s - time.monotonic()))
         finally:
+            await questions.close()
             await self._channels.close()

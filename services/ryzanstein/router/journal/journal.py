@@ -65,6 +65,12 @@ class Owner:
         """The name of the router, which a restart does not change."""
         return self.owner_id.rpartition("/")[0] or self.owner_id
 
+    @property
+    def instance_id(self) -> str:
+        """What a restart changes; empty for a router without a journal."""
+        name, _, instance_id = self.owner_id.rpartition("/")
+        return instance_id if name else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:

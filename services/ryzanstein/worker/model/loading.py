@@ -136,6 +136,7 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
     on_read = _added_up(options.on_read, checked.read_bytes)
     mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native, on_read=on_read)
+    checked.weight_format.packing.tell = options.on_pack
     with mapped as weights, checked.weight_format.packing:
         decoder = Decoder(weights, tp, spec)
     checked.content.refuse_change(model_dir)

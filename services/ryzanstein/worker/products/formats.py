@@ -54,7 +54,8 @@ class WeightFormat:
         `kept`: the caller keeps it for another reader.
         """
         if self._quantization == "none" or not len(weight_OI):  # no outputs: an expert of another rank
-            return float_product(weight_OI, bias_O, self._native, kept=kept)
+            pack = partial(float_product, weight_OI, bias_O, self._native, kept=kept)
+            return self.packing.product(weight_OI.nbytes, pack, at_once=True)
         if self._quantization == "fp16":
             return self.packing.product(weight_OI.nbytes, partial(half_product, weight_OI, bias_O, self._native))
         choice = self._kernels.of_shape(*weight_OI.shape)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 import torch
@@ -27,10 +27,13 @@ class Packing:
     """A context manager around the loading of a model.
 
     Its exit waits for pending packing and raises its errors. Outside of it, on a rank with one
-    thread, and for small weights, a product is packed before it is returned.
+    thread, and for small weights, a product is packed before it is returned. `tell` gets the bytes packed
+    so far and those given so far, in the loading thread.
     """
 
     def __init__(self) -> None:
+        self.tell: Callable[[int, int], None] = lambda packed_bytes, given_bytes: None
+        self._packed_bytes = self._given_bytes = 0
         self._num_threads = 1
         self._pool: ThreadPoolExecutor | None = None
         self._pending: dict[Future[None], _PackedLater] = {}
@@ -43,8 +46,8 @@ class Packing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            if error is None:
-                self._collect(ALL_COMPLETED)
+            while error is None and self._pending:
+                self._collect()
         finally:
             self._end_threads()
             _give_back_freed()
@@ -57,13 +60,16 @@ class Packing:
         self._pending.clear()
         torch.set_num_threads(self._num_threads)  # the pool set the default of later threads too
 
-    def product(self, weight_bytes: int, pack: Callable[[], Product]) -> Product:
+    def product(self, weight_bytes: int, pack: Callable[[], Product], *, at_once: bool = False) -> Product:
         """Returns what `pack` makes, now or in a thread. Raises what an earlier `pack` raised."""
-        if self._pool is None or weight_bytes < _WORTH_BYTES:
-            return pack()
+        self._count(0, weight_bytes)
+        if at_once or self._pool is None or weight_bytes < _WORTH_BYTES:
+            product = pack()
+            self._count(weight_bytes, 0)
+            return product
         if len(self._pending) == self._max_pending:
-            self._collect(FIRST_COMPLETED)
-        later = _PackedLater(pack)
+            self._collect()
+        later = _PackedLater(weight_bytes, pack)
         self._pending[self._pool.submit(later.pack)] = later
         return later
 
@@ -71,10 +77,17 @@ class Packing:
     def _max_pending(self) -> int:
         return min(self._num_threads, _MAX_THREADS)
 
-    def _collect(self, when: str) -> None:
-        for future in wait(self._pending, return_when=when).done:
-            self._pending.pop(future).forget_weight()
+    def _collect(self) -> None:
+        for future in wait(self._pending, return_when=FIRST_COMPLETED).done:
+            later = self._pending.pop(future)
+            later.forget_weight()
             future.result()
+            self._count(later.weight_bytes, 0)
+
+    def _count(self, packed_bytes: int, given_bytes: int) -> None:
+        self._packed_bytes += packed_bytes
+        self._given_bytes += given_bytes
+        self.tell(self._packed_bytes, self._given_bytes)
 
 
 def _give_back_freed() -> None:
@@ -95,7 +108,8 @@ class _PackedLater:
     not.
     """
 
-    def __init__(self, pack: Callable[[], Product]) -> None:
+    def __init__(self, weight_bytes: int, pack: Callable[[], Product]) -> None:
+        self.weight_bytes = weight_bytes
         self._pack: Callable[[], Product] | None = pack
         self._product: Product
 

@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -39,6 +39,7 @@ from ryzanstein.worker.ranks.starting.forking import ForkFailed, ForkServerLost
 from ryzanstein.worker.ranks.starting.process import end, exit_text
 from ryzanstein.worker.ranks.starting.source import ForkedRank, RankServer
 from ryzanstein.worker.supervision.group import (
+    COMPILE,
     GroupEvents,
     LossCause,
     RankLoss,
@@ -101,6 +102,7 @@ class RankGroup:
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
         self._sent = self._taken = 0
+        self._compiles = False
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
@@ -114,7 +116,8 @@ class RankGroup:
 
         Raises RanksLost or RanksRefused. After an error or a cancellation, call `end`.
         """
-        await self._server.prepare(self._spec)
+        await self._server.prepare(self._spec, self._begin_to_compile)
+        self._compiles = False
         try:
             async with asyncio.timeout(self._bounds.start_s) as limit:
                 await self._fork(limit)
@@ -144,7 +147,11 @@ class RankGroup:
 
     def progress(self) -> list[RankProgress]:
         """Returns what each rank does now."""
-        return self._board.read()
+        ranks = self._board.read()
+        return [replace(rank, phase=COMPILE) for rank in ranks] if self._compiles else ranks
+
+    def _begin_to_compile(self) -> None:
+        self._compiles = True
 
     def steps(self, step: int) -> list[RankStep]:
         """See `EngineGroup.steps`."""

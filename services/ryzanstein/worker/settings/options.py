@@ -28,6 +28,8 @@ class RunnerOptions(ModelSettings):
     """Kernels may be compiled now, which takes up to a minute; ranks use what their agent has had compiled."""
     on_read: Callable[[int, int], None] = _nothing
     """Called after each tensor that was read, with the bytes read so far and those to be read in all."""
+    on_pack: Callable[[int, int], None] = _nothing
+    """Called before and after each weight is packed, with the bytes packed so far and those that were to be packed so far."""
 
     @property
     def without_lending(self) -> str:

@@ -19,8 +19,9 @@ from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, P
 from ryzanstein.worker.supervision.stacks import ProcessStacks
 
 IDLE, FORWARD, PROFILE, TOKENS, PREFILL = "idle", "forward", "profile", "tokens", "prefill"
-STARTING = ("", "start", "import", "group", "load", "warm_up")
-"""The phases of a rank that starts, in order; the first one is that of a process that is not there yet."""
+COMPILE, LOAD, PACK = "compile", "load", "pack"
+STARTING = ("", COMPILE, "start", "import", "group", LOAD, PACK, "warm_up")
+"""The phases of a rank that starts, in order. Its process is not there yet in the first one, and while kernels are compiled."""
 STANDSTILLS = frozenset({PROFILE, TOKENS, PREFILL})
 """The phases of a rank in which no step moves and nothing is wrong: a profiler starts or writes, the
 bytes of the model's tokens are read for the first constraint, or an engine that is not ours computes
@@ -76,7 +77,8 @@ class RankProgress:
     is the number of the agent's last check of idle ranks that it has answered. `tail_s` is
     the time of all steps after their last collective: sampling on rank 0. The times after it are those
     between steps: rank 0 schedules a step, updates the sequences and reports, or has no work; the
-    other ranks wait for it. `loaded_bytes` of `load_bytes` are read of the weights, while the rank loads them.
+    other ranks wait for it. `loaded_bytes` of `load_bytes` are read of the weights, while the rank loads them;
+    `packed_bytes` of the `pack_bytes` that were read are packed for the processor.
     """
 
     rank: int
@@ -97,6 +99,8 @@ class RankProgress:
     idle_s: float = 0.0
     loaded_bytes: int = 0
     load_bytes: int = 0
+    packed_bytes: int = 0
+    pack_bytes: int = 0
 
     @property
     def in_step(self) -> bool:

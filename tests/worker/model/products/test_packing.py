@@ -57,6 +57,19 @@ def test_at_most_one_weight_for_each_thread_waits(threads: Callable[[int], objec
     assert sorted(packed) == list(range(8))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_packed_is_told_as_it_is_and_whole_at_the_end(threads: Callable[[int], object], count: int) -> None:
+    told: list[tuple[int, int]] = []
+    with threads(count), Packing() as packing:
+        packing.tell = lambda packed_bytes, given_bytes: told.append((packed_bytes, given_bytes))
+        for _ in range(8):
+            packing.product(LARGE, lambda: _same)
+        packing.product(10, lambda: _same, at_once=True)
+    assert told == sorted(told)
+    assert all(packed <= given for packed, given in told)
+    assert told[-1] == (8 * LARGE + 10,) * 2
+
+
 def test_an_error_of_a_thread_is_raised_when_loading_ends_or_before(threads: Callable[[int], object]) -> None:
     started: list[int] = []
 

@@ -1,42 +1,35 @@
-"""The client for threads that block."""
+"""The client for threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from ryzanstein.client import errors
+from ryzanstein.client import calls, errors
 from ryzanstein.client.answer import Answer, Position
+from ryzanstein.client.calls import CANCEL_S, Call, Pause, Steps, ToolRounds, Unary
 from ryzanstein.client.conversation import Parsed, SessionView, new_session_id
-from ryzanstein.client.core import (
-    CANCEL_S,
-    CANCEL_TRIES,
-    DEFAULT_ROUTER,
-    Asked,
-    ClientCore,
-    left_s,
-    open_stream,
-    parsed,
-    schema_of,
-)
+from ryzanstein.client.core import DEFAULT_ROUTER, Asked, ClientCore, Settings, parsed, schema_of
+from ryzanstein.client.drivers.alarms import Alarm, Alarms
 from ryzanstein.client.events import Event, Text
 from ryzanstein.client.following.flow import Attach, Begin, Done, Wait
-from ryzanstein.client.requests import Messages, Options, messages_of
-from ryzanstein.client.tools import call_tool, result_of
-from ryzanstein.client.transport import OPTIONS, Tls
-from ryzanstein.errors import Code
+from ryzanstein.client.following.streaming import FollowedAnswer, open_stream
+from ryzanstein.client.requests import Messages, Options
+from ryzanstein.client.transport import open_channel
 from ryzanstein.statuses import error_of_call
-from ryzanstein.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2_grpc
 from ryzanstein.v1 import inference_pb2 as pb
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 T = TypeVar("T")
+_CLOSERS = 16
 
 
 class Client:
@@ -45,33 +38,13 @@ class Client:
     An answer goes on when its stream, its router or its node is lost: at the next index, with no token twice.
     """
 
-    def __init__(
-        self,
-        routers: str | Sequence[str] = DEFAULT_ROUTER,
-        *,
-        key: str | None = None,
-        tls: Tls | None = None,
-        insecure: bool = False,
-        model: str = "",
-        timeout_s: float | None = None,
-        patience_s: float = 30.0,
-        busy_wait_s: float = 10.0,
-        stall_s: float = 10.0,
-    ) -> None:
-        """As `AsyncClient`."""
-        self._core = ClientCore(
-            routers,
-            key=key,
-            tls=tls,
-            insecure=insecure,
-            model=model,
-            timeout_s=timeout_s,
-            patience_s=patience_s,
-            busy_wait_s=busy_wait_s,
-            stall_s=stall_s,
-        )
+    def __init__(self, routers: str | Sequence[str] = DEFAULT_ROUTER, **settings: Unpack[Settings]) -> None:
+        """`routers`: host:port, one or several. Raises ValueError for what cannot be used."""
+        self._core = ClientCore(routers, **settings)
         self._channels: dict[str, grpc.Channel] = {}
-        self._lock = threading.Lock()
+        self._lock, self._is_shut = threading.Lock(), False
+        self._learner: threading.Thread | None = None
+        self.alarms = Alarms()
         self.sessions = Sessions(self)
 
     def __enter__(self) -> Self:
@@ -81,11 +54,21 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes all connections. Answers that are still read fail."""
+        """Closes all connections; the client cannot be used any more. Answers that have not ended are cancelled, and their
+        readers get AnswerCancelled."""
+        running = self._core.close()
+        if self._core.forked:  # the connections are of the parent
+            return
+        if running:
+            with ThreadPoolExecutor(min(_CLOSERS, len(running))) as closers:
+                list(closers.map(self._cancel_quietly, running))
+        self.alarms.close()
         with self._lock:
-            channels, self._channels = list(self._channels.values()), {}
+            self._is_shut, channels = True, list(self._channels.values())
         for channel in channels:
             channel.close()
+        if self._learner is not None:
+            self._learner.join()
 
     def chat(self, messages: Messages, **options: Unpack[Options]) -> Answer:
         """Returns the answer to a conversation. Raises ClientError, whose `partial` is what had arrived."""
@@ -129,34 +112,25 @@ class Client:
 
         A function that fails is a result that the assistant reads, no exception here.
         """
-        functions = {tool.__name__: tool for tool in tools}
-        said = messages_of(messages)
-        options["tools"] = tools
+        rounds = ToolRounds(messages, tools, options)
         for _ in range(max_rounds):
-            answer = self.chat(said, **options)
+            answer = self.chat(rounds.said, **rounds.options)
             if answer.finish_reason != "tool_calls":
                 break
-            asked = pb.Message(role=pb.ROLE_ASSISTANT, content=answer.text, tool_calls=answer.tool_calls)
-            results = [result_of(call, call_tool(functions, call)) for call in answer.tool_calls]
-            said = [*(() if options.get("session") else (*said, asked)), *results]
+            rounds.returned(answer, [rounds.call(call) for call in answer.tool_calls])
         return answer
 
     def embed(self, texts: Sequence[str], *, model: str = "", dimensions: int | None = None) -> list[Sequence[float]]:
         """Returns a vector for each text. Raises ClientError."""
-        inputs = [embedding_pb2.EmbedInput(text=text) for text in texts]
-        request = embedding_pb2.EmbedRequest(model=model or self._core.model, inputs=inputs, dimensions=dimensions)
-        return [each.values for each in self.unary(embedding_pb2_grpc.EmbeddingServiceStub, "Embed", request).embeddings]
+        return self.unary(calls.embed(texts, model or self._core.model, dimensions))
 
     def models(self) -> list[pb.Model]:
         """Returns the models that the cluster serves. Raises ClientError."""
-        stub = inference_pb2_grpc.InferenceServiceStub
-        return list(self.unary(stub, "ListModels", pb.ListModelsRequest()).models)
+        return self.unary(calls.models())
 
     def count_tokens(self, messages: Messages, *, model: str = "") -> int:
         """Returns the tokens of a conversation, with the template. Raises ClientError."""
-        said = pb.Messages(messages=messages_of(messages))
-        request = pb.CountTokensRequest(model=model or self._core.model, messages=said)
-        return int(self.unary(inference_pb2_grpc.InferenceServiceStub, "CountTokens", request).tokens)
+        return self.unary(calls.count_tokens(messages, model or self._core.model))
 
     def conversation(self, session: str | None = None, /, **options: Unpack[Options]) -> Conversation:
         """Returns a conversation that the cluster keeps; None: a new one."""
@@ -164,59 +138,79 @@ class Client:
 
     def cancel(self, generation_id: str) -> None:
         """Ends a generation, at whatever router it runs. One that has ended is no error. Raises ClientError."""
-        request, deadline = pb.CancelGenerationRequest(generation_id=generation_id), time.monotonic() + CANCEL_S
-        for tried in range(1, CANCEL_TRIES + 1):
-            router = self._core.routers.current(time.monotonic())
-            try:
-                self.stub(router).CancelGeneration(
-                    request, timeout=max(0.01, deadline - time.monotonic()), metadata=self._core.metadata
-                )
-                return
-            except grpc.RpcError as failure:
-                error = error_of_call(failure)
-                if error.code is Code.NOT_FOUND:
-                    return
-                if tried == CANCEL_TRIES or time.monotonic() >= deadline:
-                    raise errors.Unavailable.of(error) from failure
-                self._core.routers.failed(router, time.monotonic(), error.message)
+        self._core.check_usable()
+        self._do(self._core.cancelling(generation_id))
 
-    def unary(self, stub: Callable[[Any], Any], method: str, request: Any, timeout_s: float | None = None) -> Any:
+    def unary(self, unary: Unary[T]) -> T:
         """Returns the response to a call that may be repeated. Raises ClientError."""
-        bounds = self._core.bounds(timeout_s)
-        retries = self._core.retries(bounds)
+        response = self._do(self._core.repeated(unary))
+        self.learn()
+        return response
+
+    def open(self, step: Begin | Attach, stream: Stream) -> Any:
+        """Returns the call of a step of a stream.
+
+        Raises RuntimeError as all calls: for a closed client, inside an event loop, and after a fork.
+        """
+        self._core.follows(stream)
+        stub = InferenceServiceStub(self._channel(step.router))
+        try:
+            return open_stream(stub, step, stream.request, self._core.metadata)
+        except ValueError:  # another thread has closed the channel
+            self._core.check_usable()
+            raise
+
+    def learn(self) -> None:
+        """Asks a router for the other ones, where it is the time, in a thread of its own."""
+        if (steps := self._core.learns()) is not None:
+            self._learner = threading.Thread(target=self._learn, args=(steps,), name="ryzanstein-routers", daemon=True)
+            self._learner.start()
+
+    def _learn(self, steps: Steps[None]) -> None:
+        with suppress(RuntimeError):  # the client was closed
+            self._do(steps)
+        with self._lock:
+            unused = [self._channels.pop(address) for address in self._core.unused(self._channels)]
+        for channel in unused:
+            channel.close()
+
+    def _cancel_quietly(self, generation_id: str) -> None:
+        with suppress(errors.ClientError):  # it ends by itself when nobody comes to read it
+            self._do(self._core.cancelling(generation_id))
+
+    def _do(self, steps: Steps[T]) -> T:
+        act: Callable[[], Call | Pause] = partial(next, steps)
         while True:
-            router = self._core.routers.current(time.monotonic())
-            call = getattr(stub(self.channel(router)), method)
             try:
-                response = call(request, timeout=left_s(bounds), metadata=self._core.metadata)
-            except grpc.RpcError as failure:
-                wait_s = retries.failed(error_of_call(failure), router, time.monotonic(), begun=False)
-            else:
-                retries.heard(router)
-                return response
-            time.sleep(wait_s)
+                step = act()
+            except StopIteration as done:
+                returned: T = done.value
+                return returned
+            act = self._done(steps, step)
 
-    def stub(self, router: str) -> Any:
-        return inference_pb2_grpc.InferenceServiceStub(self.channel(router))
+    def _done(self, steps: Steps[Any], step: Call | Pause) -> Callable[[], Call | Pause]:
+        """Does a step. Returns how the next one is had."""
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return partial(next, steps)
+        call = getattr(step.unary.stub(self._channel(step.router)), step.unary.method)
+        try:
+            return partial(steps.send, call(step.unary.request, timeout=step.timeout_s, metadata=self._core.metadata))
+        except grpc.RpcError as failure:
+            return partial(steps.throw, error_of_call(failure))
+        except ValueError:  # another thread has closed the channel
+            self._core.check_usable()
+            raise
 
-    def channel(self, router: str) -> grpc.Channel:
-        """Returns the channel to a router. Raises RuntimeError inside an event loop, or after a fork."""
-        self._core.check_process()
+    def _channel(self, router: str) -> grpc.Channel:
         if _in_event_loop():
             raise RuntimeError("this client would block the event loop; use AsyncClient")
         with self._lock:
+            if self._is_shut:
+                self._core.check_usable()
             if (channel := self._channels.get(router)) is None:
-                tls = self._core.tls
-                if tls is None:
-                    channel = grpc.insecure_channel(router, options=OPTIONS)
-                else:
-                    channel = grpc.secure_channel(router, tls.credentials, options=tls.options)
-                self._channels[router] = channel
+                channel = self._channels[router] = open_channel(grpc, router, self._core.tls)
             return channel
-
-    def open(self, step: Begin | Attach, asked: Asked) -> Any:
-        """Returns the stream of a step. For `Stream`."""
-        return open_stream(self.stub(step.router), step, asked.request, self._core.metadata)
 
 
 def _in_event_loop() -> bool:
@@ -227,34 +221,18 @@ def _in_event_loop() -> bool:
     return True
 
 
-class Stream:
+class Stream(FollowedAnswer):
     """An answer as it comes: `with client.stream(...) as stream: for event in stream`.
 
     Leaving the block before the end cancels the generation. One thread reads; `cancel` and `close` may be called from any.
     """
 
     def __init__(self, client: Client, asked: Asked) -> None:
-        self._client, self._asked, self._flow = client, asked, asked.flow
-        self._call: Any = None
-        self._pending: deque[Event] = deque()
+        super().__init__(*asked)
+        self._client = client
         self._woken = threading.Event()
-        self._timers: list[threading.Timer] = []
-        self._cancels = False
-
-    @property
-    def generation_id(self) -> str:
-        """Returns the id; empty until a node has accepted the request."""
-        return self.answer.generation_id
-
-    @property
-    def position(self) -> Position:
-        """Returns where the answer is, for a reader that goes on from here; see `Client.attach`."""
-        return self._flow.position
-
-    @property
-    def answer(self) -> Answer:
-        """Returns what has arrived so far."""
-        return self._flow.answer
+        self._looks: Alarm | None = None
+        self._gives_up: Alarm | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -292,21 +270,18 @@ class Stream:
 
         Raises ClientError if no router takes the cancellation; the stream ends all the same.
         """
-        if self._flow.over or self._cancels:
+        if not self._cancelled():
             return
-        self._cancels = True
-        self._flow.cancel()
-        self._woken.set()
-        self._after(CANCEL_S, self._give_up)
+        self._gives_up = self._client.alarms.after(CANCEL_S, self._give_up)
         if self.generation_id:
             self._client.cancel(self.generation_id)
 
     def close(self) -> None:
         """Leaves the answer. A generation that has not ended is cancelled. Does not raise ClientError."""
-        cancels = not self._flow.over and not self._cancels and bool(self.generation_id)
+        cancels = self._ends_early()
         self._give_up()
-        for timer in self._timers:
-            timer.cancel()
+        for alarm in filter(None, (self._looks, self._gives_up)):
+            alarm.cancel()
         if cancels:
             with suppress(errors.ClientError):  # it ends by itself when nobody comes to read it
                 self._client.cancel(self.generation_id)
@@ -320,61 +295,27 @@ class Stream:
             case Wait(seconds):
                 self._woken.wait(seconds)
             case _:
-                self._call = self._client.open(step, self._asked)
-                self._watch()
+                self._reads(self._client.open(step, self))
         return True
 
     def _read(self) -> None:
         """Reads one message, and leaves the stream where its end has come."""
-        flow = self._flow
         try:
-            response = next(self._call, None)
-            if response is not None:
-                self._pending.extend(flow.got(response.event, time.monotonic()))
-            else:
-                flow.ended(time.monotonic())
-                self._leave()
+            self._took(next(self._call, None))
         except grpc.RpcError as failure:
-            if flow.reading:
-                flow.lost(error_of_call(failure), time.monotonic())
-            self._leave()
-        if not flow.reading:
+            self._lost(error_of_call(failure))
+        if not self._flow.reading:
             self._leave()
 
-    def _leave(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+    def _watch(self, number: int) -> None:
+        self._client.learn()
+        if (seconds := self._look(number)) is not None:
+            if self._looks is not None:
+                self._looks.cancel()
+            self._looks = self._client.alarms.after(seconds, self._watching(number))
 
-    def _give_up(self) -> None:
-        self._flow.give_up()
+    def _wake(self) -> None:
         self._woken.set()
-        if (call := self._call) is not None:
-            call.cancel()  # ends the pending read
-
-    def _watch(self) -> None:
-        """Looks for a router that fell silent: when it may have, not at each token. Only where there is another router."""
-        call, stall_s = self._call, self._asked.stall_s
-
-        def look() -> None:
-            if self._call is not call or self._flow.over:
-                return
-            silent_s = time.monotonic() - self._flow.heard_at
-            if self._flow.may_stall and silent_s >= stall_s:
-                self._flow.stalled(time.monotonic())
-                call.cancel()
-            else:
-                self._after(max(0.01, stall_s - silent_s) if self._flow.may_stall else stall_s, look)
-
-        if self._flow.has_choice and not self._cancels:
-            self._after(stall_s, look)
-
-    def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, act)
-        timer.daemon = True
-        self._timers = [each for each in self._timers if each.is_alive()]
-        self._timers.append(timer)
-        timer.start()
 
 
 class Sessions:
@@ -385,30 +326,22 @@ class Sessions:
 
     def create(self, session: str = "", messages: Messages = (), *, model: str = "") -> SessionView:
         """Makes a session. Raises ClientError; Conflict if the id is taken."""
-        session = session or new_session_id()
-        request = pb.CreateSessionRequest(session_id=session, model=model, messages=messages_of(messages))
-        return SessionView.of(self._call("CreateSession", request).session)
+        return self._client.unary(calls.create_session(session, messages, model))
 
     def get(self, session: str) -> SessionView:
         """Returns a session with its messages. Raises ClientError; NotFound if there is none."""
-        return SessionView.of(self._call("GetSession", pb.GetSessionRequest(session_id=session)).session)
+        return self._client.unary(calls.get_session(session))
 
     def list(self) -> Iterator[SessionView]:
         """Yields the sessions without their messages, last used first. Raises ClientError."""
-        token = ""
-        while True:
-            page = self._call("ListSessions", pb.ListSessionsRequest(page_size=1000, page_token=token))
-            yield from map(SessionView.of, page.sessions)
-            token = page.next_page_token
-            if not token:
-                return
+        token: str | None = ""
+        while token is not None:
+            views, token = self._client.unary(calls.list_sessions(token))
+            yield from views
 
     def delete(self, session: str) -> None:
         """Forgets a session. Raises ClientError; NotFound if there is none."""
-        self._call("DeleteSession", pb.DeleteSessionRequest(session_id=session))
-
-    def _call(self, method: str, request: Any) -> Any:
-        return self._client.unary(inference_pb2_grpc.SessionServiceStub, method, request)
+        self._client.unary(calls.delete_session(session))
 
 
 class Conversation:

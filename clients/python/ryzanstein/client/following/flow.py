@@ -24,6 +24,8 @@ from ryzanstein.v1 import inference_pb2 as pb
 _LATER_S = 1.0
 """A reader that attaches waits so much longer than the deadline: the server's own error comes first, and says more."""
 _GAPS = 1
+_STALL_DOUBLINGS = 3
+"""A long prompt is silent at every router: each router that is left for its silence without a token is given more time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Flow:
         self._router, self._wait_until = "", 0.0
         self._has_started, self._may_resend = False, position is None
         self._keyed, self._may_drop_key = True, own_key
-        self._gaps = 0
+        self._gaps = self._stalls = 0
         self._error: ClientError | None = None
         self._cancelled = False
         self.reading = False
@@ -100,14 +102,19 @@ class Flow:
         return self._error is not None or self._reader.complete or (self._cancelled and not self.reading)
 
     @property
-    def may_stall(self) -> bool:
-        """Whether a silent router may be left for another one."""
-        return self.has_choice and bool(self.answer.generation_id)
+    def router(self) -> str:
+        """Returns the router that was asked last."""
+        return self._router
 
-    @property
-    def has_choice(self) -> bool:
-        """Whether there is more than one router."""
-        return len(self._routers.addresses) > 1
+    def stalls_in(self, now: float) -> float:
+        """Returns after how many seconds of further silence to leave the router.
+
+        It is not left where it is the only one, or has not said the generation's id.
+        """
+        stall_s = self._bounds.stall_s
+        if len(self._routers.addresses) == 1 or not self.answer.generation_id:
+            return stall_s
+        return stall_s * 2.0 ** min(self._stalls, _STALL_DOUBLINGS) - (now - self.heard_at)
 
     def next(self, now: float) -> Step:
         """Returns what to do. Raises the error with which the answer ended."""
@@ -144,7 +151,7 @@ class Flow:
                 return [Reattached(self._router)]
             self._has_started = True
         elif event.HasField("delta"):
-            self._gaps = 0
+            self._gaps = self._stalls = 0
         return found
 
     def ended(self, now: float) -> None:
@@ -170,7 +177,8 @@ class Flow:
             self._end(raised, now)
 
     def stalled(self, now: float) -> None:
-        """The router has been silent for `stall_s`."""
+        """The router has been silent for too long."""
+        self._stalls += 1
         self.lost(RyzansteinError(f"silent for {now - self.heard_at:.1f} s", Code.UNAVAILABLE, ""), now)
 
     def cancel(self) -> None:
@@ -180,6 +188,11 @@ class Flow:
     def give_up(self) -> None:
         """What has not come by now does not count."""
         self._cancelled, self.reading = True, False
+
+    def fail(self, error: ClientError) -> None:
+        """Ends with an error that is not of a router, unless the answer has ended."""
+        if not self.over:
+            error.partial, self._error, self.reading = self.answer, error, False
 
     def _drops_key(self, error: RyzansteinError) -> bool:
         """Does without the client's own key while the store that keeps keys is away. What was refused for that runs nowhere."""

@@ -18,10 +18,30 @@ class RouterChoice:
         """Raises ValueError without addresses."""
         if not addresses:
             raise ValueError("routers: name at least one, as host:port")
-        self.addresses = tuple(rng.sample(list(dict.fromkeys(addresses)), len(dict.fromkeys(addresses))))
+        self._rng = rng
+        self.given = self.addresses = tuple(rng.sample(list(dict.fromkeys(addresses)), len(dict.fromkeys(addresses))))
         self._current = self.addresses[0]
         self._avoided: dict[str, tuple[float, float]] = {}
         self.failures: dict[str, str] = {}
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """Returns the routers that nobody gave: other routers named them, and they answered."""
+        return self.addresses[len(self.given) :]
+
+    def learn(self, address: str) -> None:
+        """Adds a router, somewhere behind those that were given."""
+        if address not in self.addresses:
+            at = self._rng.randint(len(self.given), len(self.addresses))
+            self.addresses = (*self.addresses[:at], address, *self.addresses[at:])
+
+    def forget(self, address: str) -> None:
+        """Removes a router that was learned."""
+        if address in self.learned:
+            self.addresses = tuple(each for each in self.addresses if each != address)
+            self.answered(address)
+            if self._current == address:
+                self._current = self.addresses[0]
 
     def current(self, now: float) -> str:
         """Returns the router to ask now: of those that are avoided the one that failed first, if all are."""

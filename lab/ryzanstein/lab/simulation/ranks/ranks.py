@@ -48,7 +48,7 @@ class SimulatedForkServer:
         self._processes: list[SimulatedProcess] = []
         self._timers.later(profile.server_s, self._become_ready)
 
-    async def prepare(self, spec: RankSpec) -> None:
+    async def prepare(self, spec: RankSpec, compiling: Callable[[], None]) -> None:
         """See `source.RankServer`. Simulated ranks have no kernels."""
 
     def wire(self, spec: RankSpec) -> SimulatedWiring:

@@ -61,7 +61,13 @@ class RouterServicer(RouterServiceServicer):
         found = sorted(await self._routers(), key=lambda owner: owner.router_id)
         return pb.ListRoutersResponse(
             routers=[
-                pb.RouterMember(router_id=each.router_id, address=each.public, draining=not each.address, tls=self._tls)
+                pb.RouterMember(
+                    router_id=each.router_id,
+                    address=each.public,
+                    draining=not each.address,
+                    tls=self._tls,
+                    instance_id=each.instance_id,
+                )
                 for each in found
             ]
         )

@@ -131,6 +131,8 @@ def rank_to_wire(progress: RankProgress, resident_bytes: int) -> worker.RankStat
         resident_bytes=resident_bytes,
         loaded_bytes=progress.loaded_bytes,
         load_bytes=progress.load_bytes,
+        packed_bytes=progress.packed_bytes,
+        pack_bytes=progress.pack_bytes,
     )
 
 

@@ -137,7 +137,13 @@ class ModelVersion:
         if not starting:
             return None
         last = min(starting, key=lambda rank: STARTING.index(rank.phase))
-        return LoadProgress(last.phase, sum(rank.loaded_bytes for rank in ranks), sum(rank.load_bytes for rank in ranks))
+        return LoadProgress(
+            last.phase,
+            sum(rank.loaded_bytes for rank in ranks),
+            sum(rank.load_bytes for rank in ranks),
+            sum(rank.packed_bytes for rank in ranks),
+            sum(rank.pack_bytes for rank in ranks),
+        )
 
     @property
     def shared_kv_bytes(self) -> tuple[int, int]:

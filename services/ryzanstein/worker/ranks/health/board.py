@@ -30,7 +30,7 @@ from ryzanstein.worker.ranks.health.rings import (
     collective_record,
     step_record,
 )
-from ryzanstein.worker.supervision.group import FORWARD, IDLE, RankProgress
+from ryzanstein.worker.supervision.group import FORWARD, IDLE, LOAD, PACK, RankProgress
 
 _NOW_BYTES = 256
 _STEPS_AT = _NOW_BYTES // 8
@@ -41,9 +41,8 @@ _PID, _STEP, _COLLECTIVE, _PROGRESS_NS, _BEGUN_NS, _TOKENS, _LAST_STEP_NS = rang
 _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
 # The words after the phase.
-_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS, _RECORDED, _LOADED, _TO_LOAD = range(
-    9, 19
-)
+_COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS, _RECORDED = range(9, 17)
+_LOADED, _TO_LOAD, _PACKED, _TO_PACK = range(17, 21)
 
 
 def board_bytes(size: int) -> int:
@@ -92,6 +91,8 @@ class Board:
             words[_IDLE_NS] / 1e9,
             words[_LOADED],
             words[_TO_LOAD],
+            words[_PACKED],
+            words[_TO_PACK],
         )
 
     def steps(self, rank: int, first: int, last: int) -> list[StepRecord]:
@@ -202,6 +203,16 @@ class RankBoard:
     def load(self, loaded_bytes: int, of_bytes: int) -> None:
         """Records how much of the weights has been read. The rank goes on, within a phase that takes long."""
         self._words[_LOADED], self._words[_TO_LOAD] = loaded_bytes, of_bytes
+        if loaded_bytes < of_bytes and self._outer == _phase_bytes(PACK):
+            self.enter(LOAD)  # another model, or the same in another format
+        self.move()
+
+    def pack(self, packed_bytes: int, of_bytes: int) -> None:
+        """Records how much of the weights that were read is packed. When all are read, it is what the rank still does."""
+        self._words[_PACKED], self._words[_TO_PACK] = packed_bytes, of_bytes
+        is_read = self._words[_LOADED] == self._words[_TO_LOAD] > 0
+        if is_read and packed_bytes < of_bytes and self._outer == _phase_bytes(LOAD):
+            self.enter(PACK)
         self.move()
 
     def begin(self, op: str, size_bytes: int = 0) -> None:

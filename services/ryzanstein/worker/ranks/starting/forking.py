@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -106,9 +106,9 @@ class ForkServer:
     def pid(self) -> int:
         return self._server.pid
 
-    async def prepare(self, spec: RankSpec) -> None:
+    async def prepare(self, spec: RankSpec, compiling: Callable[[], None]) -> None:
         """See `source.RankServer`. The server imports meanwhile."""
-        await have_kernels(spec)
+        await have_kernels(spec, compiling)
 
     def wire(self, spec: RankSpec) -> Wiring:
         """Returns the descriptors of a group of ranks that is to be forked."""

@@ -9,7 +9,7 @@ the server leaves it for a new one, and the others stay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -58,9 +58,9 @@ class RankServerLease:
         self._servers, self._shared = servers, shared
         self.lost = shared.server.lost
 
-    async def prepare(self, spec: RankSpec) -> None:
+    async def prepare(self, spec: RankSpec, compiling: Callable[[], None]) -> None:
         """See `RankServer`."""
-        await self._shared.server.prepare(spec)
+        await self._shared.server.prepare(spec, compiling)
 
     def wire(self, spec: RankSpec) -> GroupWiring:
         """See `RankServer`."""

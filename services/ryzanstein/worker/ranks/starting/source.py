@@ -89,7 +89,7 @@ class RankServer(Protocol):
 
     lost: asyncio.Future[str]
 
-    async def prepare(self, spec: RankSpec) -> None:
+    async def prepare(self, spec: RankSpec, compiling: Callable[[], None]) -> None:
         """Makes what ranks need and may take long to make: the kernels. It has time limits of its own."""
         ...
 

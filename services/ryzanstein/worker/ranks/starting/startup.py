@@ -67,8 +67,11 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
         _meet(tp, device)
     with phases.phase("load"):
         files = _stamp(Path(spec.model))
-        runner = ModelRunner.load(Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.load))
+        runner = ModelRunner.load(
+            Path(spec.model), tp, replace(runner_options(spec, device), on_read=board.load, on_pack=board.pack)
+        )
     board.load(0, 0)
+    board.pack(0, 0)
     with phases.phase("warm_up"):
         runner.warm_up()
     board.enter(IDLE)
