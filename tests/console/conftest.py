@@ -34,6 +34,7 @@ class Script:
     sent: list[tuple[int, float]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     refused_key: str = "Bearer wrong"
+    attached: list[str] = field(default_factory=list)
 
 
 class ScriptedRouter(rpc.InferenceServiceServicer, rpc.SessionServiceServicer):
@@ -53,12 +54,24 @@ class ScriptedRouter(rpc.InferenceServiceServicer, rpc.SessionServiceServicer):
 
     def StreamChat(self, request: Any, context: Any) -> Iterator[Any]:
         self._check(context)
-        chat, script = request.chat, self.script
-        script.asked.append(chat)
+        self.script.asked.append(request.chat)
+        for event in self._events(len(self.script.asked), 0):
+            yield pb.StreamChatResponse(event=event)
+
+    def AttachGeneration(self, request: Any, context: Any) -> Iterator[Any]:
+        self._check(context)
+        number = int(request.generation_id.removeprefix("generation-"))
+        if number > len(self.script.asked):
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such generation")
+        self.script.attached.append(request.generation_id)
+        for event in self._events(number, request.from_index.get(0, 0)):
+            yield pb.AttachGenerationResponse(event=event)
+
+    def _events(self, number: int, first: int) -> Iterator[pb.GenerationEvent]:
+        chat, script, generation = self.script.asked[number - 1], self.script, f"generation-{number}"
         question = chat.messages[-1].content
         pieces = script.pieces.get(question) or [(NODES[0], each) for each in question.split(" ")]
-        generation = f"generation-{len(script.asked)}"
-        yield self._event(
+        yield pb.GenerationEvent(
             started=pb.GenerationStarted(generation_id=generation, model="m", node_id=pieces[0][0], prompt_tokens=7)
         )
         before, text, reason = pieces[0][0], "", pb.FINISH_REASON_STOP
@@ -72,19 +85,18 @@ class ScriptedRouter(rpc.InferenceServiceServicer, rpc.SessionServiceServicer):
                 delta.moved.from_node_id, delta.moved.cause = before, "link_lost"
                 delta.moved.silence.FromMilliseconds(212)
             before = node
+            if index < first:
+                continue
             script.sent.append((index, time.time()))
-            yield self._event(delta=delta)
+            yield pb.GenerationEvent(delta=delta)
             time.sleep(script.step_s)
         if chat.session_id:
             session = self.sessions.setdefault(chat.session_id, pb.Session(session_id=chat.session_id))
             session.messages.extend(chat.messages)
             session.messages.add(role=pb.ROLE_ASSISTANT, content=text)
             session.update_time.GetCurrentTime()
-        yield self._event(finished=pb.GenerationFinished(finish_reason=reason, usage=pb.Usage(completion_tokens=len(pieces))))
-
-    @staticmethod
-    def _event(**kind: Any) -> pb.StreamChatResponse:
-        return pb.StreamChatResponse(event=pb.GenerationEvent(**kind))
+        usage = pb.Usage(completion_tokens=len(pieces))
+        yield pb.GenerationEvent(finished=pb.GenerationFinished(finish_reason=reason, usage=usage))
 
     def CancelGeneration(self, request: Any, context: Any) -> Any:
         self.script.cancelled.add(request.generation_id)
@@ -130,7 +142,8 @@ class ConsoleProcess:
         """Starts it, on the port that it had before."""
         self.log = self.folder / f"console-{time.monotonic_ns()}.log"
         command = [sys.executable, "-P", "-m", "ryzanstein.console", "--port", str(self.port), "--router", self._routers]
-        command += ["--orchestrator", self._orchestrator, "--drain-grace-s", "0", "--log-level", "info", *self._flags]
+        command += ["--orchestrator", self._orchestrator, "--drain-grace-s", "0", "--log-level", "info"]
+        command += ["--state-dir", str(self.folder / "state"), *self._flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RYZANSTEIN_")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from tests.console.conftest import Script, ScriptedRouter
 
 from ryzanstein.client import AsyncClient
-from ryzanstein.console import hub as hub_module
-from ryzanstein.console.hub import Hub, KeptAnswer
+from ryzanstein.console.answers import hub as hub_module
+from ryzanstein.console.answers.hub import Hub, KeptAnswer
+from ryzanstein.console.answers.restarts import AnswerNote, RestartNotes
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import Sampling
 
@@ -75,3 +77,83 @@ async def test_what_still_runs_when_the_console_stops_is_left_and_not_cancelled(
         await asyncio.sleep(0.01)
     await hub.close(0)
     assert (kept.sheet.status, script.cancelled) == ("lost", set())
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> RestartNotes:
+    return RestartNotes(tmp_path / "notes")
+
+
+async def resumed(router: ScriptedRouter, notes: RestartNotes, person: str = "p") -> Hub:
+    """The hub of the next process."""
+    made = Hub(AsyncClient(router.address), ConsoleTelemetry(), notes, person)
+    made.resume()
+    return made
+
+
+@pytest.mark.parametrize("number", [2, 9])
+async def test_an_answer_that_runs_at_a_restart_is_read_from_its_beginning(
+    router: ScriptedRouter, script: Script, notes: RestartNotes, number: int
+) -> None:
+    script.pieces["go"] = [("node-0" if at < 5 else "node-1", f"{at} ") for at in range(12)]
+    script.step_s = 0.05
+    first = Hub(AsyncClient(router.address), ConsoleTelemetry(), notes, "p")
+    kept = first.ask("s", "go", Sampling())
+    while kept.sheet.tokens < number:  # noqa: ASYNC110 (as above)
+        await asyncio.sleep(0.01)
+    await first.close(0)
+    assert (await resumed(router, notes, "somebody else")).answers == {}
+    second = await resumed(router, notes)
+    again = await ended(second.answers[kept.sheet.answer_id])
+    assert (again.session, again.question) == ("s", "go")
+    assert again.sheet.says("".join(f"{at} " for at in range(12)))
+    assert [(each.node, each.tokens) for each in again.sheet.parts] == [("node-0", 5), ("node-1", 7)]
+    assert (script.attached, len(script.asked)) == (["generation-1"], 1)
+    await second.close(1)
+    assert notes.answers("p") == {}, "it has ended: there is nothing to resume"
+
+
+async def test_an_answer_that_ended_while_no_console_ran_is_that_of_its_session(
+    router: ScriptedRouter, notes: RestartNotes
+) -> None:
+    notes.write_answer("answer-1", AnswerNote("p", "s", "go", "generation-99"))
+    gone: list[KeptAnswer] = []
+    hub = Hub(AsyncClient(router.address), ConsoleTelemetry(), notes, "p")
+    hub.on_gone.append(gone.append)
+    hub.resume()
+    async with asyncio.timeout(20):
+        while hub.running:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.01)
+    assert [each.session for each in gone] == ["s"]
+    assert (hub.answers, notes.answers("p")) == ({}, {})
+    await hub.close(0)
+
+
+async def test_a_question_that_no_node_had_taken_says_so(router: ScriptedRouter, notes: RestartNotes) -> None:
+    notes.write_answer("answer-1", AnswerNote("p", "s", "go"))
+    hub = await resumed(router, notes)
+    sheet = hub.answers["answer-1"].sheet
+    assert (sheet.status, hub.running, notes.answers("p")) == ("lost", 0, {})
+    assert "Retry" in sheet.note
+    await hub.close(0)
+
+
+def test_notes_are_private_and_damaged_ones_are_left_out(tmp_path: Path) -> None:
+    notes = RestartNotes(tmp_path / "deep" / "notes")
+    notes.write_answer("a", AnswerNote("p", "s", "go", "g"))
+    notes.write_answer("b", AnswerNote("p", "s", "go", "g"))
+    file = tmp_path / "deep/notes/answers/a.json"
+    assert (file.stat().st_mode & 0o077, file.parent.stat().st_mode & 0o077) == (0, 0)
+    file.write_text('{"person": "p"')
+    assert list(notes.answers("p")) == ["b"]
+    file.write_text("[]")
+    assert list(notes.answers("p")) == ["b"]
+    assert RestartNotes(None).answers("p") == RestartNotes(None).logins() == {}
+
+
+def test_notes_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    notes = RestartNotes(tmp_path / "file" / "below")
+    notes.write_answer("a", AnswerNote("p", "s", "go"))
+    notes.write_logins({})
+    assert (notes.answers("p"), notes.logins()) == ({}, {})

@@ -7,6 +7,7 @@ import json
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.public_certificates import PublicAuthority
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from ryzanstein.console.answers.restarts import RestartNotes
 from ryzanstein.console.app import HEADERS, MOST_BODY_BYTES, POLICY
 from ryzanstein.console.config import ConsoleSettings
 from ryzanstein.console.login import MOST_TOKENS, TOKEN_S, Logins, PagePlaces
@@ -218,9 +220,29 @@ class FakePerson:
     class hub:
         running = 0
 
+        @staticmethod
+        def resume() -> None:
+            pass
+
 
 def logins(clock: Clock) -> Logins:
     return Logins(3600.0, ConsoleTelemetry(), clock)
+
+
+def test_logins_outlive_a_restart_but_not_their_idle_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = RestartNotes(tmp_path)
+    first = Logins(3600.0, ConsoleTelemetry(), notes=notes)
+    cookie, out = (first.enter("", FakePerson) for _ in range(2))  # type: ignore[arg-type]
+    first.leave(out)
+    assert cookie not in (tmp_path / "logins.json").read_text(), "digests alone"
+    for later_s, entered in ((0.0, True), (3500.0, True), (3700.0, False)):
+        now = time.time() + later_s
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        second = Logins(3600.0, ConsoleTelemetry(), notes=notes)
+        second.restore(FakePerson())  # type: ignore[arg-type]
+        assert second.person(out) is None
+        assert (second.person(cookie) is not None) is entered
+        monkeypatch.undo()
 
 
 def test_a_token_is_good_once_and_for_ten_minutes() -> None:

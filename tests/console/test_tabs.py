@@ -15,8 +15,8 @@ from tests.console.test_login import Answer, logged_in, socket_url
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from ryzanstein.console.answers.hub import MOST_RUNNING
 from ryzanstein.console.app import MOST_SOCKETS
-from ryzanstein.console.hub import MOST_RUNNING
 from ryzanstein.console.wire import MOST_BYTES
 from ryzanstein.v1 import inference_pb2 as pb
 

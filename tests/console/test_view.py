@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.client import Answer, ClientError, Ended, Move, Moved, Started, Text
-from ryzanstein.console.markdown import safe
-from ryzanstein.console.view import FRAME_BYTES, Sheet, blocks_of
+from ryzanstein.console.answers.markdown import safe
+from ryzanstein.console.answers.view import FRAME_BYTES, Sheet, blocks_of
 from ryzanstein.console.wire import written
 from ryzanstein.errors import Code
 from ryzanstein.v1 import inference_pb2 as pb

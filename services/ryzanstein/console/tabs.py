@@ -17,10 +17,10 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ryzanstein.client import ClientError, clean
-from ryzanstein.console.hub import Hub, KeptAnswer, TooManyAnswers, new_session
+from ryzanstein.console.answers.hub import Hub, KeptAnswer, TooManyAnswers, new_session
+from ryzanstein.console.answers.view import blocks_of
 from ryzanstein.console.login import Person
 from ryzanstein.console.telemetry import ConsoleTelemetry
-from ryzanstein.console.view import blocks_of
 from ryzanstein.console.wire import (
     AskInTab,
     ClusterInTab,
@@ -31,10 +31,13 @@ from ryzanstein.console.wire import (
     ModelRows,
     ModelsInTab,
     OpenInTab,
+    PingInTab,
+    Pong,
     Reply,
     RetryInTab,
     SessionOpened,
     SessionsInTab,
+    SessionStale,
     ShownTurn,
     StopInTab,
     VisibleInTab,
@@ -83,6 +86,7 @@ class Tab:
     async def serve(self) -> None:
         """Serves the tab until it is closed."""
         self._hub.on_turn.append(self._on_turn)
+        self._hub.on_gone.append(self._on_gone)
         self._person.leave.append(self._leave_if_out)
         sender = self._telemetry.background.once("tab", self._send_all())
         self._wake.set()
@@ -90,6 +94,7 @@ class Tab:
             await self._receive()
         finally:
             self._hub.on_turn.remove(self._on_turn)
+            self._hub.on_gone.remove(self._on_gone)
             self._person.leave.remove(self._leave_if_out)
             self._person.watch.remove(self)
             for answer in list(self._watched):
@@ -108,6 +113,9 @@ class Tab:
             except WrongMessage as error:
                 self._telemetry.refusals.labels("message").inc()
                 self._say(Reply(0, f"the console did not understand the page: {error}"))
+                continue
+            if isinstance(message, PingInTab):  # the page does this, and no person
+                self._say(Pong())
                 continue
             if not self._used():
                 self._leave_if_out()
@@ -220,6 +228,12 @@ class Tab:
         if kept.session == self._session:
             self._say(ShownTurn(kept.session, clean(kept.question)))
             self._say(ShownTurn(kept.session, role="assistant", answer=kept.sheet.answer_id))
+
+    def _on_gone(self, kept: KeptAnswer) -> None:
+        """Tells the tab that the session it shows is to be opened again."""
+        self._unwatch(kept.sheet.answer_id)
+        if kept.session == self._session:
+            self._say(SessionStale(kept.session))
 
     def _watch(self, answer: str, version: int) -> None:
         kept = self._hub.answers.get(answer)

@@ -90,6 +90,10 @@ class ModelsInTab(_FromTab, tag="models"):
     """Asks for the models that the cluster serves."""
 
 
+class PingInTab(_FromTab, tag="ping"):
+    """Asks whether the console is there, where nothing has come for a while."""
+
+
 FromTab = Union[  # noqa: UP007 (msgspec reads it at run time)
     AskInTab,
     RetryInTab,
@@ -102,6 +106,7 @@ FromTab = Union[  # noqa: UP007 (msgspec reads it at run time)
     VisibleInTab,
     ClusterInTab,
     ModelsInTab,
+    PingInTab,
 ]
 
 _DECODER: msgspec.json.Decoder[FromTab] = msgspec.json.Decoder(FromTab)
@@ -192,6 +197,16 @@ class SessionOpened(_ToTab, tag="opened"):
     session: str
     call: int = 0
     note: str = ""
+
+
+class Pong(_ToTab, tag="pong"):
+    """The console is there."""
+
+
+class SessionStale(_ToTab, tag="stale"):
+    """The cluster knows more of a session than the console: it is to be opened again."""
+
+    session: str
 
 
 class Reply(_ToTab, tag="reply"):

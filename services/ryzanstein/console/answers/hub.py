@@ -13,11 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ryzanstein.client import AsyncClient, AsyncStream, ClientError, clean
+from ryzanstein.client import AsyncClient, AsyncStream, ClientError, Position, Started, clean
 from ryzanstein.client.errors import NotFound
 from ryzanstein.client.requests import Options
+from ryzanstein.console.answers.restarts import AnswerNote, RestartNotes
+from ryzanstein.console.answers.view import Sheet
 from ryzanstein.console.telemetry import ConsoleTelemetry
-from ryzanstein.console.view import Sheet
 from ryzanstein.console.wire import Sampling, SessionList, SessionRow
 from ryzanstein.v1 import inference_pb2 as pb
 
@@ -29,6 +30,7 @@ MOST_RUNNING = 32
 MOST_SESSIONS = 200
 LAYOUT_S = 0.25
 _TITLE_CHARS = 80
+_NOT_TAKEN = "the console was restarted before a node had taken the question; Retry asks it again"
 _STILL = "the console keeps no more answers while so many run; stop one first"
 
 Wake = Callable[[], None]
@@ -49,6 +51,8 @@ class KeptAnswer:
     watchers: dict[object, Wake] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     bounded_at: int = _BOUND_EACH
+    resumed: bool = False
+    """Whether an earlier process of the console began to read it."""
 
     def wake(self) -> None:
         """Tells the layout and those who look at it that it has changed."""
@@ -60,12 +64,18 @@ class KeptAnswer:
 class Hub:
     """What one person asked, as far as it is kept."""
 
-    def __init__(self, client: AsyncClient, telemetry: ConsoleTelemetry) -> None:
+    def __init__(
+        self, client: AsyncClient, telemetry: ConsoleTelemetry, notes: RestartNotes | None = None, person: str = ""
+    ) -> None:
+        """`notes` keep which answers of this person run."""
         self.client, self._telemetry = client, telemetry
+        self._notes, self._person = notes or RestartNotes(None), person
         self.answers: OrderedDict[str, KeptAnswer] = OrderedDict()
         self._readers: set[asyncio.Task[None]] = set()
         self._titles: OrderedDict[str, str] = OrderedDict()
         self.on_turn: list[Callable[[KeptAnswer], None]] = []
+        self.on_gone: list[Callable[[KeptAnswer], None]] = []
+        """Called with an answer of which the cluster may know the end, and the console does not."""
 
     @property
     def running(self) -> int:
@@ -84,16 +94,37 @@ class Hub:
         if sampling.temperature is not None:
             options["temperature"] = sampling.temperature
         kept = KeptAnswer(session, text, Sheet(f"answer-{uuid.uuid4().hex[:16]}"))
-        kept.stream = self.client.stream(text, **options)
-        self.answers[kept.sheet.answer_id] = kept
-        self._remember(session, text)
-        reader = self._telemetry.background.once("answer", self._read(kept, kept.stream))
-        self._readers.add(reader)
-        reader.add_done_callback(self._readers.discard)
-        self._telemetry.answers_kept.set(len(self.answers))
+        self._note(kept, "")
+        self._begin(kept, self.client.stream(text, **options))
         for tell in self.on_turn:
             tell(kept)
         return kept
+
+    def resume(self) -> None:
+        """Goes on with the answers that ran when the console stopped. The cluster has them from their beginning."""
+        for answer_id, note in self._notes.answers(self._person).items():
+            kept = KeptAnswer(note.session, note.question, Sheet(answer_id), resumed=True)
+            if answer_id in self.answers or len(self._readers) >= MOST_RUNNING:
+                continue
+            if note.generation_id:
+                self._begin(kept, self.client.attach(Position(note.generation_id, (0,))))
+            else:
+                self.answers[answer_id] = kept
+                kept.sheet.lose(_NOT_TAKEN)
+                self._notes.forget_answer(answer_id)
+
+    def _begin(self, kept: KeptAnswer, stream: AsyncStream) -> None:
+        kept.stream = stream
+        self.answers[kept.sheet.answer_id] = kept
+        self._remember(kept.session, kept.question)
+        reader = self._telemetry.background.once("answer", self._read(kept, stream))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        self._telemetry.answers_kept.set(len(self.answers))
+
+    def _note(self, kept: KeptAnswer, generation_id: str) -> None:
+        note = AnswerNote(self._person, kept.session, kept.question, generation_id)
+        self._notes.write_answer(kept.sheet.answer_id, note)
 
     async def retry(self, session: str, sampling: Sampling) -> KeptAnswer:
         """Asks the last question of a session again, in a copy of the conversation without its answer. Raises ClientError,
@@ -167,21 +198,34 @@ class Hub:
         try:
             async for event in stream:
                 sheet.take(event)
+                if isinstance(event, Started):
+                    self._note(kept, event.generation_id)
                 self._bound(kept)
                 kept.wake()
             sheet.end(stream.answer)
         except ClientError as error:
             sheet.fail(error)
+            if kept.resumed and isinstance(error, NotFound):
+                self._gone(kept)
         except asyncio.CancelledError:
-            sheet.lose("the console stopped before the answer ended")
+            sheet.lose("the console stops; the answer goes on in the cluster")
             layout.cancel()
             raise
         finally:
             if not sheet.over:
                 sheet.lose("the console failed while it read the answer; its log says why")
+            if sheet.status != "lost":
+                self._notes.forget_answer(sheet.answer_id)
             kept.stream = None
             self._telemetry.answers.labels(sheet.status).inc()
             kept.wake()
+
+    def _gone(self, kept: KeptAnswer) -> None:
+        """Forgets an answer that ended while no console ran: its session has it, if the cluster kept it."""
+        self.answers.pop(kept.sheet.answer_id, None)
+        self._notes.forget_answer(kept.sheet.answer_id)
+        for tell in self.on_gone:
+            tell(kept)
 
     async def _lay_out(self, kept: KeptAnswer) -> None:
         """Lays out what has come, a few times a second, until the answer has ended and all of it is laid out."""

@@ -27,7 +27,18 @@ from ryzanstein.client import (
     ToolPiece,
     clean,
 )
-from ryzanstein.console.markdown import MOST_CHARS, MOST_OPEN, OUTSIDE, TextPiece, Tree, Within, flat, pieces, safe, tree_of
+from ryzanstein.console.answers.markdown import (
+    MOST_CHARS,
+    MOST_OPEN,
+    OUTSIDE,
+    TextPiece,
+    Tree,
+    Within,
+    flat,
+    pieces,
+    safe,
+    tree_of,
+)
 from ryzanstein.console.wire import AnswerFrame, PartRow, written
 
 FRAME_BYTES = 192 * 1024

@@ -94,6 +94,10 @@ export class Chat {
     this.mark();
   }
 
+  stale({ session }) {
+    if (session === this.session) this.open(session);
+  }
+
   opened({ note }) {
     this.notice(note ?? "");
   }

@@ -26,6 +26,7 @@ const on = {
   answer: (frame) => chat.answer(frame),
   turn: (turn) => chat.turn(turn),
   opened: (message) => chat.opened(message),
+  stale: (message) => chat.stale(message),
   sessions: (message) => chat.sessions(message),
   models: (message) => chat.models(message),
   cluster: (message) => cluster.cluster(message),
