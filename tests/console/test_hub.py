@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.console.conftest import Script, ScriptedRouter
 
 from ryzanstein.client import AsyncClient
 from ryzanstein.console.answers import hub as hub_module
@@ -15,6 +14,7 @@ from ryzanstein.console.answers.hub import Hub, KeptAnswer
 from ryzanstein.console.answers.restarts import AnswerNote, RestartNotes
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import Sampling
+from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 
 
 @pytest.fixture

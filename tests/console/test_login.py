@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
+import re
 import ssl
 import subprocess
 import sys
@@ -13,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
 from tests.public_certificates import PublicAuthority
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -23,6 +25,8 @@ from ryzanstein.console.app import HEADERS, MOST_BODY_BYTES, POLICY
 from ryzanstein.console.config import ConsoleSettings
 from ryzanstein.console.login import MOST_TOKENS, TOKEN_S, Logins, PagePlaces
 from ryzanstein.console.telemetry import ConsoleTelemetry
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -94,7 +98,7 @@ def test_what_is_no_token_does_not_log_in(console: ConsoleProcess, body: object)
     ],
 )
 def test_another_name_is_refused_whatever_it_asks_for(console: ConsoleProcess, host: str) -> None:
-    for method, path in (("GET", "/"), ("GET", "/static/app.css"), ("POST", "/login")):
+    for method, path in (("GET", "/"), ("GET", "/static/main.js"), ("POST", "/login")):
         assert Answer(console, method, path, Host=host.format(port=console.port)).status == 403
 
 
@@ -146,15 +150,20 @@ def test_a_socket_without_a_login_is_closed(console: ConsoleProcess) -> None:
 def test_every_response_has_the_policy(console: ConsoleProcess, method: str, path: str, status: int, cached: str) -> None:
     answer = Answer(console, method, path)
     assert answer.status == status
-    assert answer.headers["content-security-policy"] == POLICY == CSP
-    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    policy = answer.headers["content-security-policy"]
+    styles = re.findall(r"<style>(.*)</style>", answer.body, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in styles]
+    assert len(styles) == int(path == "/")
+    assert policy == (CSP if not styles else CSP.replace("style-src 'self'", f"style-src 'sha256-{digests[0]}'"))
+    assert POLICY == CSP
+    assert {name: answer.headers[name] for name in HEADERS} == {**HEADERS, "Content-Security-Policy": policy}
     assert (answer.headers["cache-control"], answer.headers["server"]) == (cached, None)
 
 
 def test_a_file_that_has_not_changed_is_not_sent_again(console: ConsoleProcess) -> None:
-    first = Answer(console, "GET", "/static/app.css")
-    assert first.headers["content-type"].startswith("text/css")
-    again = Answer(console, "GET", "/static/app.css", If_None_Match=first.headers["etag"])
+    first = Answer(console, "GET", "/static/main.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = Answer(console, "GET", "/static/main.js", If_None_Match=first.headers["etag"])
     assert (again.status, again.body) == (304, "")
 
 

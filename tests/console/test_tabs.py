@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
 from tests.console.test_login import Answer, logged_in, socket_url
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -18,6 +17,8 @@ from websockets.sync.client import ClientConnection, connect
 from ryzanstein.console.answers.hub import MOST_RUNNING
 from ryzanstein.console.app import MOST_SOCKETS
 from ryzanstein.console.wire import MOST_BYTES
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 from ryzanstein.v1 import inference_pb2 as pb
 
 

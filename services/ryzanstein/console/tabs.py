@@ -22,19 +22,21 @@ from ryzanstein.console.answers.view import blocks_of
 from ryzanstein.console.login import Person
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import (
+    AnswerDetails,
     AskInTab,
     ClusterInTab,
     DeleteInTab,
+    DetailsInTab,
     FromTab,
     LeaveInTab,
     ModelRow,
     ModelRows,
-    ModelsInTab,
     OpenInTab,
     PingInTab,
     Pong,
     Reply,
     RetryInTab,
+    SessionList,
     SessionOpened,
     SessionsInTab,
     SessionStale,
@@ -59,6 +61,7 @@ MOST_CALLS = 8
 MOST_TURNS = 400
 MOST_TURN_CHARS = 1024 * 1024
 _SETTLES = 10
+_NOT_KEPT = "the console does not keep this answer any more: open its session again"
 _POLICY, _LEFT = 1008, 4401
 """Codes of closed sockets: a message that is none; the person is logged out."""
 
@@ -159,18 +162,39 @@ class Tab:
                     reply.session, reply.answer = kept.session, kept.sheet.answer_id
                 case StopInTab():
                     await self._hub.stop(message.answer)
-                case SessionsInTab():
-                    self._say(await self._hub.sessions())
                 case OpenInTab():
                     await self._open(message)
                 case DeleteInTab():
                     await self._hub.delete(message.session)
-                case ModelsInTab():
-                    models = await self._hub.client.models()
-                    self._say(ModelRows([ModelRow(clean(each.name), each.context_length, each.ready_nodes) for each in models]))
+                case _:
+                    self._say(await self._told(message))
         except (RyzansteinError, TooManyAnswers, ValueError) as error:
             reply.error = clean(error.message if isinstance(error, RyzansteinError) else str(error))[:2000]
         self._say(reply)
+
+    async def _told(self, message: FromTab) -> SessionList | ModelRows | AnswerDetails:
+        """Returns what a tab asks to know. Raises ClientError, and ValueError for an answer that is not kept."""
+        match message:
+            case SessionsInTab():
+                return await self._hub.sessions()
+            case DetailsInTab():
+                return self._details(message)
+        models = await self._hub.client.models()
+        return ModelRows([ModelRow(clean(each.name), each.context_length, each.ready_nodes) for each in models])
+
+    def _details(self, message: DetailsInTab) -> AnswerDetails:
+        """Raises ValueError for an answer that is not kept."""
+        kept = self._hub.answers.get(message.answer)
+        if kept is None:
+            raise ValueError(_NOT_KEPT)
+        sheet = kept.sheet
+        made = AnswerDetails(
+            sheet.answer_id, message.call, kept.session, clean(kept.question)[:200], sheet.status, sheet.asked_at
+        )
+        made.generation, made.model, made.prompt_tokens = sheet.generation_id, clean(sheet.model), sheet.prompt_tokens
+        made.parts, made.timeline, made.resumed = sheet.parts, sheet.timeline.samples, kept.resumed
+        made.note, made.figures = sheet.note, sheet.figures
+        return made
 
     async def _open(self, message: OpenInTab) -> None:
         """Shows a session: what the cluster has of it, with the answers that are kept here in colour."""
@@ -238,7 +262,7 @@ class Tab:
     def _watch(self, answer: str, version: int) -> None:
         kept = self._hub.answers.get(answer)
         if kept is None:
-            self._say(Reply(0, "the console does not keep this answer any more: open its session again"))
+            self._say(Reply(0, _NOT_KEPT))
             return
         while len(self._watched) >= MOST_WATCHED:
             self._unwatch(next(iter(self._watched)))
@@ -302,6 +326,8 @@ class Tab:
     async def _send_cluster(self) -> None:
         watch = self._person.watch
         if self._watches_cluster and watch.latest and watch.version != self._cluster_version:
+            if self._cluster_version < 0:
+                await self._send(watch.history())
             self._cluster_version = watch.version
             await self._send(watch.latest)
 

@@ -48,6 +48,12 @@ class WatchInTab(_FromTab, tag="watch"):
     version: Version = 0
 
 
+class DetailsInTab(_FromTab, tag="details"):
+    """Asks who wrote an answer, and when."""
+
+    answer: Id = ""
+
+
 class StopInTab(_FromTab, tag="stop"):
     """Ends an answer."""
 
@@ -98,6 +104,7 @@ FromTab = Union[  # noqa: UP007 (msgspec reads it at run time)
     AskInTab,
     RetryInTab,
     WatchInTab,
+    DetailsInTab,
     StopInTab,
     SessionsInTab,
     OpenInTab,
@@ -164,6 +171,29 @@ class AnswerFrame(_ToTab, tag="answer"):
     figures: str = ""
     model: str = ""
     more: bool = False
+
+
+class AnswerDetails(_ToTab, tag="details"):
+    """Who wrote an answer, and when. `asked_at` is in Unix seconds.
+
+    `timeline` has milliseconds since the question, the number of a part, and tokens that came then. `resumed`: the console was
+    restarted meanwhile, and the times are those of reading the answer again.
+    """
+
+    id: str
+    call: int
+    session: str
+    question: str
+    status: str
+    asked_at: float
+    generation: str = ""
+    model: str = ""
+    prompt_tokens: int = 0
+    parts: list[PartRow] = []
+    timeline: list[tuple[int, int, int]] = []
+    note: str = ""
+    figures: str = ""
+    resumed: bool = False
 
 
 class ShownTurn(_ToTab, tag="turn"):

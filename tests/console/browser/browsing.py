@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from tests.console.browser.chromium import Chromium, Page
-from tests.console.conftest import ConsoleProcess
 
 from ryzanstein.cli.processes.cluster import LocalCluster
 from ryzanstein.client import AsyncClient
+from ryzanstein.lab.pages.chromium import Chromium, Page
+from ryzanstein.lab.pages.console_process import ConsoleProcess
 from ryzanstein.v1.router_pb2 import GetRouterStatusRequest
 from ryzanstein.v1.router_pb2_grpc import RouterServiceStub
 from ryzanstein.v1.worker_pb2 import GetStatusRequest
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 
+PICTURES = os.environ.get("RYZANSTEIN_PICTURES", "")
+"""A folder in which the pictures of the documentation are written."""
 QUESTION = "Count from 1 to 150."
 ENDED = "document.querySelector('.answer:last-of-type') && !document.querySelector('.answer.streaming')"
 STEPS = 20
@@ -102,3 +106,11 @@ async def set_long(page: Page, max_tokens: int = 500) -> None:
     await page.see(
         f"document.getElementById('max-tokens').value = {max_tokens}; document.getElementById('temperature').value = 0"
     )
+
+
+async def picture(page: Page, name: str) -> None:
+    """Writes a picture of the documentation, where one is asked for."""
+    if PICTURES:
+        await page.see("document.activeElement.blur()")
+        await asyncio.sleep(0.3)
+        Path(PICTURES, name).write_bytes(await page.picture())  # noqa: ASYNC240

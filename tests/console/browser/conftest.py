@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-from tests.console.browser.chromium import Chromium, chromium
-from tests.console.conftest import ConsoleProcess
 
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.pages.chromium import Chromium, chromium
+from ryzanstein.lab.pages.console_process import ConsoleProcess
 
 
 @pytest.fixture

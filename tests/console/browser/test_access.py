@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.console.browser.browsing import ENDED, ask, entered
-from tests.console.browser.chromium import Chromium
-from tests.console.conftest import ConsoleProcess, Script
+
+from ryzanstein.lab.pages.chromium import Chromium
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script
 
 pytestmark = [pytest.mark.lab, pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -18,10 +18,11 @@ from tests.console.browser.browsing import (
     undisturbed,
     words,
 )
-from tests.console.browser.chromium import Chromium
-from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
 
 from ryzanstein.cli.processes.cluster import LocalCluster
+from ryzanstein.lab.pages.chromium import Chromium
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 
 pytestmark = [pytest.mark.lab, pytest.mark.cluster, pytest.mark.timeout(300)]
 

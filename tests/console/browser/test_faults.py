@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from pathlib import Path
 
 import pytest
 from tests.console.browser.browsing import (
@@ -16,21 +14,20 @@ from tests.console.browser.browsing import (
     assert_calm,
     entered,
     nodes_of,
+    picture,
     serving,
     set_long,
     text_of,
     undisturbed,
     words,
 )
-from tests.console.browser.chromium import Chromium, Page
-from tests.console.conftest import ConsoleProcess, Script
 
 from ryzanstein.cli.processes.cluster import LocalCluster
+from ryzanstein.lab.pages.chromium import Chromium
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script
 
 pytestmark = [pytest.mark.lab, pytest.mark.cluster, pytest.mark.timeout(300)]
-
-PICTURES = os.environ.get("RYZANSTEIN_PICTURES", "")
-"""A folder in which the pictures of the documentation are written."""
 
 
 async def test_a_node_is_killed_in_the_middle_of_an_answer(
@@ -59,19 +56,28 @@ async def test_a_node_is_killed_in_the_middle_of_an_answer(
     assert cells[1][2].endswith(" ms")
     assert cells[1][3]
     seen = await text_of(page, real_console)
-    await _picture(page, "console.png")
+    await page.see("document.querySelector('.answer details').open = true; document.querySelector('#turns').scrollTop = 1e6")
+    await picture(page, "console.png")
+    await page.see("[...document.querySelectorAll('.answer .foot a')].find((a) => a.textContent == 'timeline').click()")
+    await page.until("document.querySelectorAll('#answer-parts tbody tr').length == 2")
+    told = await page.see("document.querySelector('#answer-timeline svg').getAttribute('aria-label')")
+    silence = cells[1][2].removesuffix(" ms")
+    assert f"1 move: {silence} ms of silence" in told
+    rows = await page.see(
+        "[...document.querySelectorAll('#answer-parts tbody tr')].map((tr) => [...tr.cells].map((td) => td.textContent))"
+    )
+    assert [row[0] for row in rows] == [victim, second.split(", ")[0]]
+    assert rows[1][1] == rows[0][2], "the second part begins where the first ended"
+    assert (rows[1][5], bool(rows[1][6])) == (f"{silence} ms", True)
+    assert await page.see("document.querySelectorAll('#answer-timeline .band').length") == 1
+    assert QUESTION in await page.see("document.getElementById('answer-facts').innerText")
+    await picture(page, "console-answer.png")
+    await page.see("document.querySelector('#answer-facts a').click()")
+    await page.until("!document.getElementById('chat').hidden")
     await assert_calm(page, real_console)
     cluster.restart(victim)
     cluster.wait_nodes(3)
     assert words(seen) == words(await undisturbed(cluster, QUESTION, max_tokens=500))
-
-
-async def _picture(page: Page, name: str) -> None:
-    if PICTURES:
-        await page.see("document.querySelector('.answer details').open = true")
-        await page.see("document.querySelector('#turns').scrollTop = 1e6; document.activeElement.blur()")
-        await asyncio.sleep(0.3)
-        Path(PICTURES, name).write_bytes(await page.picture())  # noqa: ASYNC240
 
 
 async def test_the_router_is_killed_in_the_middle_of_an_answer(

@@ -5,6 +5,7 @@ Each change has a version. A tab says which one it has, and gets what is new: on
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from ryzanstein.console.answers.markdown import (
     safe,
     tree_of,
 )
+from ryzanstein.console.answers.timeline import Timeline
 from ryzanstein.console.wire import AnswerFrame, PartRow, written
 
 FRAME_BYTES = 192 * 1024
@@ -109,6 +111,8 @@ class Sheet:
     def __init__(self, answer_id: str) -> None:
         self.answer_id, self.version, self.status, self.note, self.figures, self.model = answer_id, 1, "waiting", "", "", ""
         self.parts: list[PartRow] = []
+        self.generation_id, self.prompt_tokens = "", 0
+        self.asked_at, self.timeline, self._clock = time.time(), Timeline(), time.monotonic()
         self.num_chars = 0
         self.cut = False
         self._parts_stamp = 1
@@ -142,7 +146,7 @@ class Sheet:
         self.version += 1
         match event:
             case Started():
-                self.model = event.model
+                self.model, self.generation_id, self.prompt_tokens = event.model, event.generation_id, event.prompt_tokens
                 self.status = "streaming" if self.status == "waiting" else self.status
             case Text(choice=0):
                 self._write(event)
@@ -188,6 +192,7 @@ class Sheet:
         if not self.parts or self.parts[-1].node != event.node:
             self._begin_part(event.node)
         self.parts[-1].tokens += len(event.token_ids)
+        self.timeline.add(round((time.monotonic() - self._clock) * 1e3), len(self.parts) - 1, len(event.token_ids))
         if event.text:
             self._digest.update(event.text.encode(errors="replace"))
             self._append(event.text)

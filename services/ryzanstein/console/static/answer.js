@@ -1,13 +1,9 @@
 // One answer: closed blocks, which never change again, and the block that still grows with its tail.
 
 import { fill, make, say, setText } from "./dom.js";
+import { OVER, SAID } from "./states.js";
 import { Painter, milliseconds } from "./tree.js";
 
-const OVER = new Set(["complete", "length", "stopped", "failed", "lost"]);
-const SAID = {
-  waiting: "waiting for a node", streaming: "answering", stopping: "stopping", complete: "", length: "ended at the most tokens",
-  stopped: "stopped", failed: "failed", lost: "not complete",
-};
 const TAKES_TEXT = new Set(["P", "UL", "OL", "LI", "BLOCKQUOTE", "H3", "H4", "H5", "H6", "PRE"]);
 const SENTENCE = /[.!?:](?=\s)|\n/g;
 
@@ -27,7 +23,8 @@ export class Answer {
     this.table = make("table", { className: "parts" });
     this.tokens = make("summary");
     this.partsBox = make("details", { hidden: true }, this.tokens, make("div", { className: "scroll" }, this.table));
-    this.foot = make("div", { className: "foot" }, this.state, this.figures, this.note, this.partsBox);
+    const when = make("a", { href: `#answer/${encodeURIComponent(id)}`, textContent: "timeline" });
+    this.foot = make("div", { className: "foot" }, this.state, this.figures, this.note, this.partsBox, when);
     this.element = make("article", { className: "answer streaming", "aria-label": "Answer" }, this.body, this.foot);
   }
 

@@ -1,16 +1,22 @@
 // The page of the cluster. Figures such as tokens/s have a column where nodes tell them.
 
+import { figure } from "./chart.js";
 import { byId, fill, make, setText } from "./dom.js";
+import { colourOf } from "./tree.js";
 
 const bad = (text) => [text, text ? "bad" : ""];
 const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
 const size = (bytes) => (bytes ? `${(bytes / 2 ** 20).toFixed(0)} MiB` : "");
+
+const KEPT_S = 600;
+const HOLE_S = 15; // so long without a look, and a line has a gap
 
 export class Cluster {
   constructor(socket) {
     this.socket = socket;
     this.shown = false;
     this.at = 0;
+    this.points = [];
     setInterval(() => this.age(), 1000);
   }
 
@@ -32,6 +38,7 @@ export class Cluster {
       : [make("li", { className: "fine", textContent: "none" })];
     const list = byId("problems");
     if (list.textContent !== problems.map((each) => each.textContent).join("")) list.replaceChildren(...problems);
+    this.charts(state.point);
     this.nodes(state.nodes);
     fill(byId("routers"), ["router", "address", "state"],
       (state.routers ?? []).map((router) => [router.id, router.address, router.draining ? bad("drains") : "serves"]));
@@ -55,6 +62,41 @@ export class Cluster {
     fill(byId("ranks"), ["node", "rank", "process", "phase", "step", "last step", "no progress for", "memory"],
       nodes.flatMap((node) => node.ranks.map((rank) => [node.id, rank.rank, rank.pid, rank.phase, rank.step, `${rank.step_ms} ms`,
         rank.phase !== "idle" && rank.still_s >= 1 ? bad(`${rank.still_s} s`) : "", size(rank.bytes)])));
+  }
+
+  /** Takes the figures of the minutes before this page was opened. */
+  history({ points }) {
+    this.points = points;
+  }
+
+  /** Draws the last ten minutes. */
+  charts(point) {
+    if (point.at > (this.points.at(-1)?.at ?? 0)) this.points.push(point);
+    while (this.points[0].at < point.at - KEPT_S) this.points.shift();
+    const names = (field) => [...new Set(this.points.flatMap((each) => Object.keys(each[field] ?? {})))].sort();
+    const line = (name, colour, value) => ({ name, colour, dots: this.dots(value) });
+    const to = point.at;
+    const frame = { from: to - KEPT_S, to, ticks: [[to - KEPT_S, "10 min ago"], [to - KEPT_S / 2, "5 min ago"], [to, "now"]] };
+    const made = [
+      { title: "Tokens", unit: "a second, by node", lines: names("tokens").map((name) => line(name, colourOf(name), (each) => each.tokens?.[name])) },
+      { title: "First token", unit: "ms, at this router, of half a minute", lines: [line("half within", 0, (each) => each.first?.[0]), line("95 % within", 1, (each) => each.first?.[1])] },
+      { title: "Queue", unit: "sequences", lines: [line("running", 0, (each) => each.running ?? 0), line("not taken by a node", 1, (each) => each.unaccepted),
+        ...names("waiting").map((name, at) => line(`waiting, class ${name}`, at + 2, (each) => each.waiting?.[name] ?? 0))] },
+      { title: "KV cache", unit: "% of blocks, by node", most: 100, lines: names("kv").map((name) => line(name, colourOf(name), (each) => each.kv?.[name] === undefined ? undefined : each.kv[name] * 100)) },
+    ];
+    byId("charts").replaceChildren(...made.map((each) => figure({ ...frame, ...each })));
+  }
+
+  /** Returns times and values, with a gap where nobody looked. */
+  dots(value) {
+    const dots = [];
+    let before = Infinity;
+    for (const point of this.points) {
+      if (point.at - before > HOLE_S) dots.push([before, null]);
+      dots.push([point.at, value(point) ?? null]);
+      before = point.at;
+    }
+    return dots;
   }
 
   /** Says how old the figures are: what is silent does not look like what is well. */

@@ -11,6 +11,14 @@ export function make(tag, given = {}, ...children) {
   return element;
 }
 
+/** Returns an element of a drawing. */
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  element.append(...children);
+  return element;
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** Sets a text where it is another one: an unchanged one is not laid out again, and keeps a selection. */

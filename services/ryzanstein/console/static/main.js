@@ -2,10 +2,11 @@
 
 import { Chat } from "./chat.js";
 import { Cluster } from "./cluster.js";
+import { DetailsPage } from "./details.js";
 import { byId, setText } from "./dom.js";
 import { Socket } from "./socket.js";
 
-const PAGES = ["chat", "cluster", "help"];
+const PAGES = ["chat", "cluster", "answer", "help"];
 const post = (path, body) =>
   fetch(new URL(path, document.baseURI), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
 
@@ -21,6 +22,7 @@ const on = {
     byId("connection").title = `routers: ${message.routers}`;
     chat.welcome(message);
     cluster.welcome();
+    details.welcome();
     route();
   },
   answer: (frame) => chat.answer(frame),
@@ -30,14 +32,26 @@ const on = {
   sessions: (message) => chat.sessions(message),
   models: (message) => chat.models(message),
   cluster: (message) => cluster.cluster(message),
+  history: (message) => cluster.history(message),
+  details: (message) => details.details(message),
 };
 const socket = new Socket(on);
 const chat = new Chat(socket);
 const cluster = new Cluster(socket);
+const details = new DetailsPage(socket);
 
-/** Shows the page that the fragment names: #chat, #s/SESSION, #cluster or #help. */
+/** Returns what stands behind a slash of the fragment; empty if it cannot be read. */
+function named(text) {
+  try {
+    return decodeURIComponent(text ?? "");
+  } catch {
+    return "";
+  }
+}
+
+/** Shows the page that the fragment names: #chat, #s/SESSION, #cluster, #answer/ID or #help. */
 function route() {
-  const [name, session] = location.hash.slice(1).split("/");
+  const [name, what] = location.hash.slice(1).split("/");
   const page = PAGES.includes(name) ? name : "chat";
   for (const each of PAGES) byId(each).hidden = each !== page;
   for (const link of document.querySelectorAll("#top nav a")) {
@@ -45,12 +59,15 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   if (cluster.shown !== (page === "cluster")) cluster.show(page === "cluster");
-  const wanted = name === "s" ? decodeURIComponent(session ?? "") : "";
+  details.show(name === "answer" ? named(what) : "");
+  const wanted = name === "s" ? named(what) : "";
   if (wanted && wanted !== chat.session) chat.open(wanted);
 }
 
-async function askForLogin(why) {
-  const { login } = await (await fetch(new URL("me", document.baseURI))).json();
+const me = async () => (await fetch(new URL("me", document.baseURI))).json();
+
+async function askForLogin(why, login) {
+  login ??= (await me()).login;
   for (const each of PAGES) byId(each).hidden = true;
   byId("login").hidden = false;
   byId("login-form").hidden = login !== "key";
@@ -96,11 +113,12 @@ async function start() {
   if (token) {
     history.replaceState(null, "", location.pathname + location.search);
     const answer = await post("login", { token });
-    if (!answer.ok) why = `The login failed: ${await answer.text()}.`;
+    if (answer.ok) return enter(false);
+    why = `The login failed: ${await answer.text()}.`;
   }
-  const { login, entered } = await (await fetch(new URL("me", document.baseURI))).json();
+  const { login, entered } = await me();
   if (entered) enter(login === "key");
-  else await askForLogin(why);
+  else await askForLogin(why, login);
 }
 
 start().catch((error) => on.state(`the console is not reachable: ${error.message}`));
