@@ -127,7 +127,9 @@ def test_settings_reach_the_cluster(open_tab: Callable[[], RawTab], script: Scri
     [
         ("{", "truncated"),
         ('{"t": "unknown"}', "unknown"),
-        ('{"t": "ask", "text": ""}', "text"),
+        ('{"t": "ask", "text": ""}', "question"),
+        ('{"t": "ask", "results": [{"id": "", "name": "a", "content": ""}]}', "results"),
+        ('{"t": "ask", "text": "a", "sampling": {"tool_choice": "some"}}', "tool_choice"),
         ('{"t": "ask", "text": "a", "sampling": {"temperature": 3}}', "temperature"),
         ('{"t": "ask", "text": "a", "sampling": {"max_tokens": 0}}', "max_tokens"),
         ('{"t": "ask", "text": "a", "other": 1}', "other"),

@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ryzanstein.client import ClientError, clean
 from ryzanstein.console.answers.hub import Hub, KeptAnswer, TooManyAnswers, new_session
+from ryzanstein.console.answers.questions import Question, calls_of, last_asked
 from ryzanstein.console.answers.view import blocks_of
 from ryzanstein.console.login import Person
 from ryzanstein.console.telemetry import ConsoleTelemetry
@@ -155,7 +156,8 @@ class Tab:
         try:
             match message:
                 case AskInTab():
-                    kept = self._hub.ask(message.session or new_session(), message.text, message.sampling)
+                    question = Question(message.text, tuple(message.results))
+                    kept = self._hub.ask(message.session or new_session(), question, message.sampling)
                     reply.session, reply.answer = kept.session, kept.sheet.answer_id
                 case RetryInTab():
                     kept = await self._hub.retry(message.session, message.sampling)
@@ -189,7 +191,7 @@ class Tab:
             raise ValueError(_NOT_KEPT)
         sheet = kept.sheet
         made = AnswerDetails(
-            sheet.answer_id, message.call, kept.session, clean(kept.question)[:200], sheet.status, sheet.asked_at
+            sheet.answer_id, message.call, kept.session, clean(kept.question.shown)[:200], sheet.status, sheet.asked_at
         )
         made.generation, made.model, made.prompt_tokens = sheet.generation_id, clean(sheet.model), sheet.prompt_tokens
         made.parts, made.timeline, made.resumed = sheet.parts, sheet.timeline.samples, kept.resumed
@@ -219,7 +221,7 @@ class Tab:
         for each in messages:
             left -= await self._turn(session, each, kept, left)
         for answer in kept:  # runs, or failed: the cluster does not have it
-            self._say(ShownTurn(session, answer.question))
+            self._say(_asked_turn(answer))
             self._say(ShownTurn(session, role="assistant", answer=answer.sheet.answer_id))
             await self._has_room()
 
@@ -236,7 +238,7 @@ class Tab:
             coming = blocks_of(message.content[: max(0, left)])
             while (some := await asyncio.to_thread(next, coming, None)) is not None:
                 blocks += map(msgspec.Raw, some)
-            self._say(ShownTurn(session, role="assistant", blocks=blocks))
+            self._say(ShownTurn(session, role="assistant", blocks=blocks, asked=calls_of(message.tool_calls)))
         else:
             role = pb.Role.Name(message.role).removeprefix("ROLE_").lower()
             self._say(ShownTurn(session, clean(message.content[: max(0, left)]), role))
@@ -250,7 +252,7 @@ class Tab:
     def _on_turn(self, kept: KeptAnswer) -> None:
         """Tells the tab of a new question in the session that it shows."""
         if kept.session == self._session:
-            self._say(ShownTurn(kept.session, clean(kept.question)))
+            self._say(_asked_turn(kept))
             self._say(ShownTurn(kept.session, role="assistant", answer=kept.sheet.answer_id))
 
     def _on_gone(self, kept: KeptAnswer) -> None:
@@ -340,10 +342,13 @@ class Tab:
             self._telemetry.late_frames.inc()
 
 
+def _asked_turn(kept: KeptAnswer) -> ShownTurn:
+    return ShownTurn(kept.session, clean(kept.question.shown), kept.question.role)
+
+
 async def _settled(messages: Sequence[pb.Message], kept: Sequence[KeptAnswer]) -> None:
     """Waits until the reader of the last answer has its end, where the cluster seems to have it already."""
-    asked = [each.content for each in messages if each.role == pb.ROLE_USER][-1:]
-    if kept and asked == [kept[-1].question] and messages[-1].role == pb.ROLE_ASSISTANT:
+    if kept and messages and kept[-1].question.says(last_asked(messages)[1]) and messages[-1].role == pb.ROLE_ASSISTANT:
         for _ in range(_SETTLES):
             if kept[-1].sheet.over:
                 return

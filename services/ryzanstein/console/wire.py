@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -24,12 +24,31 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, msgspec.Meta(max_length=256)] = ""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    tools: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)] = ""
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool, as the assistant wrote it. `arguments` is JSON, if the model wrote that."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a tool returned."""
+
+    id: Id
+    name: Annotated[str, msgspec.Meta(max_length=256)]
+    content: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)]
 
 
 class AskInTab(_FromTab, tag="ask"):
-    """Asks in a session; an empty id begins one."""
+    """Asks in a session; an empty id begins one. Either a text or results of tools."""
 
-    text: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_BYTES)] = ""
+    text: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)] = ""
+    results: Annotated[list[ToolResult], msgspec.Meta(max_length=64)] = []
     session: Annotated[str, msgspec.Meta(max_length=256)] = ""
     sampling: Sampling = Sampling()
 
@@ -154,7 +173,8 @@ class AnswerFrame(_ToTab, tag="answer"):
     """What of an answer is new behind the version that a tab had.
 
     `blocks` are appended: each is the part in which it begins, and its tree. `open` replaces the block that still grows, and
-    `tail` is appended to it: texts with their parts. `more`: another frame follows at once.
+    `tail` is appended to it: texts with their parts. `asked` are the calls with which the answer ended. `more`: another frame
+    follows at once.
     """
 
     id: str
@@ -166,6 +186,7 @@ class AnswerFrame(_ToTab, tag="answer"):
     parts: list[PartRow] | None = None
     reasoning: str = ""
     calls: str = ""
+    asked: list[ToolCall] | None = None
     tokens: int = 0
     note: str = ""
     figures: str = ""
@@ -204,6 +225,7 @@ class ShownTurn(_ToTab, tag="turn"):
     role: str = "user"
     answer: str = ""
     blocks: list[msgspec.Raw] = []
+    asked: list[ToolCall] = []
 
 
 class SessionRow(msgspec.Struct):

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 
 from ryzanstein.client import AsyncClient, AsyncStream, ClientError, Position, Started, clean
 from ryzanstein.client.errors import NotFound
-from ryzanstein.client.requests import Options
+from ryzanstein.console.answers.questions import Question, last_asked, options_of
 from ryzanstein.console.answers.restarts import AnswerNote, RestartNotes
 from ryzanstein.console.answers.view import Sheet
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import Sampling, SessionList, SessionRow
-from ryzanstein.v1 import inference_pb2 as pb
 
 MOST_ANSWERS = 200
 MOST_TEXT = 4 * 2**20
@@ -45,7 +44,7 @@ class KeptAnswer:
     """An answer that the console reads or has read."""
 
     session: str
-    question: str
+    question: Question
     sheet: Sheet
     stream: AsyncStream | None = None
     watchers: dict[object, Wake] = field(default_factory=dict)
@@ -81,21 +80,15 @@ class Hub:
     def running(self) -> int:
         return len(self._readers)
 
-    def ask(self, session: str, text: str, sampling: Sampling) -> KeptAnswer:
+    def ask(self, session: str, question: Question, sampling: Sampling) -> KeptAnswer:
         """Begins an answer. Raises TooManyAnswers, and ValueError for a value that cannot be one."""
         if len(self._readers) >= MOST_RUNNING:
             raise TooManyAnswers(_STILL)
         self._make_room()
-        options: Options = {"session": session}
-        if sampling.model:
-            options["model"] = sampling.model
-        if sampling.max_tokens is not None:
-            options["max_tokens"] = sampling.max_tokens
-        if sampling.temperature is not None:
-            options["temperature"] = sampling.temperature
-        kept = KeptAnswer(session, text, Sheet(f"answer-{uuid.uuid4().hex[:16]}"))
+        stream = self.client.stream(question.messages(), **options_of(session, sampling))
+        kept = KeptAnswer(session, question, Sheet(f"answer-{uuid.uuid4().hex[:16]}"))
         self._note(kept, "")
-        self._begin(kept, self.client.stream(text, **options))
+        self._begin(kept, stream)
         for tell in self.on_turn:
             tell(kept)
         return kept
@@ -103,7 +96,7 @@ class Hub:
     def resume(self) -> None:
         """Goes on with the answers that ran when the console stopped. The cluster has them from their beginning."""
         for answer_id, note in self._notes.answers(self._person).items():
-            kept = KeptAnswer(note.session, note.question, Sheet(answer_id), resumed=True)
+            kept = KeptAnswer(note.session, Question(note.text, note.results), Sheet(answer_id), resumed=True)
             if answer_id in self.answers or len(self._readers) >= MOST_RUNNING:
                 continue
             if note.generation_id:
@@ -116,14 +109,15 @@ class Hub:
     def _begin(self, kept: KeptAnswer, stream: AsyncStream) -> None:
         kept.stream = stream
         self.answers[kept.sheet.answer_id] = kept
-        self._remember(kept.session, kept.question)
+        self._remember(kept.session, kept.question.shown)
         reader = self._telemetry.background.once("answer", self._read(kept, stream))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         self._telemetry.answers_kept.set(len(self.answers))
 
     def _note(self, kept: KeptAnswer, generation_id: str) -> None:
-        note = AnswerNote(self._person, kept.session, kept.question, generation_id)
+        question = kept.question
+        note = AnswerNote(self._person, kept.session, question.text, question.results, generation_id)
         self._notes.write_answer(kept.sheet.answer_id, note)
 
     async def retry(self, session: str, sampling: Sampling) -> KeptAnswer:
@@ -133,13 +127,13 @@ class Hub:
             before = list((await self.client.sessions.get(session)).messages)
         except NotFound:  # the first turn failed, and nothing was kept of it
             before = []
-        while before and before[-1].role != pb.ROLE_USER:
-            before.pop()
-        own = [kept for kept in self.answers.values() if kept.session == session]
-        asked = own[-1].question if own else before[-1].content if before else ""
-        if before and before[-1].content == asked:
-            before.pop()
-        if not asked:
+        rest, asked = last_asked(before)
+        own = self.of_session(session)
+        if own and (not own[-1].question.says(asked) or own[-1].sheet.status == "failed"):
+            asked = own[-1].question  # the cluster keeps no turn that failed
+        else:
+            before = rest
+        if asked == Question():
             raise ValueError("the session has no question yet")
         copy = new_session()
         if before:

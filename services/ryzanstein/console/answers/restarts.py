@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from ryzanstein.console.wire import ToolResult
 from ryzanstein.files.private_files import opener, private_folder
 
 log = structlog.get_logger(__name__)
@@ -33,11 +34,15 @@ class LoginNote(msgspec.Struct, frozen=True):
 
 
 class AnswerNote(msgspec.Struct, frozen=True):
-    """An answer that runs. `generation_id` is empty until a node has accepted the question."""
+    """An answer that runs, and its question: a text, or results of tools.
+
+    `generation_id` is empty until a node has accepted the question.
+    """
 
     person: str
     session: str
-    question: str
+    text: str
+    results: tuple[ToolResult, ...] = ()
     generation_id: str = ""
 
 

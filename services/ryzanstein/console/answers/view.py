@@ -40,8 +40,9 @@ from ryzanstein.console.answers.markdown import (
     safe,
     tree_of,
 )
+from ryzanstein.console.answers.questions import calls_of
 from ryzanstein.console.answers.timeline import Timeline
-from ryzanstein.console.wire import AnswerFrame, PartRow, written
+from ryzanstein.console.wire import AnswerFrame, PartRow, ToolCall, written
 
 FRAME_BYTES = 192 * 1024
 """Bytes of blocks in one frame."""
@@ -124,6 +125,7 @@ class Sheet:
         self._laid = self._parsed = 0
         self._tail_ends: list[tuple[int, int]] = []
         self._reasoning, self._calls = _Pieces(), _Pieces()
+        self._asked: list[ToolCall] = []
         self._digest = sha256()
         self._return = ""
         self._move: Move | None = None
@@ -172,7 +174,7 @@ class Sheet:
         """Notes the end of the stream."""
         self.version += 1
         self.status = self._ending or "complete"
-        self.figures = _figures(answer)
+        self.figures, self._asked = _figures(answer), calls_of(answer.tool_calls)
         self._parts_stamp = self.version
 
     def fail(self, error: ClientError) -> None:
@@ -267,7 +269,7 @@ class Sheet:
         made = AnswerFrame(self.answer_id, self.version, self.status, self._blocks[first:last])
         made.tokens, made.model = self.tokens, self.model
         if self._parts_stamp > version:
-            made.parts = self.parts
+            made.parts, made.asked = self.parts, self._asked or None
         if last < len(self._blocks):
             made.version, made.more = self._stamps[last - 1], True
             made.status = "streaming"

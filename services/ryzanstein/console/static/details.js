@@ -1,7 +1,7 @@
 // The page of one answer: who wrote which part, and when its tokens came.
 
 import { figure } from "./chart.js";
-import { byId, fill, make, setText } from "./dom.js";
+import { byId, fill, make, setText, the } from "./dom.js";
 import { SAID, OVER } from "./states.js";
 import { colourOf, milliseconds } from "./tree.js";
 
@@ -57,6 +57,7 @@ export class DetailsPage {
     setText(byId("answer-note"), notes.filter(Boolean).join(" "));
     const tokens = parts.reduce((sum, part) => sum + (part.tokens ?? 0), 0);
     const link = make("a", { href: `#s/${encodeURIComponent(told.session)}`, textContent: told.question || told.session });
+    /** @type {[string, string | Node][]} */
     const facts = [
       ["question", link], ["state", SAID[told.status] || told.status], ["asked", new Date(told.asked_at * 1000).toLocaleString()],
       ["model", told.model ?? ""], ["tokens", `${tokens}, after ${told.prompt_tokens ?? 0} of the prompt`],
@@ -64,7 +65,7 @@ export class DetailsPage {
     ];
     byId("answer-facts").replaceChildren(...facts.filter(([, fact]) => fact).flatMap(([name, fact]) => [
       make("dt", { textContent: name }), make("dd", {}, fact)]));
-    fill(byId("answer-parts"), ["node", "first token", "tokens", "written in", "tokens/s", "silence before", "cause"],
+    fill(the("table", "answer-parts"), ["node", "first token", "tokens", "written in", "tokens/s", "silence before", "cause"],
       parts.map((part, at) => row(part, spans[at])));
     if (spans.length) byId("answer-timeline").replaceChildren(timeline(told, parts, spans, tokens));
   }

@@ -3,15 +3,16 @@
 import { Chat } from "./chat.js";
 import { Cluster } from "./cluster.js";
 import { DetailsPage } from "./details.js";
-import { byId, setText } from "./dom.js";
+import { byId, setText, the } from "./dom.js";
 import { Socket } from "./socket.js";
 
 const PAGES = ["chat", "cluster", "answer", "help"];
-const post = (path, body) =>
-  fetch(new URL(path, document.baseURI), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}) });
+const post = (/** @type {string} */ path, /** @type {object} */ body = {}) =>
+  fetch(new URL(path, document.baseURI), { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
 
+/** @type {Record<string, (message: any) => void>} */
 const on = {
-  state(text) {
+  state(/** @type {string} */ text) {
     const connected = text === "connected";
     setText(byId("connection"), text);
     byId("connection").classList.toggle("lost", !connected);
@@ -40,7 +41,7 @@ const chat = new Chat(socket);
 const cluster = new Cluster(socket);
 const details = new DetailsPage(socket);
 
-/** Returns what stands behind a slash of the fragment; empty if it cannot be read. */
+/** Returns what stands behind a slash of the fragment; empty if it cannot be read. @param {string | undefined} text */
 function named(text) {
   try {
     return decodeURIComponent(text ?? "");
@@ -54,7 +55,7 @@ function route() {
   const [name, what] = location.hash.slice(1).split("/");
   const page = PAGES.includes(name) ? name : "chat";
   for (const each of PAGES) byId(each).hidden = each !== page;
-  for (const link of document.querySelectorAll("#top nav a")) {
+  for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("#top nav a"))) {
     if (link.dataset.page === page) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -64,8 +65,10 @@ function route() {
   if (wanted && wanted !== chat.session) chat.open(wanted);
 }
 
+/** @returns {Promise<{login: string, entered: boolean}>} */
 const me = async () => (await fetch(new URL("me", document.baseURI))).json();
 
+/** @param {string} why @param {string} [login] */
 async function askForLogin(why, login) {
   login ??= (await me()).login;
   for (const each of PAGES) byId(each).hidden = true;
@@ -76,6 +79,7 @@ async function askForLogin(why, login) {
   if (login === "key") byId("key").focus();
 }
 
+/** @param {boolean} byKey */
 function enter(byKey) {
   byId("login").hidden = true;
   byId("logout").hidden = !byKey;
@@ -86,8 +90,8 @@ function enter(byKey) {
 
 byId("login-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const key = byId("key").value.trim();
-  byId("key").value = "";
+  const key = the("input", "key").value.trim();
+  the("input", "key").value = "";
   const answer = await post("login", { key });
   if (answer.ok) enter(true);
   else setText(byId("login-why"), await answer.text());
@@ -98,11 +102,19 @@ byId("logout").addEventListener("click", async () => {
   location.reload();
 });
 
+/** Goes to the question, from whatever page. @param {() => void} before */
+function toQuestion(before) {
+  before();
+  location.hash = the("a", "to-chat").hash;
+  route();
+  byId("question").focus();
+}
+
 addEventListener("hashchange", route);
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") chat.stop();
-  else if (event.altKey && event.code === "KeyN") chat.begin();
-  else if (event.altKey && event.code === "KeyQ") byId("question").focus();
+  else if (event.altKey && event.code === "KeyN") toQuestion(() => chat.begin());
+  else if (event.altKey && event.code === "KeyQ") toQuestion(() => {});
   else return;
   event.preventDefault();
 });

@@ -7,11 +7,20 @@ const ASK_MS = 8000; // so long without a message, and the page asks whether the
 const GONE_MS = 20000;
 
 export class Socket {
-  /** `on` has functions for kinds of messages, and `state`, which is told how the connection is. */
+  /**
+   * `on` has functions for kinds of messages, and `state`, which is told how the connection is.
+   * @param {Record<string, (message: any) => void>} on
+   */
   constructor(on) {
     this.on = on;
+    /** @type {Map<number, {resolve: (reply: any) => void, reject: (why: Error) => void}>} */
     this.calls = new Map();
+    /** @type {(() => void)[]} */
     this.opening = [];
+    /** @type {WebSocket | null} */
+    this.socket = null;
+    this.out = false;
+    this.timer = 0;
     this.number = 0;
     this.wait = 250;
     this.heard = 0;
@@ -59,12 +68,15 @@ export class Socket {
     return this.socket?.readyState === WebSocket.OPEN;
   }
 
-  /** Sends a message, or drops it while there is no connection: whoever connects again asks for all of it. */
+  /**
+   * Sends a message, or drops it while there is no connection: whoever connects again asks for all of it.
+   * @param {Record<string, unknown>} message
+   */
   tell(message) {
-    if (this.ready) this.socket.send(JSON.stringify(message));
+    if (this.ready) this.socket?.send(JSON.stringify(message));
   }
 
-  /** Resolves when there is a connection, and rejects if there is none for too long. */
+  /** Resolves when there is a connection, and rejects if there is none for too long. @returns {Promise<void>} */
   opened() {
     if (this.ready) return Promise.resolve();
     return new Promise((resolve, reject) => {
@@ -73,7 +85,11 @@ export class Socket {
     });
   }
 
-  /** Sends a message, and resolves to its reply. Rejects with what the console says, or when the connection is lost. */
+  /**
+   * Sends a message, and resolves to its reply. Rejects with what the console says, or when the connection is lost.
+   * @param {Record<string, unknown>} message
+   * @returns {Promise<any>}
+   */
   async call(message) {
     await this.opened();
     const call = ++this.number;
@@ -83,6 +99,7 @@ export class Socket {
     });
   }
 
+  /** @param {any} message */
   take(message) {
     if (message.t === "welcome") {
       this.wait = 250;
@@ -100,6 +117,7 @@ export class Socket {
     this.on[message.t]?.(message);
   }
 
+  /** @param {number} code */
   lost(code) {
     for (const { reject } of this.calls.values()) reject(new Error("the connection to the console was lost"));
     this.calls.clear();
