@@ -1,4 +1,4 @@
-"""What the console costs, in a real Chromium: first paint, a token's way to the page, a core's share, memory.
+"""What the console costs, in a real Chromium: first paint, a token's way to the page, memory, hostile text.
 
 `bash .ci/parts browser`, then `.venv/bin/python lab/benchmarks/console.py [--runs N] [--tabs N] [--seconds S] [--json FILE]`.
 A scripted router answers over a real connection; its tokens are 5 bytes. Beside the console's page stands an empty one of the
@@ -13,8 +13,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import psutil
 from ryzanstein.lab.machine import cpu
 from ryzanstein.lab.pages.chromium import Page, chromium
 from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.hostile import HOSTILE, pieces_of
 from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 
 RATE = 100
@@ -155,19 +157,61 @@ async def _answers_in_ms(page: Page) -> float:
     return (time.monotonic() - began) * 1e3
 
 
+async def hostile_texts(console: ConsoleProcess, script: Script) -> dict[str, Any]:
+    """Returns how late the console's event loop was, at worst, and how long a letter took while each text came."""
+    script.step_s = 0.002
+    await asyncio.sleep(5)
+    told: dict[str, Any] = {"idle_loop_lag_worst_ms": _worst_lag_ms(console)}
+    async with opened(console) as page:
+        idle = [await _answers_in_ms(page) for _ in range(30)]
+        told["idle"] = {"p50_ms": round(at_share(idle, 0.5)), "worst_ms": round(max(idle)), "letters": len(idle)}
+        await page.see("document.getElementById('question').value = ''")
+        for name, text in HOSTILE.items():
+            script.pieces[name] = pieces_of(text, 400 if len(text) < 100_000 else 4_000)
+            await ask(page, name)
+            letters: list[float] = []
+            while not letters or not await page.see(f"Boolean({ENDED})"):
+                letters.append(await _answers_in_ms(page))
+                await asyncio.sleep(0.02)
+            await page.see("document.getElementById('question').value = ''")
+            told[name] = {"p50_ms": round(at_share(letters, 0.5)), "worst_ms": round(max(letters)), "letters": len(letters)}
+        told["loop_lag_worst_ms"] = _worst_lag_ms(console)
+        told["violations"] = await page.violations
+        told["ran"] = await page.see("window.pwned ?? null")
+        own = console.url.partition("//")[2].rstrip("/")
+        told["foreign_requests"] = [url for url in page.requests if own not in url and url != "about:blank"]
+    return told
+
+
+def _worst_lag_ms(console: ConsoleProcess) -> float:
+    """Returns the largest lag of the console's event loop since its start."""
+    name = "ryzanstein_console_loop_lag_worst_seconds "
+    page = urllib.request.urlopen(console.metrics_url, timeout=10).read().decode()
+    return round(float(next(line for line in page.splitlines() if line.startswith(name)).removeprefix(name)) * 1e3, 1)
+
+
 async def measured(runs: int, tabs: Sequence[int], seconds: float) -> dict[str, Any]:
     script = Script()
-    with closing(ScriptedRouter(script)) as router, tempfile.TemporaryDirectory() as folder:
-        console = ConsoleProcess(Path(folder), router.address)
-        try:
-            told: dict[str, Any] = {"processor": cpu()}
+    told: dict[str, Any] = {"processor": cpu()}
+    with closing(ScriptedRouter(script)) as router:
+        with a_console(router) as console:
+            told["hostile"] = await hostile_texts(console, script)
+        with a_console(router) as console:
             told["paint"] = await first_paints(console, runs)
             told["tokens"] = [await tokens_to_pages(console, script, each, seconds) for each in tabs]
             told["huge"] = await huge_answer(console, script)
-        finally:
-            console.stop()
     told["paint"]["median_ms"] = round(statistics.median(told["paint"]["first_paint_ms"]))
     return told
+
+
+@contextmanager
+def a_console(router: ScriptedRouter) -> Iterator[ConsoleProcess]:
+    with tempfile.TemporaryDirectory() as folder:
+        console = ConsoleProcess(Path(folder), router.address)
+        try:
+            yield console
+        finally:
+            console.stop()
 
 
 def main() -> None:

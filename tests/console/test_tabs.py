@@ -82,8 +82,7 @@ def open_tab(console: ConsoleProcess) -> Iterator[Callable[[], RawTab]]:
 
 
 def metrics_of(console: ConsoleProcess) -> dict[str, float]:
-    serving = json.loads(next(line for line in console.log.read_text().splitlines() if "serving" in line))
-    page = urllib.request.urlopen(f"http://127.0.0.1:{serving['metrics_port']}/metrics", timeout=10).read().decode()
+    page = urllib.request.urlopen(console.metrics_url, timeout=10).read().decode()
     lines = [line.rpartition(" ") for line in page.splitlines() if line.startswith("ryzanstein_console")]
     return {name: float(value) for name, _, value in lines}
 

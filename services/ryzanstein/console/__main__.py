@@ -35,6 +35,7 @@ from ryzanstein.console.login import ClientMaker, Logins, PagePlaces, Person, pe
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import MOST_BYTES, Welcome
 from ryzanstein.observe.metrics import MetricsServer
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import BadSettingsError, read_settings, run_service
 from ryzanstein.rpc.client import PLAIN, Dialer
@@ -84,6 +85,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
     server = _PageServer(_config(settings, build(console, PagePlaces.of(urls), telemetry)))
     background = telemetry.background
     background.watch_loop()
+    clock = AwakeClock(telemetry.loop_lag.observe)
     serving = background.supervise("http", partial(server.serve, [listener]), STOP, finite=True)
     background.supervise("logins", partial(_sweep, logins), STOP)
     say_link = partial(_say_link, settings, urls[0], logins, terminal)
@@ -94,6 +96,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
         await background.until(terminated())
     finally:
         await _stop(server, serving, logins, settings.drain_grace_s)
+        clock.close()
         metrics.close()
         listener.close()
         await background.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -31,6 +32,11 @@ class ConsoleProcess:
         self.link = self._next_link()
         self.url = self.link.partition("#")[0]
         self.port = urlsplit(self.url).port or 0
+
+    @property
+    def metrics_url(self) -> str:
+        serving = json.loads(next(line for line in self.log.read_text().splitlines() if "serving" in line))
+        return f"http://127.0.0.1:{serving['metrics_port']}/metrics"
 
     def _next_link(self) -> str:
         assert self.process.stdout is not None

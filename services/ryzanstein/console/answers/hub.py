@@ -237,7 +237,7 @@ class Hub:
                 return
             else:
                 await kept.changed.wait()
-            if not sheet.over:
+            if not sheet.over and not (job is not None and sheet.is_behind):
                 await asyncio.sleep(LAYOUT_S)
 
     def _bound(self, kept: KeptAnswer) -> None:

@@ -48,6 +48,8 @@ FRAME_BYTES = 192 * 1024
 """Bytes of blocks in one frame."""
 ASIDE_CHARS = 64 * 1024
 """Characters of reasoning, and of calls, that are kept of an answer."""
+MOST_TAIL = 4 * MOST_CHARS
+"""Characters behind the open block that a tab gets before they are laid out: with each layout it gets them again."""
 _JOB_CHARS = 16 * 1024
 _JOINED_CHARS = 2048
 _BLOCKS_AT_ONCE = 8
@@ -219,6 +221,11 @@ class Sheet:
         self.num_chars += len(text)
         self._tail_ends.append((self.version, len(self._source)))
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more text waits for its layout than is laid out at once."""
+        return len(self._source) > _JOB_CHARS + MOST_CHARS
+
     def give_up_text(self) -> None:
         """Keeps no more of the text: the answer is longer than the console keeps."""
         self.cut = True
@@ -282,12 +289,12 @@ class Sheet:
         return made
 
     def _tail(self, version: int) -> list[tuple[int, str]]:
-        """Returns the text behind the open block that is new behind a version, with its parts."""
-        start = self._laid
+        """Returns the text behind the open block that is new behind a version, with its parts, up to a bound."""
+        start, end = self._laid, min(len(self._source), self._laid + MOST_TAIL)
         if version >= self._open_stamp:
             known = bisect_right(self._tail_ends, (version, len(self._source) + 1))
-            start = max(start, self._tail_ends[known - 1][1] if known else start)
-        ends = [start, *(seam for seam in self._seams if seam > start), len(self._source)]
+            start = min(end, max(start, self._tail_ends[known - 1][1] if known else start))
+        ends = [start, *(seam for seam in self._seams if start < seam < end), end]
         part = self._first_part + sum(seam <= start for seam in self._seams)
         texts = [self._source[begin:end] for begin, end in pairwise(ends)]
         return [(part + number, text) for number, text in enumerate(texts) if text]
