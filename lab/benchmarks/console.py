@@ -168,19 +168,33 @@ async def hostile_texts(console: ConsoleProcess, script: Script) -> dict[str, An
         await page.see("document.getElementById('question').value = ''")
         for name, text in HOSTILE.items():
             script.pieces[name] = pieces_of(text, 400 if len(text) < 100_000 else 4_000)
+            before = _cpu_s(console)
             await ask(page, name)
             letters: list[float] = []
             while not letters or not await page.see(f"Boolean({ENDED})"):
                 letters.append(await _answers_in_ms(page))
                 await asyncio.sleep(0.02)
             await page.see("document.getElementById('question').value = ''")
+            used = [round((after - was) * 1e3) for after, was in zip(_cpu_s(console), before, strict=True)]
             told[name] = {"p50_ms": round(at_share(letters, 0.5)), "worst_ms": round(max(letters)), "letters": len(letters)}
+            told[name] |= {"console_cpu_ms": used[0], "browser_cpu_ms": used[1]}
         told["loop_lag_worst_ms"] = _worst_lag_ms(console)
         told["violations"] = await page.violations
         told["ran"] = await page.see("window.pwned ?? null")
         own = console.url.partition("//")[2].rstrip("/")
         told["foreign_requests"] = [url for url in page.requests if own not in url and url != "about:blank"]
     return told
+
+
+def _cpu_s(console: ConsoleProcess) -> tuple[float, float]:
+    """Returns what the console and the browser have used of processors until now."""
+    browser = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("chrom")]
+    return _used_s([psutil.Process(console.process.pid)]), _used_s(browser)
+
+
+def _used_s(processes: Sequence[psutil.Process]) -> float:
+    times = [each.cpu_times() for each in processes]
+    return sum(each.user + each.system for each in times)
 
 
 def _worst_lag_ms(console: ConsoleProcess) -> float:

@@ -59,9 +59,13 @@ async def nodes_of(page: Page) -> list[str]:
 
 async def assert_calm(page: Page, console: ConsoleProcess) -> None:
     """No violation of the policy, no failed script, no request to another host."""
+    await assert_calm_at(page, console.url)
+
+
+async def assert_calm_at(page: Page, url: str) -> None:
     assert await page.violations == []
-    own = urlsplit(console.url).netloc
-    assert [url for url in page.requests if urlsplit(url).netloc != own and url != "about:blank"] == []
+    own = urlsplit(url).netloc
+    assert [each for each in page.requests if urlsplit(each).netloc != own and each != "about:blank"] == []
 
 
 def words(text: str) -> list[str]:
