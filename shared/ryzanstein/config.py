@@ -50,11 +50,6 @@ class ProcessSettings(BaseSettings):
     log_files: int = Field(4, ge=1, le=1000, description="renamed files of log_file_bytes that are kept")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 
-    tls: Literal["off", "accept", "require"] = Field(
-        "off",
-        description="TLS between services; accept: listen also without it, dial others with it; require: only with it; see "
-        "docs/operate/secure.md",
-    )
     tls_dir: Path | None = Field(
         None, description="directory with tls.crt, tls.key, ca.crt and perhaps denied, which are read again when they change"
     )
@@ -80,35 +75,9 @@ class ProcessSettings(BaseSettings):
         if name not in self.model_fields_set and not getattr(self, name).is_absolute():
             raise ValueError(f"{name} must be set, because the environment sets none of {VARIABLES}")
 
-    @model_validator(mode="after")
-    def _has_certificates(self) -> Self:
-        if self.tls != "off" and self.tls_dir is None:
-            raise ValueError(f"tls {self.tls} needs tls_dir; `ryzanstein ca` makes certificates")
-        return self
-
-    @property
-    def protection(self) -> str:
-        """What would protect the service, for people."""
-        return "certificates (--tls require, --tls-dir)"
-
-    @property
-    def protected(self) -> bool:
-        """Whether strangers who reach the service are refused."""
-        return self.tls == "require"
-
-    @property
-    def exposed(self) -> bool:
-        """Whether strangers reach the service and may use it."""
-        return not (self.protected or is_loopback(self.host))
-
     def check_exposure(self) -> None:
-        """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
-        if self.insecure or not self.exposed:
-            return
-        raise ValueError(
-            f"everybody who reaches {self.host} could use this service: give it {self.protection}, listen on 127.0.0.1 "
-            "(--host), or say --insecure where the network protects it; see docs/operate/secure.md"
-        )
+        """Raises ValueError for a process that strangers would reach and use; it names the ways out."""
+        raise NotImplementedError
 
     @field_validator("host")
     @classmethod
@@ -156,6 +125,11 @@ class ServiceSettings(ProcessSettings):
     )
     trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the traces that begin here which are recorded")
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
+    tls: Literal["off", "accept", "require"] = Field(
+        "off",
+        description="TLS between services; accept: listen also without it, dial others with it; require: only with it; see "
+        "docs/operate/secure.md",
+    )
     tls_port: int = Field(0, ge=0, le=65535, description="gRPC API for services, with TLS; 0: a free port, which is logged")
     trust_domain: str = Field(DEFAULT_TRUST, description="domain in the names of all services' certificates")
 
@@ -171,6 +145,36 @@ class ServiceSettings(ProcessSettings):
         if separator and scheme not in ("http", "https"):
             raise ValueError("must be host:port, http://host:port or https://host:port")
         return endpoint
+
+    @model_validator(mode="after")
+    def _has_certificates(self) -> Self:
+        if self.tls != "off" and self.tls_dir is None:
+            raise ValueError(f"tls {self.tls} needs tls_dir; `ryzanstein ca` makes certificates")
+        return self
+
+    @property
+    def protection(self) -> str:
+        """What would protect the service, for people."""
+        return "certificates (--tls require, --tls-dir)"
+
+    @property
+    def protected(self) -> bool:
+        """Whether strangers who reach the service are refused."""
+        return self.tls == "require"
+
+    @property
+    def exposed(self) -> bool:
+        """Whether strangers reach the service and may use it."""
+        return not (self.protected or is_loopback(self.host))
+
+    def check_exposure(self) -> None:
+        """Raises ValueError for a service that strangers would reach and use; it names the ways out."""
+        if self.insecure or not self.exposed:
+            return
+        raise ValueError(
+            f"everybody who reaches {self.host} could use this service: give it {self.protection}, listen on 127.0.0.1 "
+            "(--host), or say --insecure where the network protects it; see docs/operate/secure.md"
+        )
 
 
 def moved_variables(kind: type[ProcessSettings]) -> dict[str, str]:

@@ -73,14 +73,16 @@ def test_a_history_has_ten_minutes_of_what_is_told() -> None:
     history, rates = History(), NodeRates()
 
     def take(status: ClusterStatus, now_s: float) -> ChartPoint:
-        return history.take(status, rates.take(status, now_s), now_s, 1e9 + now_s)
+        figures = status.router.figures
+        routers = {} if figures is None else {"r:1": figures, "r:2": figures}
+        return history.take(status, rates.take(status, now_s), routers, now_s, 1e9 + now_s)
 
     names = [f"node-{number:02}" for number in range(10)]
     take(looked(dict.fromkeys(names, 0), (0, 0, 0)), 0.0)
     point = take(looked(dict.fromkeys(names, 50), (10, 10, 10), Load(running=2, kv_blocks_used=25, kv_blocks_total=100)), 10.0)
     assert point.tokens == {**dict.fromkeys(names[:8], 5.0), "others": 10.0}
     assert point.first == (50.0, 95.0)
-    assert (point.waiting, point.unaccepted, point.running) == ({"0": 20, "5": 10}, 3, 20)
+    assert (point.waiting, point.unaccepted, point.running) == ({"0": 20, "5": 10}, 6, 20)
     assert point.kv == dict.fromkeys(names[:8], 0.25)
     assert take(looked({}), 45.0).first is None, "of the last half minute alone"
     for second in range(46, 1000):

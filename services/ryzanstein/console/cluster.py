@@ -13,7 +13,7 @@ from ryzanstein.console.history import History, NodeRate, NodeRates
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import written
 from ryzanstein.rpc.client import Dialer
-from ryzanstein.survey.look import look
+from ryzanstein.survey.look import look, router_figures
 from ryzanstein.survey.problems import problems
 from ryzanstein.survey.reach import KeyedRouter
 from ryzanstein.survey.views import ClusterStatus, LinkView, NodeStatus, RankView
@@ -83,15 +83,19 @@ class ClusterWatch:
                 await asyncio.wait_for(self._came.wait(), LOOK_S if self._watchers else UNSEEN_LOOK_S)
 
     async def _look(self) -> None:
-        router = self._routers[0]
-        status = await look(self._orchestrator, router, self._dialer)
+        router, *others = self._routers
+        status, figures = await asyncio.gather(
+            look(self._orchestrator, router, self._dialer), asyncio.gather(*(router_figures(each) for each in others))
+        )
+        told = zip(self._routers, (status.router.figures, *figures), strict=True)
+        routers = {each.address: found for each, found in told if found is not None}
         if "router" in status.errors:
             self._routers.append(self._routers.pop(0))
             if self._by_right:
                 status = ClusterStatus(errors={"router": status.errors["router"]})
         now = time.monotonic()
         rates = self._rates.take(status, now)
-        point = self._history.take(status, rates, now, time.time())
+        point = self._history.take(status, rates, routers, now, time.time())
         self.version += 1
         self.latest = written({**document(status, router.address, rates), "point": point})
         for wake in list(self._watchers.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -38,7 +38,6 @@ class ConsoleSettings(ProcessSettings):
     log_level: str = Field("warning", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     drain_grace_s: float = Field(5.0, ge=0, description="how long answers may go on after SIGTERM before they are left")
 
-    tls: Literal["off", "accept", "require"] = Field("off", description="TLS to orchestrator and nodes: needs tls_dir")
     tls_dir: Path | None = Field(
         None, description="directory of an operator's or monitor's certificate, to query services with TLS"
     )

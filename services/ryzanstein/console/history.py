@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ryzanstein.client import clean
-from ryzanstein.survey.views import ClusterStatus, Distribution, EngineFigures
+from ryzanstein.survey.views import ClusterStatus, Distribution, EngineFigures, RouterFigures
 
 KEPT_S = 600.0
 MOST_LINES = 8
@@ -49,8 +49,8 @@ class NodeRates:
 class ChartPoint(msgspec.Struct, omit_defaults=True):
     """One look at the cluster, at Unix seconds; by the names of nodes `tokens` a second and `kv`, the used share of blocks.
 
-    `first` are milliseconds to the first token below which half and 95 % of the answers of the last half minute came, at the
-    router that is asked. `waiting` are sequences by priority, and `unaccepted` those that no node has taken.
+    `first` are milliseconds to the first token below which half and 95 % of the answers of the last half minute came. `waiting`
+    are sequences by priority, and `unaccepted` those that no node has taken. Both are of the routers that the console knows.
     """
 
     at: float
@@ -67,10 +67,12 @@ class History:
 
     def __init__(self) -> None:
         self.points: deque[ChartPoint] = deque()
-        self._first_tokens: deque[tuple[float, Distribution]] = deque()
+        self._first_tokens: dict[str, deque[tuple[float, Distribution]]] = {}
 
-    def take(self, status: ClusterStatus, rates: dict[str, NodeRate], now_s: float, unix_s: float) -> ChartPoint:
-        """Adds a look. `now_s` is monotonic, `unix_s` for people."""
+    def take(
+        self, status: ClusterStatus, rates: dict[str, NodeRate], routers: dict[str, RouterFigures], now_s: float, unix_s: float
+    ) -> ChartPoint:
+        """Adds a look. `routers` tell figures, by their addresses. `now_s` is monotonic, `unix_s` for people."""
         tokens = {name: rate.tokens_per_s for name, rate in rates.items() if rate.tokens_per_s is not None}
         loads = {each.node.node_id: each.node.load for each in status.nodes if not each.error}
         waiting: Counter[int] = Counter()
@@ -80,9 +82,9 @@ class History:
         point = ChartPoint(
             round(unix_s, 1),
             _lines(tokens),
-            self._first(status, now_s),
+            self._first(routers, now_s),
             {str(priority): count for priority, count in sorted(waiting.items())},
-            None if status.router.figures is None else status.router.figures.waiting,
+            sum(each.waiting for each in routers.values()) if routers else None,
             sum(load.running for load in loads.values()),
             {
                 clean(name): round(load.kv_blocks_used / load.kv_blocks_total, 4)
@@ -95,14 +97,15 @@ class History:
             self.points.popleft()
         return point
 
-    def _first(self, status: ClusterStatus, now_s: float) -> tuple[float, float] | None:
-        if status.router.figures is None:
-            return None
-        told = self._first_tokens
-        told.append((now_s, status.router.figures.time_to_first_token))
-        while told[0][0] < now_s - _FIRST_TOKENS_S:
-            told.popleft()
-        lately = told[-1][1].since(told[0][1]) if len(told) > 1 else Distribution()
+    def _first(self, routers: dict[str, RouterFigures], now_s: float) -> tuple[float, float] | None:
+        self._first_tokens = {address: self._first_tokens.get(address, deque()) for address in routers}
+        lately = Distribution()
+        for address, told in self._first_tokens.items():
+            told.append((now_s, routers[address].time_to_first_token))
+            while told[0][0] < now_s - _FIRST_TOKENS_S:
+                told.popleft()
+            if len(told) > 1:
+                lately = lately.plus(told[-1][1].since(told[0][1]))
         half, most = lately.quantile(0.5), lately.quantile(0.95)
         return None if half is None or most is None else (round(half * 1e3, 1), round(most * 1e3, 1))
 

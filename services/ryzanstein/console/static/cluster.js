@@ -90,7 +90,7 @@ export class Cluster {
     const frame = { from: to - KEPT_S, to, ticks: [[to - KEPT_S, "10 min ago"], [to - KEPT_S / 2, "5 min ago"], [to, "now"]] };
     const made = [
       { title: "Tokens", unit: "a second, by node", lines: names("tokens").map((name) => line(name, colourOf(name), (each) => each.tokens?.[name])) },
-      { title: "First token", unit: "ms, at this router, of half a minute", lines: [line("half within", 0, (each) => each.first?.[0]), line("95 % within", 1, (each) => each.first?.[1])] },
+      { title: "First token", unit: "ms, of half a minute", lines: [line("half within", 0, (each) => each.first?.[0]), line("95 % within", 1, (each) => each.first?.[1])] },
       { title: "Queue", unit: "sequences", lines: [line("running", 0, (each) => each.running ?? 0), line("not taken by a node", 1, (each) => each.unaccepted),
         ...names("waiting").map((name, at) => line(`waiting, class ${name}`, at + 2, (each) => each.waiting?.[name] ?? 0))] },
       { title: "KV cache", unit: "% of blocks, by node", most: 100, lines: names("kv").map((name) => line(name, colourOf(name), (each) => each.kv?.[name] === undefined ? undefined : each.kv[name] * 100)) },
