@@ -24,7 +24,7 @@ async def test_hostile_text_runs_nothing_reaches_nobody_and_holds_nothing_up(
         await page.until(f"document.querySelectorAll('.answer').length == {number}")
         await page.until(ENDED, 60)
     assert await page.see("window.pwned") is None
-    links = await page.see("[...document.querySelectorAll('.answer a')].map((a) => [a.protocol, a.host, a.rel])")
+    links = await page.see("[...document.querySelectorAll('.answer .body a')].map((a) => [a.protocol, a.host, a.rel])")
     rel = "noopener noreferrer nofollow"
     assert links == [["http:", "evil.example", rel], ["https:", "ok.example", rel]]
     assert await page.see(f"document.querySelectorAll('{FOREIGN}').length") == 0
