@@ -15,6 +15,8 @@ export class Chat {
     this.process = "";
     /** @type {Map<string, Answer>} */
     this.answers = new Map();
+    /** @type {import("./wire.js").Frame[]} */
+    this.frames = [];
     this.turns = byId("turns");
     this.question = the("textarea", "question");
     /** @type {{session: string, rows: HTMLElement[]} | null} */
@@ -32,6 +34,7 @@ export class Chat {
 
   /** The connection is there, perhaps again. After a restart of the console nothing is as it was. @param {{process: string}} message */
   welcome({ process }) {
+    this.paint();
     if (this.process !== process) this.answers.clear();
     this.process = process;
     this.socket.tell({ t: "visible", visible: !document.hidden });
@@ -139,6 +142,7 @@ export class Chat {
 
   /** @param {Turn} turn */
   elementOf(turn) {
+    this.paint(); // so that the versions are those of what has come
     if (turn.answer) {
       const answer = this.answers.get(turn.answer) ?? new Answer(turn.answer, (results) => this.give(results));
       this.answers.set(turn.answer, answer);
@@ -150,15 +154,26 @@ export class Chat {
     return make("p", { className: turn.role === "tool" ? "question result" : "question", textContent: turn.question ?? "", "aria-label": turn.role ?? "user" });
   }
 
-  /** @param {import("./wire.js").Frame} frame */
+  /** Takes what is new of an answer: it is shown with the next picture, and all that came by then at once. @param {import("./wire.js").Frame} frame */
   answer(frame) {
-    const answer = this.answers.get(frame.id);
-    if (!answer) return;
+    if (!this.frames.length) requestAnimationFrame(() => this.paint());
+    this.frames.push(frame);
+  }
+
+  paint() {
+    const frames = this.frames.splice(0);
+    if (!frames.length) return;
     const follows = this.atEnd();
-    const ran = !answer.over;
-    answer.apply(frame);
+    let ended = false;
+    for (const frame of frames) {
+      const answer = this.answers.get(frame.id);
+      if (!answer) continue;
+      const ran = !answer.over;
+      answer.apply(frame);
+      ended ||= ran && answer.over;
+    }
     if (follows) this.scroll();
-    if (ran && answer.over) this.list();
+    if (ended) this.list();
     this.mark();
   }
 
