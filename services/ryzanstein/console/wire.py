@@ -28,7 +28,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_choice: Literal["auto", "none", "required"] = "auto"
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class AskedCall(msgspec.Struct, frozen=True):
     """A call of a tool, as the assistant wrote it. `arguments` is JSON, if the model wrote that."""
 
     id: str
@@ -186,7 +186,7 @@ class AnswerFrame(_ToTab, tag="answer"):
     parts: list[PartRow] | None = None
     reasoning: str = ""
     calls: str = ""
-    asked: list[ToolCall] | None = None
+    asked: list[AskedCall] | None = None
     tokens: int = 0
     note: str = ""
     figures: str = ""
@@ -225,7 +225,7 @@ class ShownTurn(_ToTab, tag="turn"):
     role: str = "user"
     answer: str = ""
     blocks: list[msgspec.Raw] = []
-    asked: list[ToolCall] = []
+    asked: list[AskedCall] = []
 
 
 class SessionRow(msgspec.Struct):

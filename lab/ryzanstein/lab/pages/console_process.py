@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 class ConsoleProcess:
-    """`python -m ryzanstein.console` with its link."""
+    """A console and its link. It is started on the port that it had before."""
 
     def __init__(self, folder: Path, routers: str, *flags: str, orchestrator: str = "127.0.0.1:9") -> None:
         self.folder, self._routers, self._flags, self._orchestrator = folder, routers, flags, orchestrator

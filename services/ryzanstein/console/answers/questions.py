@@ -9,7 +9,7 @@ from typing import Any
 
 from ryzanstein.client import clean
 from ryzanstein.client.requests import Options
-from ryzanstein.console.wire import Sampling, ToolCall, ToolResult
+from ryzanstein.console.wire import AskedCall, Sampling, ToolResult
 from ryzanstein.v1 import inference_pb2 as pb
 
 MOST_TOOLS = 64
@@ -98,6 +98,6 @@ def tools_of(text: str) -> list[Mapping[str, Any]]:
     return tools
 
 
-def calls_of(calls: Iterable[pb.ToolCall]) -> list[ToolCall]:
+def calls_of(calls: Iterable[pb.ToolCall]) -> list[AskedCall]:
     """Returns calls for the page."""
-    return [ToolCall(each.id, clean(each.name), clean(each.arguments)) for each in calls]
+    return [AskedCall(each.id, clean(each.name), clean(each.arguments)) for each in calls]

@@ -42,7 +42,7 @@ from ryzanstein.console.answers.markdown import (
 )
 from ryzanstein.console.answers.questions import calls_of
 from ryzanstein.console.answers.timeline import Timeline
-from ryzanstein.console.wire import AnswerFrame, PartRow, ToolCall, written
+from ryzanstein.console.wire import AnswerFrame, AskedCall, PartRow, written
 
 FRAME_BYTES = 192 * 1024
 """Bytes of blocks in one frame."""
@@ -127,7 +127,7 @@ class Sheet:
         self._laid = self._parsed = 0
         self._tail_ends: list[tuple[int, int]] = []
         self._reasoning, self._calls = _Pieces(), _Pieces()
-        self._asked: list[ToolCall] = []
+        self._asked: list[AskedCall] = []
         self._digest = sha256()
         self._return = ""
         self._move: Move | None = None
