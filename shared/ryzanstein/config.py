@@ -1,4 +1,4 @@
-"""The settings of every service, which extends them in its `config`. `__main__` reads them once.
+"""The settings of every process, which extends them in its `config`. `__main__` reads them once.
 
 They come from the environment (`RYZANSTEIN_GRPC_PORT`) or from flags (`--grpc-port`); flags win.
 Nothing else reads the environment. Constants that no operator needs are in one setting, `tuning`.
@@ -24,11 +24,8 @@ PREFIX = "RYZANSTEIN_"
 TUNING = "constants for tests and experiments, a JSON object; not part of the compatible interface"
 
 
-class ServiceSettings(BaseSettings):
-    """Where a service listens and what it reports about itself.
-
-    Each service has a field `tuning` of its own.
-    """
+class ProcessSettings(BaseSettings):
+    """Where a process listens, how it ends, and what it reports about itself."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -43,43 +40,19 @@ class ServiceSettings(BaseSettings):
     moved: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier releases: name to place in `tuning`, such as "stall_s" to "suspicion.stall_s", or to its new name."""
 
-    """What lets a service listen where others reach it, for a message."""
-
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container, :: also for IPv6")
     insecure: bool = Field(False, description="listen without protection where the network is what protects this service")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus /metrics; 0: a free port, which is logged")
-    health_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="port of health checks alone, without TLS, for probes that have no certificate; 0: a free port, which is "
-        "logged; unset: none",
-    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_file_bytes: int = Field(
         0, ge=0, description="size at which a file that standard error goes to is renamed, and a new one begun; 0: never"
     )
     log_files: int = Field(4, ge=1, le=1000, description="renamed files of log_file_bytes that are kept")
-    otlp_endpoint: str = Field(
-        "", description="host:port of an OTLP gRPC collector, https://host:port with TLS; empty: no traces"
-    )
-    trace_dir: Path | None = Field(
-        None, description="directory for traces, of at most 32 MiB for each service, that `ryzanstein trace` reads; unset: none"
-    )
-    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the traces that begin here which are recorded")
-    max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     drain_grace_s: float = Field(30.0, ge=0, description="how long running requests may take after SIGTERM")
 
-    tls: Literal["off", "accept", "require"] = Field(
-        "off",
-        description="TLS between services; accept: listen also without it, dial others with it; require: only with it; see "
-        "docs/operate/secure.md",
-    )
     tls_dir: Path | None = Field(
         None, description="directory with tls.crt, tls.key, ca.crt and perhaps denied, which are read again when they change"
     )
-    tls_port: int = Field(0, ge=0, le=65535, description="gRPC API for services, with TLS; 0: a free port, which is logged")
-    trust_domain: str = Field(DEFAULT_TRUST, description="domain in the names of all services' certificates")
 
     @classmethod
     def settings_customise_sources(
@@ -102,10 +75,76 @@ class ServiceSettings(BaseSettings):
         if name not in self.model_fields_set and not getattr(self, name).is_absolute():
             raise ValueError(f"{name} must be set, because the environment sets none of {VARIABLES}")
 
+    def check_exposure(self) -> None:
+        """Raises ValueError for a process that strangers would reach and use; it names the ways out."""
+        raise NotImplementedError
+
+    @field_validator("host")
+    @classmethod
+    def _without_brackets(cls, host: str) -> str:
+        return bare_host(host)
+
+    @field_validator("orchestrator", "nodes", "otlp_endpoint", check_fields=False)
+    @classmethod
+    def _has_brackets(cls, addresses: str) -> str:
+        return ",".join(checked_target(each.strip()) for each in addresses.split(","))
+
+    @field_validator("*")
+    @classmethod
+    def _is_usable(cls, value: Any, info: ValidationInfo) -> Any:
+        """Raises ValueError for numbers that are too large and text that is not UTF-8.
+
+        A command line may contain such bytes, but they cannot be encoded.
+        """
+        largest = LARGEST_S if (info.field_name or "").endswith("_s") else LARGEST
+        if isinstance(value, int | float) and value > largest:
+            raise ValueError(f"must be at most {largest:.0f}")
+        if isinstance(value, str) and any("\ud800" <= each <= "\udfff" for each in value):
+            raise ValueError("must be UTF-8 text")
+        return value
+
+
+class ServiceSettings(ProcessSettings):
+    """What a service has besides: calls of others, their traces, and certificates of its own.
+
+    Each service has a field `tuning` of its own.
+    """
+
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of health checks alone, without TLS, for probes that have no certificate; 0: a free port, which is "
+        "logged; unset: none",
+    )
+    otlp_endpoint: str = Field(
+        "", description="host:port of an OTLP gRPC collector, https://host:port with TLS; empty: no traces"
+    )
+    trace_dir: Path | None = Field(
+        None, description="directory for traces, of at most 32 MiB for each service, that `ryzanstein trace` reads; unset: none"
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the traces that begin here which are recorded")
+    max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
+    tls: Literal["off", "accept", "require"] = Field(
+        "off",
+        description="TLS between services; accept: listen also without it, dial others with it; require: only with it; see "
+        "docs/operate/secure.md",
+    )
+    tls_port: int = Field(0, ge=0, le=65535, description="gRPC API for services, with TLS; 0: a free port, which is logged")
+    trust_domain: str = Field(DEFAULT_TRUST, description="domain in the names of all services' certificates")
+
     @field_validator("trust_domain")
     @classmethod
     def _is_a_domain(cls, domain: str) -> str:
         return checked_trust(domain)
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _has_a_known_scheme(cls, endpoint: str) -> str:
+        scheme, separator, _ = endpoint.lower().partition("://")
+        if separator and scheme not in ("http", "https"):
+            raise ValueError("must be host:port, http://host:port or https://host:port")
+        return endpoint
 
     @model_validator(mode="after")
     def _has_certificates(self) -> Self:
@@ -137,46 +176,14 @@ class ServiceSettings(BaseSettings):
             "(--host), or say --insecure where the network protects it; see docs/operate/secure.md"
         )
 
-    @field_validator("host")
-    @classmethod
-    def _without_brackets(cls, host: str) -> str:
-        return bare_host(host)
 
-    @field_validator("orchestrator", "nodes", "otlp_endpoint", check_fields=False)
-    @classmethod
-    def _has_brackets(cls, addresses: str) -> str:
-        return ",".join(checked_target(each.strip()) for each in addresses.split(","))
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _has_a_known_scheme(cls, endpoint: str) -> str:
-        scheme, separator, _ = endpoint.lower().partition("://")
-        if separator and scheme not in ("http", "https"):
-            raise ValueError("must be host:port, http://host:port or https://host:port")
-        return endpoint
-
-    @field_validator("*")
-    @classmethod
-    def _is_usable(cls, value: Any, info: ValidationInfo) -> Any:
-        """Raises ValueError for numbers that are too large and text that is not UTF-8.
-
-        A command line may contain such bytes, but they cannot be encoded.
-        """
-        largest = LARGEST_S if (info.field_name or "").endswith("_s") else LARGEST
-        if isinstance(value, int | float) and value > largest:
-            raise ValueError(f"must be at most {largest:.0f}")
-        if isinstance(value, str) and any("\ud800" <= each <= "\udfff" for each in value):
-            raise ValueError("must be UTF-8 text")
-        return value
-
-
-def moved_variables(kind: type[ServiceSettings]) -> dict[str, str]:
+def moved_variables(kind: type[ProcessSettings]) -> dict[str, str]:
     """Returns the variables of the environment that set what is in `tuning` now: name to value."""
     moved = {variable(name): name for name in kind.moved}
     return {moved[name.upper()]: value for name, value in os.environ.items() if name.upper() in moved}
 
 
-def moved_flags(kind: type[ServiceSettings], arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def moved_flags(kind: type[ProcessSettings], arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Returns the arguments without the flags that set what is in `tuning` now, and these: name to value."""
     moved, kept, found = {flag(name): name for name in kind.moved}, [], {}
     switches = {flag(name): name for name in kind.moved if _is_switch(kind, name)}
@@ -193,7 +200,7 @@ def moved_flags(kind: type[ServiceSettings], arguments: Sequence[str]) -> tuple[
     return kept, found
 
 
-def in_tuning(kind: type[ServiceSettings], moved: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def in_tuning(kind: type[ProcessSettings], moved: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Returns these settings where they are now: nested under `tuning`; empty if there are none."""
     nested: dict[str, Any] = {}
     for name, value in moved:
@@ -205,13 +212,13 @@ def in_tuning(kind: type[ServiceSettings], moved: Iterable[tuple[str, str]]) -> 
     return nested
 
 
-def _is_switch(kind: type[ServiceSettings], name: str) -> bool:
+def _is_switch(kind: type[ProcessSettings], name: str) -> bool:
     """Whether a setting of an earlier release is given as a flag without a value."""
     field = kind.model_fields.get(kind.moved[name])
     return field is not None and field.annotation is bool
 
 
-def place_of(kind: type[ServiceSettings], name: str) -> str:
+def place_of(kind: type[ProcessSettings], name: str) -> str:
     """Returns where a setting of an earlier release is now."""
     place = kind.moved[name]
     return place if place in kind.model_fields else f"tuning.{place}"

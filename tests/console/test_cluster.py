@@ -11,12 +11,21 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.cluster import Node
-from ryzanstein.console.cluster import ClusterWatch, NodeRates, document
+from ryzanstein.cluster import Load, Node
+from ryzanstein.console.cluster import ClusterWatch, document
+from ryzanstein.console.history import ChartPoint, History, NodeRate, NodeRates
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.rpc.client import PLAIN
 from ryzanstein.survey.reach import KeyedRouter
-from ryzanstein.survey.views import ClusterStatus, EngineFigures, NodeStatus, RouterMember
+from ryzanstein.survey.views import (
+    ClusterStatus,
+    Distribution,
+    EngineFigures,
+    NodeStatus,
+    RouterFigures,
+    RouterMember,
+    RouterView,
+)
 from ryzanstein.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -36,16 +45,51 @@ def cluster(tokens: int, queries: int = 0, hits: int = 0) -> ClusterStatus:
 
 def test_rates_are_differences_of_two_looks_and_other_ranks_begin_again() -> None:
     rates = NodeRates()
-    assert rates.take(cluster(100), 10.0) == {"new": {"tokens/s": "", "cache hits": ""}}
-    assert rates.take(cluster(150, 40, 10), 12.0) == {"new": {"tokens/s": "25", "cache hits": "25%"}}
-    assert rates.take(cluster(3), 13.0)["new"]["tokens/s"] == ""
-    assert rates.take(cluster(13), 14.0)["new"]["tokens/s"] == "10"
+    assert rates.take(cluster(100), 10.0) == {"new": NodeRate()}
+    assert rates.take(cluster(150, 40, 10), 12.0) == {"new": NodeRate(25.0, 0.25)}
+    assert rates.take(cluster(3), 13.0)["new"].tokens_per_s is None
+    assert rates.take(cluster(13), 14.0)["new"].tokens_per_s == 10.0
 
 
 def test_the_page_gets_routers_and_figures() -> None:
-    shown = document(cluster(7), "r:1", {"new": {"tokens/s": "7"}})
+    shown = document(cluster(7), "r:1", {"new": NodeRate(7.4, 0.25)})
     assert [(each["id"], each["draining"]) for each in shown["routers"]] == [("router-0", False), ("router-1", True)]
-    assert [each["figures"] for each in shown["nodes"]] == [{"tokens/s": "7"}, {}]
+    new, silent = (each["figures"] for each in shown["nodes"])
+    assert (new["tokens/s"], new["cache hits"], silent) == ("7", "25%", {})
+
+
+def looked(tokens: dict[str, int], first: tuple[int, ...] = (), load: Load | None = None) -> ClusterStatus:
+    nodes = tuple(
+        NodeStatus(
+            Node(name, "127.0.0.1:1", load=load or Load()), figures=EngineFigures(decode_tokens=count, waiting={0: 2, 5: 1})
+        )
+        for name, count in tokens.items()
+    )
+    figures = RouterFigures(time_to_first_token=Distribution((0.1, 0.2), first, 0.0) if first else Distribution(), waiting=3)
+    return ClusterStatus(nodes=nodes, router=RouterView("router-0", figures=figures))
+
+
+def test_a_history_has_ten_minutes_of_what_is_told() -> None:
+    history, rates = History(), NodeRates()
+
+    def take(status: ClusterStatus, now_s: float) -> ChartPoint:
+        figures = status.router.figures
+        routers = {} if figures is None else {"r:1": figures, "r:2": figures}
+        return history.take(status, rates.take(status, now_s), routers, now_s, 1e9 + now_s)
+
+    names = [f"node-{number:02}" for number in range(10)]
+    take(looked(dict.fromkeys(names, 0), (0, 0, 0)), 0.0)
+    point = take(looked(dict.fromkeys(names, 50), (10, 10, 10), Load(running=2, kv_blocks_used=25, kv_blocks_total=100)), 10.0)
+    assert point.tokens == {**dict.fromkeys(names[:8], 5.0), "others": 10.0}
+    assert point.first == (50.0, 95.0)
+    assert (point.waiting, point.unaccepted, point.running) == ({"0": 20, "5": 10}, 6, 20)
+    assert point.kv == dict.fromkeys(names[:8], 0.25)
+    assert take(looked({}), 45.0).first is None, "of the last half minute alone"
+    for second in range(46, 1000):
+        take(looked({"a": second}), float(second))
+    assert (len(history.points), history.points[0].at) == (601, 1e9 + 399)
+    silent = take(ClusterStatus(errors={"router": "gone"}), 1000.0)
+    assert silent == ChartPoint(1e9 + 1000)
 
 
 class Services(

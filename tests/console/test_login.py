@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
+import re
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
 from tests.public_certificates import PublicAuthority
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from ryzanstein.console.answers.restarts import RestartNotes
 from ryzanstein.console.app import HEADERS, MOST_BODY_BYTES, POLICY
 from ryzanstein.console.config import ConsoleSettings
 from ryzanstein.console.login import MOST_TOKENS, TOKEN_S, Logins, PagePlaces
 from ryzanstein.console.telemetry import ConsoleTelemetry
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -92,7 +98,7 @@ def test_what_is_no_token_does_not_log_in(console: ConsoleProcess, body: object)
     ],
 )
 def test_another_name_is_refused_whatever_it_asks_for(console: ConsoleProcess, host: str) -> None:
-    for method, path in (("GET", "/"), ("GET", "/static/app.css"), ("POST", "/login")):
+    for method, path in (("GET", "/"), ("GET", "/static/main.js"), ("POST", "/login")):
         assert Answer(console, method, path, Host=host.format(port=console.port)).status == 403
 
 
@@ -144,15 +150,20 @@ def test_a_socket_without_a_login_is_closed(console: ConsoleProcess) -> None:
 def test_every_response_has_the_policy(console: ConsoleProcess, method: str, path: str, status: int, cached: str) -> None:
     answer = Answer(console, method, path)
     assert answer.status == status
-    assert answer.headers["content-security-policy"] == POLICY == CSP
-    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    policy = answer.headers["content-security-policy"]
+    styles = re.findall(r"<style>(.*)</style>", answer.body, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in styles]
+    assert len(styles) == int(path == "/")
+    assert policy == (CSP if not styles else CSP.replace("style-src 'self'", f"style-src 'sha256-{digests[0]}'"))
+    assert POLICY == CSP
+    assert {name: answer.headers[name] for name in HEADERS} == {**HEADERS, "Content-Security-Policy": policy}
     assert (answer.headers["cache-control"], answer.headers["server"]) == (cached, None)
 
 
 def test_a_file_that_has_not_changed_is_not_sent_again(console: ConsoleProcess) -> None:
-    first = Answer(console, "GET", "/static/app.css")
-    assert first.headers["content-type"].startswith("text/css")
-    again = Answer(console, "GET", "/static/app.css", If_None_Match=first.headers["etag"])
+    first = Answer(console, "GET", "/static/main.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = Answer(console, "GET", "/static/main.js", If_None_Match=first.headers["etag"])
     assert (again.status, again.body) == (304, "")
 
 
@@ -218,9 +229,29 @@ class FakePerson:
     class hub:
         running = 0
 
+        @staticmethod
+        def resume() -> None:
+            pass
+
 
 def logins(clock: Clock) -> Logins:
     return Logins(3600.0, ConsoleTelemetry(), clock)
+
+
+def test_logins_outlive_a_restart_but_not_their_idle_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = RestartNotes(tmp_path)
+    first = Logins(3600.0, ConsoleTelemetry(), notes=notes)
+    cookie, out = (first.enter("", FakePerson) for _ in range(2))  # type: ignore[arg-type]
+    first.leave(out)
+    assert cookie not in (tmp_path / "logins.json").read_text(), "digests alone"
+    for later_s, entered in ((0.0, True), (3500.0, True), (3700.0, False)):
+        now = time.time() + later_s
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        second = Logins(3600.0, ConsoleTelemetry(), notes=notes)
+        second.restore(FakePerson())  # type: ignore[arg-type]
+        assert second.person(out) is None
+        assert (second.person(cookie) is not None) is entered
+        monkeypatch.undo()
 
 
 def test_a_token_is_good_once_and_for_ten_minutes() -> None:

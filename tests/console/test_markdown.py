@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from ryzanstein.client import clean
-from ryzanstein.console.markdown import KINDS, SEAM, Element, flat, is_plain, parse, pieces, safe, tree_of
+from ryzanstein.console.answers.markdown import KINDS, SEAM, Element, flat, is_plain, parse, pieces, safe, tree_of
 
 MARKS = "`*_~[]()<>#-+|!&\\:\n \t0123456789.abc\u00e9\U0001f600"
 written = st.one_of(st.text(max_size=200), st.text(MARKS, max_size=300))

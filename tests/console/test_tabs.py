@@ -10,14 +10,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.console.conftest import ConsoleProcess, Script, ScriptedRouter
 from tests.console.test_login import Answer, logged_in, socket_url
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from ryzanstein.console.answers.hub import MOST_RUNNING
 from ryzanstein.console.app import MOST_SOCKETS
-from ryzanstein.console.hub import MOST_RUNNING
 from ryzanstein.console.wire import MOST_BYTES
+from ryzanstein.lab.pages.console_process import ConsoleProcess
+from ryzanstein.lab.pages.scripted_router import Script, ScriptedRouter
 from ryzanstein.v1 import inference_pb2 as pb
 
 
@@ -81,8 +82,7 @@ def open_tab(console: ConsoleProcess) -> Iterator[Callable[[], RawTab]]:
 
 
 def metrics_of(console: ConsoleProcess) -> dict[str, float]:
-    serving = json.loads(next(line for line in console.log.read_text().splitlines() if "serving" in line))
-    page = urllib.request.urlopen(f"http://127.0.0.1:{serving['metrics_port']}/metrics", timeout=10).read().decode()
+    page = urllib.request.urlopen(console.metrics_url, timeout=10).read().decode()
     lines = [line.rpartition(" ") for line in page.splitlines() if line.startswith("ryzanstein_console")]
     return {name: float(value) for name, _, value in lines}
 
@@ -126,7 +126,9 @@ def test_settings_reach_the_cluster(open_tab: Callable[[], RawTab], script: Scri
     [
         ("{", "truncated"),
         ('{"t": "unknown"}', "unknown"),
-        ('{"t": "ask", "text": ""}', "text"),
+        ('{"t": "ask", "text": ""}', "question"),
+        ('{"t": "ask", "results": [{"id": "", "name": "a", "content": ""}]}', "results"),
+        ('{"t": "ask", "text": "a", "sampling": {"tool_choice": "some"}}', "tool_choice"),
         ('{"t": "ask", "text": "a", "sampling": {"temperature": 3}}', "temperature"),
         ('{"t": "ask", "text": "a", "sampling": {"max_tokens": 0}}', "max_tokens"),
         ('{"t": "ask", "text": "a", "other": 1}', "other"),

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.client import Answer, ClientError, Ended, Move, Moved, Started, Text
-from ryzanstein.console.markdown import safe
-from ryzanstein.console.view import FRAME_BYTES, Sheet, blocks_of
+from ryzanstein.console.answers.markdown import safe
+from ryzanstein.console.answers.view import FRAME_BYTES, MOST_TAIL, Sheet, blocks_of
 from ryzanstein.console.wire import written
 from ryzanstein.errors import Code
 from ryzanstein.v1 import inference_pb2 as pb
@@ -134,6 +134,28 @@ def test_a_frame_is_bounded_and_the_next_one_follows() -> None:
     assert len(written(frame)) < FRAME_BYTES + 64 * 1024
     tab.look(sheet)
     assert tab.text == "word" * 200_000
+
+
+def test_what_waits_for_its_layout_is_not_sent_again_and_again() -> None:
+    """A model that is faster than the layout: each look costs a bounded number of bytes, and nothing is missing in the end."""
+    sheet, tab, sent = Sheet("a"), FakeTab(), 0
+    for index in range(200):
+        sheet.take(text_event(index, "x" * 5_000, f"node-{index // 50}"))
+        if index % 20 == 19:
+            job = sheet.layout(watched=True)
+            assert job is not None
+            sheet.commit(job, job.run())
+        frame = sheet.frame(tab.version)
+        assert frame is not None
+        sent += len(written(frame))
+        assert sum(len(text) for _, text in frame.tail) <= MOST_TAIL
+        tab.look(sheet)
+    assert sent < 3_000_000
+    ended(sheet)
+    lay_out(sheet)
+    tab.look(sheet)
+    assert tab.text == "x" * 1_000_000
+    assert [each["tokens"] for each in tab.parts] == [50, 50, 50, 50]
 
 
 def test_a_line_end_that_comes_in_two_pieces_is_one() -> None:

@@ -30,11 +30,14 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+def missing(*extras: str) -> str:
+    """Returns which of the extras are not installed, with commas between them; empty: none."""
+    return ",".join(extra for extra in extras if any(find_spec(package) is None for package in _PACKAGES[extra]))
+
+
 def require(command: str, *extras: str) -> None:
     """Ends the command with exit code 2 and a sentence if one of the extras is not installed."""
-    missing = [extra for extra in extras if any(find_spec(package) is None for package in _PACKAGES[extra])]
-    if missing:
-        wanted = ",".join(missing)
+    if wanted := missing(*extras):
         message = f"`ryzanstein {command}` needs more than the base package: pip install 'ryzanstein[{wanted}]'"
         typer.echo(message, err=True)
         raise typer.Exit(2)

@@ -26,14 +26,16 @@ import uvicorn
 
 from ryzanstein.addresses import join_address
 from ryzanstein.auth.certificates.files import MaterialError
+from ryzanstein.console.answers.hub import Hub
+from ryzanstein.console.answers.restarts import RestartNotes
 from ryzanstein.console.app import Console, build
 from ryzanstein.console.cluster import ClusterWatch
 from ryzanstein.console.config import ConsoleSettings
-from ryzanstein.console.hub import Hub
-from ryzanstein.console.login import ClientMaker, Logins, PagePlaces, Person
+from ryzanstein.console.login import ClientMaker, Logins, PagePlaces, Person, person_of
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.console.wire import MOST_BYTES, Welcome
 from ryzanstein.observe.metrics import MetricsServer
+from ryzanstein.process.awake import AwakeClock
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import BadSettingsError, read_settings, run_service
 from ryzanstein.rpc.client import PLAIN, Dialer
@@ -63,8 +65,12 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
     listener = _bind(settings)
     port = listener.getsockname()[1]
     urls = settings.urls(port)
-    make_person = _People(settings, telemetry).make
-    logins = Logins(settings.idle_s, telemetry)
+    notes = RestartNotes(settings.notes(port))
+    make_person = _People(settings, telemetry, notes).make
+    # Where each person has a key, it is entered again after a restart: it is kept nowhere.
+    logins = Logins(settings.idle_s, telemetry, notes=notes if settings.own_machine else None)
+    if settings.own_machine:
+        logins.restore(make_person(""))
     welcome = Welcome(uuid.uuid4().hex, settings.router)
     console = Console(
         logins,
@@ -79,6 +85,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
     server = _PageServer(_config(settings, build(console, PagePlaces.of(urls), telemetry)))
     background = telemetry.background
     background.watch_loop()
+    clock = AwakeClock(telemetry.loop_lag.observe)
     serving = background.supervise("http", partial(server.serve, [listener]), STOP, finite=True)
     background.supervise("logins", partial(_sweep, logins), STOP)
     say_link = partial(_say_link, settings, urls[0], logins, terminal)
@@ -89,6 +96,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
         await background.until(terminated())
     finally:
         await _stop(server, serving, logins, settings.drain_grace_s)
+        clock.close()
         metrics.close()
         listener.close()
         await background.close()
@@ -98,6 +106,7 @@ async def serve(settings: ConsoleSettings, terminal: int) -> None:
 async def _stop(server: uvicorn.Server, serving: asyncio.Task[None], logins: Logins, grace_s: float) -> None:
     """Lets answers go on for a while, with the page as it is; then closes tabs and leaves the cluster."""
     people = logins.people
+    logins.write()
     await asyncio.gather(*(person.hub.close(grace_s) for person in people))
     for person in people:
         person.watch.close()
@@ -120,9 +129,9 @@ async def _sweep(logins: Logins) -> None:
 class _People:
     """Makes people of keys."""
 
-    def __init__(self, settings: ConsoleSettings, telemetry: ConsoleTelemetry) -> None:
+    def __init__(self, settings: ConsoleSettings, telemetry: ConsoleTelemetry, notes: RestartNotes) -> None:
         """Raises BadSettingsError for files that cannot be used."""
-        self._settings, self._telemetry = settings, telemetry
+        self._settings, self._telemetry, self._notes = settings, telemetry, notes
         try:
             self._own_key, self._roots = settings.key() if settings.own_machine else "", settings.roots()
             self._clients = ClientMaker(settings.router, self._roots, settings.insecure)
@@ -133,12 +142,12 @@ class _People:
 
     def make(self, key: str) -> Person:
         """Returns who has this key; empty: the key of the process. Raises ValueError for a key that cannot be one."""
-        key = key or self._own_key
+        name, key = person_of(key), key or self._own_key
         trust = None if self._roots is None else RouterTrust(self._roots)
         routers = [KeyedRouter(address, key, trust) for address in self._settings.routers]
         by_right = not self._settings.own_machine
         watch = ClusterWatch(self._settings.orchestrator, routers, self._dialer, self._telemetry, by_right=by_right)
-        return Person(Hub(self._clients.make(key), self._telemetry), watch)
+        return Person(Hub(self._clients.make(key), self._telemetry, self._notes, name), watch)
 
 
 def _dialer(settings: ConsoleSettings) -> Dialer:

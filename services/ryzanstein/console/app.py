@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
 from importlib import resources
@@ -39,6 +40,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_STYLES = b'<link rel="stylesheet" href="static/app.css">'
 _LOGGED_OUT, _FULL = 4401, 4429
 """Codes of sockets that the page reads."""
 
@@ -170,22 +172,31 @@ async def _body(request: Request) -> bytes:
 
 
 class Files:
-    """The page's files, read once. A browser asks each time whether it still has the newest."""
+    """The page's files, read once. A browser asks each time whether it still has the newest.
+
+    The page has its styles in itself, by their digest: it is painted as soon as it is there, and needs nothing else for that.
+    """
 
     def __init__(self) -> None:
         folder = resources.files("ryzanstein.console") / "static"
         self.contents = {each.name: each.read_bytes() for each in folder.iterdir() if not each.name.startswith((".", "_"))}
+        styles = self.contents.pop("app.css")
+        digest = b64encode(sha256(styles).digest()).decode()
+        self._policy = POLICY.replace("style-src 'self'", f"style-src 'sha256-{digest}'")
+        self.contents["index.html"] = self.contents["index.html"].replace(_STYLES, b"<style>%b</style>" % styles)
+        self._tags = {name: f'"{sha256(content).hexdigest()[:32]}"' for name, content in self.contents.items()}
 
     async def page(self, request: Request) -> Response:
-        return self._answer(request, "index.html")
+        response = self._answer(request, "index.html")
+        response.headers["Content-Security-Policy"] = self._policy
+        return response
 
     async def file(self, request: Request) -> Response:
         name = request.path_params["name"]
         return self._answer(request, name) if name in self.contents else PlainTextResponse("there is no such file", 404)
 
     def _answer(self, request: Request, name: str) -> Response:
-        content = self.contents[name]
-        tag = f'"{sha256(content).hexdigest()[:32]}"'
+        content, tag = self.contents[name], self._tags[name]
         headers = {"ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
@@ -207,7 +218,7 @@ class PageGuard:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
-                    headers[name] = value
+                    headers.setdefault(name, value)
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from ryzanstein.addresses import EVERY_HOST, is_loopback, join_address, split_address
-from ryzanstein.config import ServiceSettings
+from ryzanstein.config import ProcessSettings
+from ryzanstein.files.state_home import default_state
 from ryzanstein.survey.reach import KEY_VARIABLE, read_key, read_roots
 
 _Read = TypeVar("_Read")
-_UNUSED = "the console does not use it"
 
 
-class ConsoleSettings(ServiceSettings):
+class ConsoleSettings(ProcessSettings):
     """The console: a page for people. On this machine a link opens it; elsewhere each person enters a key of their own."""
 
     port: int = Field(8765, ge=0, le=65535, description="port of the page; 0: a free port")
@@ -30,20 +30,17 @@ class ConsoleSettings(ServiceSettings):
     tls_key: Path | None = Field(None, description="private key (PEM file) of the page")
     behind_proxy: bool = Field(False, description="a proxy with TLS stands before the page")
     public_url: str = Field("", description="address at which people reach the page, where it is not this machine alone")
+    state_dir: Path = Field(
+        default_factory=default_state("console"),
+        description="directory for what a restart needs: digests of logins, and which answers run",
+    )
     idle_s: float = Field(12 * 3600.0, ge=60, description="a person who does nothing for this long is logged out")
     log_level: str = Field("warning", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     drain_grace_s: float = Field(5.0, ge=0, description="how long answers may go on after SIGTERM before they are left")
 
-    tls: Literal["off", "accept", "require"] = Field("off", description="TLS to orchestrator and nodes: needs tls_dir")
     tls_dir: Path | None = Field(
         None, description="directory of an operator's or monitor's certificate, to query services with TLS"
     )
-    health_port: int | None = Field(None, ge=0, le=65535, description=_UNUSED)
-    tls_port: int = Field(0, ge=0, le=65535, description=_UNUSED)
-    max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description=_UNUSED)
-    otlp_endpoint: str = Field("", description=_UNUSED)
-    trace_dir: Path | None = Field(None, description=_UNUSED)
-    trace_ratio: float = Field(1.0, ge=0, le=1, description=_UNUSED)
 
     @property
     def own_machine(self) -> bool:
@@ -75,6 +72,10 @@ class ConsoleSettings(ServiceSettings):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
             raise ValueError("must be http://host[:port][/path] or https://...")
         return url.rstrip("/") + "/"
+
+    def notes(self, port: int) -> Path | None:
+        """Returns the folder of what this console keeps for a restart; None: the environment names no place for state."""
+        return self.state_dir / str(port) if self.state_dir.is_absolute() else None
 
     def check_exposure(self) -> None:
         """Raises ValueError for a page that strangers would reach, or whose names are not known; it names the ways out."""

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 from ryzanstein.addresses import join_address
 from ryzanstein.client import AsyncClient, Tls
+from ryzanstein.console.answers.hub import Hub
+from ryzanstein.console.answers.restarts import LoginNote, RestartNotes
 from ryzanstein.console.cluster import ClusterWatch
-from ryzanstein.console.hub import Hub
 from ryzanstein.console.telemetry import ConsoleTelemetry
 
 TOKEN_S = 600.0
@@ -52,11 +53,31 @@ class NoRoomForPeople(Exception):
 class Logins:
     """Tokens of links, cookies, and the people behind them. All are kept as digests."""
 
-    def __init__(self, idle_s: float, telemetry: ConsoleTelemetry, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, idle_s: float, telemetry: ConsoleTelemetry, clock: Clock = time.monotonic, notes: RestartNotes | None = None
+    ) -> None:
+        """`notes` keep logins over a restart, for a console whose people need no key of their own."""
         self._idle_s, self._telemetry, self._clock = idle_s, telemetry, clock
+        self._notes = notes or RestartNotes(None)
         self._tokens: dict[str, float] = {}
         self._logins: dict[str, _Login] = {}
         self._people: dict[str, Person] = {}
+
+    def restore(self, person: Person) -> None:
+        """Lets in again who was logged in before a restart. `person` is who has the key of the process."""
+        name, now = person_of(""), self._clock()
+        self._people[name] = person
+        for digest, note in self._notes.logins().items():
+            idle_s = max(0.0, time.time() - note.used_at)
+            if note.person == name and idle_s < self._idle_s and len(self._logins) < MOST_LOGINS:
+                self._logins[digest] = _Login(name, now - idle_s)
+        person.hub.resume()
+
+    def write(self) -> None:
+        """Keeps the logins for a restart."""
+        now, unix = self._clock(), time.time()
+        notes = {digest: LoginNote(each.person, unix - (now - each.used_at)) for digest, each in self._logins.items()}
+        self._notes.write_logins(notes)
 
     def new_token(self) -> str:
         """Returns the token of a link, which logs in once."""
@@ -74,16 +95,18 @@ class Logins:
 
     def enter(self, key: str, make: Callable[[], Person]) -> str:
         """Returns a cookie for who has this key; empty: the key of the process. Raises NoRoomForPeople."""
-        name = _digest(key)
+        name = person_of(key)
         if name not in self._people:
             if len(self._people) >= MOST_PEOPLE:
                 raise NoRoomForPeople
             self._people[name] = make()
+            self._people[name].hub.resume()
         while len(self._logins) >= MOST_LOGINS:
             del self._logins[min(self._logins, key=lambda each: self._logins[each].used_at)]
         cookie = secrets.token_urlsafe(32)
         self._logins[_digest(cookie)] = _Login(name, self._clock())
         self._telemetry.people.set(len(self._people))
+        self.write()
         return cookie
 
     def person(self, cookie: str | None) -> Person | None:
@@ -101,6 +124,7 @@ class Logins:
         """Forgets a cookie."""
         if cookie:
             self._logins.pop(_digest(cookie), None)
+            self.write()
 
     def idle(self) -> list[Person]:
         """Forgets logins that nobody uses, and returns the people who have none left; their answers are to be ended."""
@@ -110,6 +134,7 @@ class Logins:
         gone = [name for name, person in self._people.items() if name not in present and not person.hub.running]
         left = [self._people.pop(name) for name in gone]
         self._telemetry.people.set(len(self._people))
+        self.write()
         return left
 
     @property
@@ -151,6 +176,11 @@ class ClientMaker:
         """Returns a client. Raises ValueError for a key that cannot be one, or would cross a network in the clear."""
         tls = None if self.roots is None else Tls(self.roots)
         return AsyncClient(self.routers, key=key or None, tls=tls, insecure=self.insecure)
+
+
+def person_of(key: str) -> str:
+    """Returns the name under which the console knows who has this key; empty: the key of the process."""
+    return _digest(key)
 
 
 def _digest(secret: str) -> str:

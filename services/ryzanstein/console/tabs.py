@@ -17,24 +17,30 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ryzanstein.client import ClientError, clean
-from ryzanstein.console.hub import Hub, KeptAnswer, TooManyAnswers, new_session
+from ryzanstein.console.answers.hub import Hub, KeptAnswer, TooManyAnswers, new_session
+from ryzanstein.console.answers.questions import Question, calls_of, last_asked
+from ryzanstein.console.answers.view import blocks_of
 from ryzanstein.console.login import Person
 from ryzanstein.console.telemetry import ConsoleTelemetry
-from ryzanstein.console.view import blocks_of
 from ryzanstein.console.wire import (
+    AnswerDetails,
     AskInTab,
     ClusterInTab,
     DeleteInTab,
+    DetailsInTab,
     FromTab,
     LeaveInTab,
     ModelRow,
     ModelRows,
-    ModelsInTab,
     OpenInTab,
+    PingInTab,
+    Pong,
     Reply,
     RetryInTab,
+    SessionList,
     SessionOpened,
     SessionsInTab,
+    SessionStale,
     ShownTurn,
     StopInTab,
     VisibleInTab,
@@ -56,6 +62,7 @@ MOST_CALLS = 8
 MOST_TURNS = 400
 MOST_TURN_CHARS = 1024 * 1024
 _SETTLES = 10
+_NOT_KEPT = "the console does not keep this answer any more: open its session again"
 _POLICY, _LEFT = 1008, 4401
 """Codes of closed sockets: a message that is none; the person is logged out."""
 
@@ -83,6 +90,7 @@ class Tab:
     async def serve(self) -> None:
         """Serves the tab until it is closed."""
         self._hub.on_turn.append(self._on_turn)
+        self._hub.on_gone.append(self._on_gone)
         self._person.leave.append(self._leave_if_out)
         sender = self._telemetry.background.once("tab", self._send_all())
         self._wake.set()
@@ -90,6 +98,7 @@ class Tab:
             await self._receive()
         finally:
             self._hub.on_turn.remove(self._on_turn)
+            self._hub.on_gone.remove(self._on_gone)
             self._person.leave.remove(self._leave_if_out)
             self._person.watch.remove(self)
             for answer in list(self._watched):
@@ -108,6 +117,9 @@ class Tab:
             except WrongMessage as error:
                 self._telemetry.refusals.labels("message").inc()
                 self._say(Reply(0, f"the console did not understand the page: {error}"))
+                continue
+            if isinstance(message, PingInTab):  # the page does this, and no person
+                self._say(Pong())
                 continue
             if not self._used():
                 self._leave_if_out()
@@ -144,25 +156,47 @@ class Tab:
         try:
             match message:
                 case AskInTab():
-                    kept = self._hub.ask(message.session or new_session(), message.text, message.sampling)
+                    question = Question(message.text, tuple(message.results))
+                    kept = self._hub.ask(message.session or new_session(), question, message.sampling)
                     reply.session, reply.answer = kept.session, kept.sheet.answer_id
                 case RetryInTab():
                     kept = await self._hub.retry(message.session, message.sampling)
                     reply.session, reply.answer = kept.session, kept.sheet.answer_id
                 case StopInTab():
                     await self._hub.stop(message.answer)
-                case SessionsInTab():
-                    self._say(await self._hub.sessions())
                 case OpenInTab():
                     await self._open(message)
                 case DeleteInTab():
                     await self._hub.delete(message.session)
-                case ModelsInTab():
-                    models = await self._hub.client.models()
-                    self._say(ModelRows([ModelRow(clean(each.name), each.context_length, each.ready_nodes) for each in models]))
+                case _:
+                    self._say(await self._told(message))
         except (RyzansteinError, TooManyAnswers, ValueError) as error:
             reply.error = clean(error.message if isinstance(error, RyzansteinError) else str(error))[:2000]
         self._say(reply)
+
+    async def _told(self, message: FromTab) -> SessionList | ModelRows | AnswerDetails:
+        """Returns what a tab asks to know. Raises ClientError, and ValueError for an answer that is not kept."""
+        match message:
+            case SessionsInTab():
+                return await self._hub.sessions()
+            case DetailsInTab():
+                return self._details(message)
+        models = await self._hub.client.models()
+        return ModelRows([ModelRow(clean(each.name), each.context_length, each.ready_nodes) for each in models])
+
+    def _details(self, message: DetailsInTab) -> AnswerDetails:
+        """Raises ValueError for an answer that is not kept."""
+        kept = self._hub.answers.get(message.answer)
+        if kept is None:
+            raise ValueError(_NOT_KEPT)
+        sheet = kept.sheet
+        made = AnswerDetails(
+            sheet.answer_id, message.call, kept.session, clean(kept.question.shown)[:200], sheet.status, sheet.asked_at
+        )
+        made.generation, made.model, made.prompt_tokens = sheet.generation_id, clean(sheet.model), sheet.prompt_tokens
+        made.parts, made.timeline, made.resumed = sheet.parts, sheet.timeline.samples, kept.resumed
+        made.note, made.figures = sheet.note, sheet.figures
+        return made
 
     async def _open(self, message: OpenInTab) -> None:
         """Shows a session: what the cluster has of it, with the answers that are kept here in colour."""
@@ -187,7 +221,7 @@ class Tab:
         for each in messages:
             left -= await self._turn(session, each, kept, left)
         for answer in kept:  # runs, or failed: the cluster does not have it
-            self._say(ShownTurn(session, answer.question))
+            self._say(_asked_turn(answer))
             self._say(ShownTurn(session, role="assistant", answer=answer.sheet.answer_id))
             await self._has_room()
 
@@ -204,7 +238,7 @@ class Tab:
             coming = blocks_of(message.content[: max(0, left)])
             while (some := await asyncio.to_thread(next, coming, None)) is not None:
                 blocks += map(msgspec.Raw, some)
-            self._say(ShownTurn(session, role="assistant", blocks=blocks))
+            self._say(ShownTurn(session, role="assistant", blocks=blocks, asked=calls_of(message.tool_calls)))
         else:
             role = pb.Role.Name(message.role).removeprefix("ROLE_").lower()
             self._say(ShownTurn(session, clean(message.content[: max(0, left)]), role))
@@ -218,13 +252,19 @@ class Tab:
     def _on_turn(self, kept: KeptAnswer) -> None:
         """Tells the tab of a new question in the session that it shows."""
         if kept.session == self._session:
-            self._say(ShownTurn(kept.session, clean(kept.question)))
+            self._say(_asked_turn(kept))
             self._say(ShownTurn(kept.session, role="assistant", answer=kept.sheet.answer_id))
+
+    def _on_gone(self, kept: KeptAnswer) -> None:
+        """Tells the tab that the session it shows is to be opened again."""
+        self._unwatch(kept.sheet.answer_id)
+        if kept.session == self._session:
+            self._say(SessionStale(kept.session))
 
     def _watch(self, answer: str, version: int) -> None:
         kept = self._hub.answers.get(answer)
         if kept is None:
-            self._say(Reply(0, "the console does not keep this answer any more: open its session again"))
+            self._say(Reply(0, _NOT_KEPT))
             return
         while len(self._watched) >= MOST_WATCHED:
             self._unwatch(next(iter(self._watched)))
@@ -288,6 +328,8 @@ class Tab:
     async def _send_cluster(self) -> None:
         watch = self._person.watch
         if self._watches_cluster and watch.latest and watch.version != self._cluster_version:
+            if self._cluster_version < 0:
+                await self._send(watch.history())
             self._cluster_version = watch.version
             await self._send(watch.latest)
 
@@ -300,10 +342,13 @@ class Tab:
             self._telemetry.late_frames.inc()
 
 
+def _asked_turn(kept: KeptAnswer) -> ShownTurn:
+    return ShownTurn(kept.session, clean(kept.question.shown), kept.question.role)
+
+
 async def _settled(messages: Sequence[pb.Message], kept: Sequence[KeptAnswer]) -> None:
     """Waits until the reader of the last answer has its end, where the cluster seems to have it already."""
-    asked = [each.content for each in messages if each.role == pb.ROLE_USER][-1:]
-    if kept and asked == [kept[-1].question] and messages[-1].role == pb.ROLE_ASSISTANT:
+    if kept and messages and kept[-1].question.says(last_asked(messages)[1]) and messages[-1].role == pb.ROLE_ASSISTANT:
         for _ in range(_SETTLES):
             if kept[-1].sheet.over:
                 return

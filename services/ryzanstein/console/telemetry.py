@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.observe.metrics import new_registry, show_service
 from ryzanstein.process.background import Background
+from ryzanstein.process.loop_lag import LoopLag
 
 _LAYOUT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -15,7 +16,7 @@ class ConsoleTelemetry:
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = new_registry()
-        self.background = Background("console", self.registry)
+        self.background, self.loop_lag = Background("console", self.registry), LoopLag("console", self.registry)
         show_service("console", self.registry)
         self.sockets = Gauge("ryzanstein_console_sockets", "Open tabs.", registry=self.registry)
         self.people = Gauge("ryzanstein_console_people", "People who are logged in.", registry=self.registry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -24,12 +24,31 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, msgspec.Meta(max_length=256)] = ""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    tools: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)] = ""
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+
+
+class AskedCall(msgspec.Struct, frozen=True):
+    """A call of a tool, as the assistant wrote it. `arguments` is JSON, if the model wrote that."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a tool returned."""
+
+    id: Id
+    name: Annotated[str, msgspec.Meta(max_length=256)]
+    content: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)]
 
 
 class AskInTab(_FromTab, tag="ask"):
-    """Asks in a session; an empty id begins one."""
+    """Asks in a session; an empty id begins one. Either a text or results of tools."""
 
-    text: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_BYTES)] = ""
+    text: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)] = ""
+    results: Annotated[list[ToolResult], msgspec.Meta(max_length=64)] = []
     session: Annotated[str, msgspec.Meta(max_length=256)] = ""
     sampling: Sampling = Sampling()
 
@@ -46,6 +65,12 @@ class WatchInTab(_FromTab, tag="watch"):
 
     answer: Id = ""
     version: Version = 0
+
+
+class DetailsInTab(_FromTab, tag="details"):
+    """Asks who wrote an answer, and when."""
+
+    answer: Id = ""
 
 
 class StopInTab(_FromTab, tag="stop"):
@@ -90,10 +115,15 @@ class ModelsInTab(_FromTab, tag="models"):
     """Asks for the models that the cluster serves."""
 
 
+class PingInTab(_FromTab, tag="ping"):
+    """Asks whether the console is there, where nothing has come for a while."""
+
+
 FromTab = Union[  # noqa: UP007 (msgspec reads it at run time)
     AskInTab,
     RetryInTab,
     WatchInTab,
+    DetailsInTab,
     StopInTab,
     SessionsInTab,
     OpenInTab,
@@ -102,6 +132,7 @@ FromTab = Union[  # noqa: UP007 (msgspec reads it at run time)
     VisibleInTab,
     ClusterInTab,
     ModelsInTab,
+    PingInTab,
 ]
 
 _DECODER: msgspec.json.Decoder[FromTab] = msgspec.json.Decoder(FromTab)
@@ -142,7 +173,8 @@ class AnswerFrame(_ToTab, tag="answer"):
     """What of an answer is new behind the version that a tab had.
 
     `blocks` are appended: each is the part in which it begins, and its tree. `open` replaces the block that still grows, and
-    `tail` is appended to it: texts with their parts. `more`: another frame follows at once.
+    `tail` is appended to it: texts with their parts. `asked` are the calls with which the answer ended. `more`: another frame
+    follows at once.
     """
 
     id: str
@@ -154,11 +186,35 @@ class AnswerFrame(_ToTab, tag="answer"):
     parts: list[PartRow] | None = None
     reasoning: str = ""
     calls: str = ""
+    asked: list[AskedCall] | None = None
     tokens: int = 0
     note: str = ""
     figures: str = ""
     model: str = ""
     more: bool = False
+
+
+class AnswerDetails(_ToTab, tag="details"):
+    """Who wrote an answer, and when. `asked_at` is in Unix seconds.
+
+    `timeline` has milliseconds since the question, the number of a part, and tokens that came then. `resumed`: the console was
+    restarted meanwhile, and the times are those of reading the answer again.
+    """
+
+    id: str
+    call: int
+    session: str
+    question: str
+    status: str
+    asked_at: float
+    generation: str = ""
+    model: str = ""
+    prompt_tokens: int = 0
+    parts: list[PartRow] = []
+    timeline: list[tuple[int, int, int]] = []
+    note: str = ""
+    figures: str = ""
+    resumed: bool = False
 
 
 class ShownTurn(_ToTab, tag="turn"):
@@ -169,6 +225,7 @@ class ShownTurn(_ToTab, tag="turn"):
     role: str = "user"
     answer: str = ""
     blocks: list[msgspec.Raw] = []
+    asked: list[AskedCall] = []
 
 
 class SessionRow(msgspec.Struct):
@@ -192,6 +249,16 @@ class SessionOpened(_ToTab, tag="opened"):
     session: str
     call: int = 0
     note: str = ""
+
+
+class Pong(_ToTab, tag="pong"):
+    """The console is there."""
+
+
+class SessionStale(_ToTab, tag="stale"):
+    """The cluster knows more of a session than the console: it is to be opened again."""
+
+    session: str
 
 
 class Reply(_ToTab, tag="reply"):

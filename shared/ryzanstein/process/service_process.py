@@ -12,7 +12,7 @@ import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from ryzanstein.config import ServiceSettings, in_tuning, moved_flags, moved_variables, place_of
+from ryzanstein.config import ProcessSettings, in_tuning, moved_flags, moved_variables, place_of
 from ryzanstein.observe import log as logs
 from ryzanstein.observe.log_files import Rotation
 from ryzanstein.process.spare_memory import limit_arenas
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 STOPPED, FAILED, BAD_SETTINGS = 0, 1, 2
 
-_Settings = TypeVar("_Settings", bound=ServiceSettings)
+_Settings = TypeVar("_Settings", bound=ProcessSettings)
 
 
 class BadSettingsError(Exception):
@@ -78,7 +78,7 @@ def run_service(
     return STOPPED
 
 
-def _warn_of_moved(kind: type[ServiceSettings]) -> None:
+def _warn_of_moved(kind: type[ProcessSettings]) -> None:
     """Logs a warning for each setting that was given under its name of an earlier release."""
     for name in moved_variables(kind) | moved_flags(kind, sys.argv[1:])[1]:
         log.warning("old name of a setting, refused from the next release on", setting=name, use=place_of(kind, name))

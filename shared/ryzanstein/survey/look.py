@@ -91,6 +91,17 @@ async def look(orchestrator: str, router: KeyedRouter, dialer: Dialer = PLAIN, a
     return ClusterStatus(tuple(chain.from_iterable(nodes)), links, models, sessions, errors, control, routers)
 
 
+async def router_figures(router: KeyedRouter) -> RouterFigures | None:
+    """Returns what a router counted; None: it does not answer, or is an older one."""
+    try:
+        async with router.open() as channel:
+            stub = router_pb2_grpc.RouterServiceStub(channel)
+            answer = await answered(stub.GetRouterStatus(router_pb2.GetRouterStatusRequest(), timeout=TIMEOUT_S))
+    except RyzansteinError:
+        return None
+    return _router_figures(answer.figures) if answer.HasField("figures") else None
+
+
 async def _or(asked: Awaitable[T], nothing: T, service: str, errors: dict[str, str]) -> T:
     try:
         return await asked

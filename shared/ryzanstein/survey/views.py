@@ -84,6 +84,13 @@ class Distribution:
         counts = tuple(new - old for new, old in zip(self.counts, before.counts, strict=True))
         return Distribution(self.upper_bounds, counts, self.sum - before.sum)
 
+    def plus(self, other: Distribution) -> Distribution:
+        """Returns what both observed; this one alone where the other has other bounds."""
+        if not self.upper_bounds or self.upper_bounds != other.upper_bounds:
+            return self if self.upper_bounds else other
+        counts = tuple(one + more for one, more in zip(self.counts, other.counts, strict=True))
+        return Distribution(self.upper_bounds, counts, self.sum + other.sum)
+
     def quantile(self, share: float) -> float | None:
         """Returns the value below which this share lies, linear within its bucket; None of no value.
 

@@ -11,16 +11,17 @@ import annotated_types
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from ryzanstein.config import ServiceSettings, place_of
+from ryzanstein.config import ProcessSettings, ServiceSettings, place_of
 from ryzanstein.console.config import ConsoleSettings
 from ryzanstein.lab.reference.markdown import GENERATED, table
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.worker.config import WorkerSettings
 
-_SERVICES: Mapping[str, type[ServiceSettings]] = MappingProxyType(
+_SERVICES: Mapping[str, type[ProcessSettings]] = MappingProxyType(
     {
-        "All services": ServiceSettings,
+        "All services": ProcessSettings,
+        "Router, worker and orchestrator": ServiceSettings,
         "Router": RouterSettings,
         "Worker": WorkerSettings,
         "Orchestrator": OrchestratorSettings,
@@ -33,7 +34,7 @@ _INTRODUCTION = f"""# Settings
 
 Each service reads its settings once, when it starts: `RYZANSTEIN_GRPC_PORT=50051` in the environment or `--grpc-port 50051` on
 the command line. A flag counts before the environment. A wrong setting ends the process with exit code 2, and the message names
-the setting and its bound. A setting that stands in the table of a service and in the first one has another default there.
+the setting and its bound. A setting that stands in the table of a service and in an earlier one has another default there.
 [Configure](../operate/configure.md) says which settings matter first.
 """
 

@@ -18,9 +18,10 @@ from typing import IO
 class ProcessGroup:
     """A process in a session of its own, started when created. Raises OSError if it cannot be started."""
 
-    def __init__(self, command: Sequence[str], output: IO[bytes]) -> None:
+    def __init__(self, command: Sequence[str], log: IO[bytes], output: IO[bytes] | None = None) -> None:
+        """`output` is where its standard output goes; None: into the log too."""
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output or log, stderr=log, start_new_session=True
         )
         self.pid = self._process.pid
         try:

@@ -18,16 +18,17 @@ from ryzanstein.cli import display, options
 from ryzanstein.cli.access.local_key import LocalKey
 from ryzanstein.cli.access.router_trust import RouterTls
 from ryzanstein.cli.node_devices import NodeDevices
-from ryzanstein.cli.options import LARGEST_PORT, ORCHESTRATOR_ADDRESS
+from ryzanstein.cli.options import CONSOLE_PORT, LARGEST_PORT
 from ryzanstein.cli.processes.cluster import OWN_RANKS, ClusterSpec, LocalCluster
 from ryzanstein.cli.processes.disk_room import no_room, require_room
 from ryzanstein.cli.processes.ports import InUseError, require_able, require_free
 from ryzanstein.cli.processes.service_process import ServiceFailedError
-from ryzanstein.cli.programs import require
+from ryzanstein.cli.programs import missing, require
 from ryzanstein.cli.status.status_tables import node_table
 from ryzanstein.cli.up.default_tp import DEFAULT_TP, default_tp
 from ryzanstein.cli.up.engines import DEFAULT_NODES, Engines, num_nodes
 from ryzanstein.cli.up.kept_service import KeptService
+from ryzanstein.cli.up.local_console import LocalConsole, NoConsole
 from ryzanstein.cli.up.models_to_serve import models_to_serve, template_setting
 from ryzanstein.cli.up.state_lock import held
 from ryzanstein.demo import MODEL_DIR
@@ -114,6 +115,11 @@ def up(
         Path | None,
         typer.Option(dir_okay=False, help="Its CA (PEM), if it is not self-signed."),
     ] = None,
+    console: Annotated[
+        bool | None,
+        typer.Option("--console/--no-console", help="Run the page for people, too.", show_default="with a page, unless --json"),
+    ] = None,
+    console_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: a free port.")] = CONSOLE_PORT,
     trace: Annotated[bool, typer.Option("--trace", help="Record traces, for `ryzanstein trace`.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
 ) -> None:
@@ -149,7 +155,8 @@ def up(
         with held(directory):
             require_room(directory, "--state-dir")
             require_free(ports)
-            _serve(LocalCluster(_with_key(spec) if secure else spec), as_json)
+            page = console_port if (console or (console is None and not as_json)) else None
+            _serve(LocalCluster(_with_key(spec) if secure else spec), page, as_json=as_json)
     except InUseError as taken:
         display.people().print(str(taken), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
@@ -214,12 +221,12 @@ def _fixed_ports(spec: ClusterSpec) -> dict[int, str]:
     return ports
 
 
-def _serve(cluster: LocalCluster, as_json: bool) -> None:
-    """Runs until KeyboardInterrupt.
+def _serve(cluster: LocalCluster, console_port: int | None, *, as_json: bool) -> None:
+    """Runs until KeyboardInterrupt. `console_port` None: without a console.
 
     Raises ServiceFailedError if a service does not start at first.
     """
-    people, spec = display.people(), cluster.spec
+    people, spec, console = display.people(), cluster.spec, None
     if (crowding := crowding_of(spec, usable_cores())) is not None:
         people.print(crowding, style="yellow", soft_wrap=True)
     with display.waiting(people, f"starting (nodes: {spec.num_nodes}, ranks of each: {spec.tp}) ...") as doing:
@@ -227,13 +234,45 @@ def _serve(cluster: LocalCluster, as_json: bool) -> None:
     if cluster.kernels:
         people.print(cluster.kernels, markup=False, soft_wrap=True)
     try:
-        if as_json:
-            display.print_json(addresses(cluster))
-        else:
+        if not as_json:
             _show_addresses(people, cluster)
-        _watch(cluster, people)
+        console, link = (None, "") if console_port is None else _console(people, cluster, console_port)
+        if as_json:
+            display.print_json({**addresses(cluster), "console": link or None})
+        elif console is not None:
+            _show_link(people, console, link)
+        _watch(cluster, console, people)
     finally:
-        cluster.stop()
+        try:
+            if console is not None:
+                console.stop()
+        finally:
+            cluster.stop()
+
+
+def _console(people: Console, cluster: LocalCluster, port: int) -> tuple[LocalConsole | None, str]:
+    """Starts the page, and returns it with its link. Where it cannot run it says why, and the cluster runs without it."""
+    if lacks := missing("console"):
+        people.print(f"no console: pip install 'ryzanstein[{lacks}]' has what it needs", markup=False, soft_wrap=True)
+        return None, ""
+    console = LocalConsole(cluster, port)
+    try:
+        require_free({port: "--console-port"} if port else {})
+        console.start()
+        return console, console.first_link()
+    except (InUseError, NoConsole, OSError) as error:
+        console.stop()
+        why = f"no console: {error}" if isinstance(error, InUseError | OSError) else str(error)
+        people.print(why, style="yellow", markup=False, soft_wrap=True)
+        return None, ""
+    except BaseException:
+        console.stop()
+        raise
+
+
+def _show_link(people: Console, console: LocalConsole, link: str) -> None:
+    people.print(f"The console, in a browser on this machine (another link: kill -USR1 {console.pid}):", markup=False)
+    people.print(f"  {link}", markup=False, soft_wrap=True)
 
 
 def crowding_of(spec: ClusterSpec, cores: float) -> str | None:
@@ -267,15 +306,11 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
     tls = cluster.spec.router_tls
     ca = "" if tls is None else shlex.quote(str(tls.ca))
     curl, grpcurl = (f"curl --cacert {ca}", f"-cacert {ca}") if ca else ("curl", "-plaintext")
-    known = cluster.orchestrator_address == ORCHESTRATOR_ADDRESS
-    orchestrator = "" if known else f" --orchestrator {cluster.orchestrator_address}"
-    trust = (f" --ca {ca}" if ca else "") + ("" if cluster.tls_dir is None else f" --tls-dir {cluster.tls_dir}")
     lines = (
         f"gRPC {', '.join(cluster.router_addresses)}   HTTP {http}   logs {cluster.state_dir}",
         "",
         *([] if key_file is None else [f"  export RYZANSTEIN_API_KEY=$(cat {shlex.quote(str(key_file))})"]),
         f"  ryzanstein chat --router {router}" + (f" --ca {ca}" if ca else ""),
-        f"  ryzanstein console --router {','.join(cluster.router_addresses)}{orchestrator}{trust}",
         f"  grpcurl {grpcurl}{bearer} -d '{_GRPC_EXAMPLE}' {router} ryzanstein.v1.InferenceService/StreamChat",
         f"  {curl} {http}/v1/chat/completions{bearer} -H 'content-type: application/json' -d '{_HTTP_EXAMPLE}'",
         *([] if cluster.tls_dir is None else [f"  export RYZANSTEIN_TLS_DIR={cluster.tls_dir}   # for status, deploy, drain"]),
@@ -286,18 +321,20 @@ def _show_addresses(people: Console, cluster: LocalCluster) -> None:
         people.print(line, markup=False, soft_wrap=True)
 
 
-def _watch(cluster: LocalCluster, people: Console) -> None:
+def _watch(cluster: LocalCluster, console: LocalConsole | None, people: Console) -> None:
     """Shows the nodes if there is a terminal, and restarts services that end.
 
     The others keep running.
     """
-    kept = [KeptService(service) for service in cluster.services.values()]
+    kept = [KeptService(each) for each in (*cluster.services.values(), *(() if console is None else (console,)))]
     with Live(console=people, auto_refresh=False) as live:
         while True:
             cluster.keep_certificates(time.monotonic())
             for service in kept:
                 for line in service.look(time.monotonic()):
                     people.print(line, style="yellow", markup=False, soft_wrap=True)
+            if console is not None and (link := console.link()):  # it was started again, or asked for another one
+                _show_link(people, console, link)
             if people.is_terminal:
                 live.update(_nodes(cluster), refresh=True)
             time.sleep(_LOOK_EVERY_S)

@@ -9,17 +9,35 @@ several services running.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
 
 from ryzanstein.backoff import Backoff, Streak
-from ryzanstein.cli.processes.service_process import ServiceProcess
 
 BACKOFF = Backoff(first_s=0.5, longest_s=10.0, healthy_s=60.0)
+
+
+class Keepable(Protocol):
+    """A child process that can be started again."""
+
+    name: str
+    log_path: Path
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def ending(self) -> str: ...
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class KeptService:
     """Keeps one service running. Call `look` about once a second."""
 
-    def __init__(self, service: ServiceProcess, backoff: Backoff = BACKOFF) -> None:
+    def __init__(self, service: Keepable, backoff: Backoff = BACKOFF) -> None:
         self._service = service
         self._streak = Streak(backoff)
         self._started_at: float | None = None

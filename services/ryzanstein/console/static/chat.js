@@ -1,17 +1,25 @@
 // The page of conversations.
 
 import { Answer, uncoloured } from "./answer.js";
-import { byId, make, setText } from "./dom.js";
+import { byId, make, setText, the } from "./dom.js";
 
 const NEAR_END = 48;
 
+/** @typedef {import("./wire.js").Turn} Turn */
+
 export class Chat {
+  /** @param {import("./socket.js").Socket} socket */
   constructor(socket) {
     this.socket = socket;
     this.session = "";
+    this.process = "";
+    /** @type {Map<string, Answer>} */
     this.answers = new Map();
+    /** @type {import("./wire.js").Frame[]} */
+    this.frames = [];
     this.turns = byId("turns");
-    this.question = byId("question");
+    this.question = the("textarea", "question");
+    /** @type {{session: string, rows: HTMLElement[]} | null} */
     this.pending = null;
     byId("ask").addEventListener("submit", (event) => this.submit(event));
     this.question.addEventListener("keydown", (event) => {
@@ -21,11 +29,12 @@ export class Chat {
     byId("retry").addEventListener("click", () => this.retry());
     byId("new").addEventListener("click", () => this.begin());
     document.addEventListener("visibilitychange", () => socket.tell({ t: "visible", visible: !document.hidden }));
-    if (matchMedia("(max-width: 44rem)").matches) byId("sessions-fold").open = false;
+    if (matchMedia("(max-width: 44rem)").matches) the("details", "sessions-fold").open = false;
   }
 
-  /** The connection is there, perhaps again. After a restart of the console nothing is as it was. */
+  /** The connection is there, perhaps again. After a restart of the console nothing is as it was. @param {{process: string}} message */
   welcome({ process }) {
+    this.paint();
     if (this.process !== process) this.answers.clear();
     this.process = process;
     this.socket.tell({ t: "visible", visible: !document.hidden });
@@ -34,8 +43,9 @@ export class Chat {
     if (this.session) this.open(this.session);
   }
 
+  /** @param {{models: import("./wire.js").Model[]}} message */
   models({ models }) {
-    const select = byId("model");
+    const select = the("select", "model");
     const chosen = select.value;
     const one = models.length === 1;
     const options = models.map(({ name }) => make("option", { value: name, textContent: name }));
@@ -47,6 +57,7 @@ export class Chat {
     this.socket.call({ t: "sessions" }).catch((error) => this.notice(error.message));
   }
 
+  /** @param {{sessions: import("./wire.js").SessionRow[], cut?: boolean}} message */
   sessions({ sessions, cut }) {
     const rows = sessions.map((row) => {
       const label = row.title || row.session;
@@ -59,11 +70,13 @@ export class Chat {
     });
     if (cut) rows.push(make("li", { className: "dim", textContent: "older ones are not listed" }));
     const list = byId("session-list");
-    const focused = [...list.querySelectorAll("a, button")].indexOf(document.activeElement);
+    const places = () => /** @type {HTMLElement[]} */ ([...list.querySelectorAll("a, button")]);
+    const focused = places().findIndex((each) => each === document.activeElement);
     list.replaceChildren(...rows);
-    if (focused >= 0) list.querySelectorAll("a, button")[focused]?.focus();
+    if (focused >= 0) places()[focused]?.focus();
   }
 
+  /** @param {string} session @param {string} label */
   delete(session, label) {
     if (!confirm(`Delete the conversation "${label}" from the cluster?`)) return;
     this.socket.call({ t: "delete", session }).then(() => {
@@ -83,7 +96,7 @@ export class Chat {
     this.question.focus();
   }
 
-  /** Shows a session. Answers that are here already keep their elements, and get what is new. */
+  /** Shows a session. Answers that are here already keep their elements, and get what is new. @param {string} session */
   open(session) {
     this.session = session;
     this.pending = { session, rows: [] };
@@ -94,6 +107,12 @@ export class Chat {
     this.mark();
   }
 
+  /** @param {{session: string}} message */
+  stale({ session }) {
+    if (session === this.session) this.open(session);
+  }
+
+  /** @param {{note?: string}} message */
   opened({ note }) {
     this.notice(note ?? "");
   }
@@ -108,6 +127,7 @@ export class Chat {
     this.mark();
   }
 
+  /** @param {Turn} turn */
   turn(turn) {
     if (turn.session !== this.session) return;
     const follows = this.atEnd();
@@ -120,25 +140,40 @@ export class Chat {
     this.mark();
   }
 
+  /** @param {Turn} turn */
   elementOf(turn) {
+    this.paint(); // so that the versions are those of what has come
     if (turn.answer) {
-      const answer = this.answers.get(turn.answer) ?? new Answer(turn.answer);
+      const answer = this.answers.get(turn.answer) ?? new Answer(turn.answer, (results) => this.give(results));
       this.answers.set(turn.answer, answer);
       this.socket.tell({ t: "watch", answer: turn.answer, version: answer.version });
       return answer.element;
     }
-    if (turn.role === "assistant") return uncoloured(turn.blocks ?? []);
-    return make("p", { className: "question", textContent: turn.question ?? "", "aria-label": turn.role ?? "user" });
+    if (turn.role === "assistant") return uncoloured(turn.blocks ?? [], turn.asked);
+    for (const answer of this.answers.values()) answer.settle();
+    return make("p", { className: turn.role === "tool" ? "question result" : "question", textContent: turn.question ?? "", "aria-label": turn.role ?? "user" });
   }
 
+  /** Takes what is new of an answer: it is shown with the next picture, and all that came by then at once. @param {import("./wire.js").Frame} frame */
   answer(frame) {
-    const answer = this.answers.get(frame.id);
-    if (!answer) return;
+    if (!this.frames.length) requestAnimationFrame(() => this.paint());
+    this.frames.push(frame);
+  }
+
+  paint() {
+    const frames = this.frames.splice(0);
+    if (!frames.length) return;
     const follows = this.atEnd();
-    const ran = !answer.over;
-    answer.apply(frame);
+    let ended = false;
+    for (const frame of frames) {
+      const answer = this.answers.get(frame.id);
+      if (!answer) continue;
+      const ran = !answer.over;
+      answer.apply(frame);
+      ended ||= ran && answer.over;
+    }
     if (follows) this.scroll();
-    if (ran && answer.over) this.list();
+    if (ended) this.list();
     this.mark();
   }
 
@@ -147,6 +182,7 @@ export class Chat {
     return [...this.answers.values()].findLast((answer) => answer.element.isConnected);
   }
 
+  /** @param {Event} event */
   submit(event) {
     event.preventDefault();
     const text = this.question.value.trim();
@@ -156,10 +192,16 @@ export class Chat {
     });
   }
 
+  /** Gives the assistant what its tools returned, and lets it go on. @param {{id: string, name: string, content: string}[]} results */
+  give(results) {
+    this.ask({ t: "ask", results, session: this.session, sampling: this.sampling() }, () => this.question.focus());
+  }
+
   retry() {
     if (this.session) this.ask({ t: "retry", session: this.session, sampling: this.sampling() }, () => this.question.focus());
   }
 
+  /** @param {Record<string, unknown>} message @param {() => void} done */
   ask(message, done) {
     this.notice("");
     this.socket.call(message).then(({ session }) => {
@@ -175,9 +217,10 @@ export class Chat {
   }
 
   sampling() {
-    const sampling = { model: byId("model").value };
-    const tokens = byId("max-tokens").valueAsNumber;
-    const temperature = byId("temperature").valueAsNumber;
+    /** @type {Record<string, string | number>} */
+    const sampling = { model: the("select", "model").value, tools: the("textarea", "tools").value, tool_choice: the("select", "tool-choice").value };
+    const tokens = the("input", "max-tokens").valueAsNumber;
+    const temperature = the("input", "temperature").valueAsNumber;
     if (Number.isFinite(tokens)) sampling.max_tokens = tokens;
     if (Number.isFinite(temperature)) sampling.temperature = temperature;
     return sampling;
@@ -187,12 +230,12 @@ export class Chat {
   mark() {
     const last = this.last;
     const running = Boolean(last && !last.over);
-    for (const [id, usable] of [["stop", running && last.status !== "stopping"], ["retry", Boolean(this.session) && !running]]) {
-      const button = byId(id);
+    for (const { id, usable } of [{ id: "stop", usable: running && last?.status !== "stopping" }, { id: "retry", usable: Boolean(this.session) && !running }]) {
+      const button = the("button", id);
       if (!usable && document.activeElement === button) this.question.focus();
       button.disabled = !usable;
     }
-    document.querySelector("[data-page=chat]").href = this.session ? `#s/${encodeURIComponent(this.session)}` : "#chat";
+    the("a", "to-chat").href = this.session ? `#s/${encodeURIComponent(this.session)}` : "#chat";
     for (const link of byId("session-list").querySelectorAll("a")) {
       const here = link.getAttribute("href") === `#s/${encodeURIComponent(this.session)}`;
       if (here) link.setAttribute("aria-current", "page");
@@ -208,6 +251,7 @@ export class Chat {
     this.turns.scrollTop = this.turns.scrollHeight;
   }
 
+  /** @param {string} text */
   notice(text) {
     setText(byId("notice"), text);
   }

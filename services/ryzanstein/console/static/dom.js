@@ -1,24 +1,73 @@
 // Elements from data. Nothing here or elsewhere reads HTML: texts become text nodes.
 
-/** Returns an element. `given` are properties, or attributes where a name has a dash. */
+/** @typedef {string | Node} Child */
+
+/**
+ * Returns an element. `given` are properties, or attributes where a name has a dash.
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, string | number | boolean | null | undefined>} given
+ * @param {...Child} children
+ */
 export function make(tag, given = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
-    if (name.includes("-")) element.setAttribute(name, value);
-    else element[name] = value;
+    if (name.includes("-")) element.setAttribute(name, String(value));
+    else Object.assign(element, { [name]: value });
   }
   element.append(...children);
   return element;
 }
 
-export const byId = (id) => document.getElementById(id);
+/**
+ * Returns an element of a drawing.
+ * @param {string} tag
+ * @param {Record<string, string | number>} attributes
+ * @param {...Child} children
+ */
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  element.append(...children);
+  return element;
+}
 
-/** Sets a text where it is another one: an unchanged one is not laid out again, and keeps a selection. */
+/** Returns an element of the page. @param {string} id */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`the page has no ${id}`);
+  return found;
+}
+
+/**
+ * Returns an element of the page that is of this kind.
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {string} id
+ */
+export function the(tag, id) {
+  const found = byId(id);
+  if (found.localName !== tag) throw new Error(`${id} is no ${tag}`);
+  return /** @type {HTMLElementTagNameMap[T]} */ (found);
+}
+
+/**
+ * Sets a text where it is another one: an unchanged one is not laid out again, and keeps a selection.
+ * @param {Element} element
+ * @param {string} text
+ */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Fills a table: cells are texts, or [text, class]. Cells that stay the same are not touched. */
+/** @typedef {string | number} Shown */
+
+/**
+ * Fills a table: cells are texts, or [text, class]. Cells that stay the same are not touched.
+ * @param {HTMLTableElement} table
+ * @param {string[]} heads
+ * @param {(Shown | [Shown, string])[][]} rows
+ */
 export function fill(table, heads, rows) {
   if (!table.tHead) {
     table.createTHead().append(make("tr", {}, ...heads.map((head) => make("th", { scope: "col", textContent: head }))));
@@ -39,9 +88,9 @@ export function fill(table, heads, rows) {
 
 const said = byId("said");
 
-/** Lets a screen reader say a sentence. */
+/** Lets a screen reader say a sentence. @param {string} text */
 export function say(text) {
   if (!text.trim()) return;
   said.append(make("p", { textContent: text.trim() }));
-  while (said.childElementCount > 20) said.firstElementChild.remove();
+  while (said.childElementCount > 20) said.firstElementChild?.remove();
 }

@@ -2,29 +2,38 @@
 
 import { make } from "./dom.js";
 
+/** @typedef {import("./wire.js").Tree} Tree */
+/** @typedef {import("./wire.js").Part} Part */
+
+/** @type {Record<string, keyof HTMLElementTagNameMap>} */
 const SIMPLE = { p: "p", ul: "ul", li: "li", quote: "blockquote", em: "em", strong: "strong", del: "del", br: "br", hr: "hr", tr: "tr" };
+const HEADINGS = /** @type {const} */ (["h3", "h4", "h5", "h6"]);
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const SIDES = new Set(["left", "right", "center"]);
+/** @type {Map<string, number>} */
 const colours = new Map();
 
-/** Returns the number of a node's colour: by its first appearance on this page. */
+/** Returns the number of a node's colour: by its first appearance on this page. @param {string} node */
 export function colourOf(node) {
-  if (!colours.has(node)) colours.set(node, colours.size % 8);
-  return colours.get(node);
+  const known = colours.get(node) ?? colours.size % 8;
+  colours.set(node, known);
+  return known;
 }
 
-export const milliseconds = (ms) => (ms === null || ms === undefined ? "" : `${Math.round(ms)} ms`);
+export const milliseconds = (/** @type {number | null | undefined} */ ms) => (ms === null || ms === undefined ? "" : `${Math.round(ms)} ms`);
 
 /** Writes the parts of one answer in the colours of their nodes. It goes through the text from the beginning to the end. */
 export class Painter {
   constructor() {
+    /** @type {Part[]} */
     this.parts = [];
     this.part = -1; // the last one that has its label
     this.goal = 0; // the one that writes the next text
+    this.level = 2; // that of the last heading
     this.first = 0; // that of the block's beginning
   }
 
-  /** Begins a block whose first text belongs to this part. Returns its elements. */
+  /** Begins a block whose first text belongs to this part. Returns its elements. @param {import("./wire.js").Block} block */
   block([part, tree]) {
     this.first = part;
     this.goal = part;
@@ -43,6 +52,7 @@ export class Painter {
     return labels;
   }
 
+  /** @param {number} number */
   label(number) {
     const { node, silence_ms: silence } = this.parts[number];
     const said = milliseconds(silence);
@@ -50,7 +60,7 @@ export class Painter {
     return make("span", { className: `chip c${colourOf(node)}`, textContent: text, title: number ? "the answer goes on here" : "the node that answers" });
   }
 
-  /** Returns a text in the colour of its part, behind the labels of what begins with it. */
+  /** Returns a text in the colour of its part, behind the labels of what begins with it. @param {string} text @returns {Node[]} */
   text(text) {
     if (this.first < 0) return [document.createTextNode(text)];
     const labels = text.trim() ? this.labels() : [];
@@ -58,20 +68,34 @@ export class Painter {
     return [...labels, make("span", { className: `part c${colourOf(this.parts[this.part].node)}`, textContent: text })];
   }
 
+  /** @param {Tree[]} tree @returns {Node[]} */
   nodes(tree) {
     return tree.flatMap((each) => (typeof each === "string" ? this.text(each) : this.element(each)));
   }
 
+  /**
+   * Returns a heading behind the labels at its beginning. No level is left out, whatever the model wrote.
+   * @param {number} level
+   * @param {Node[]} inside
+   */
+  heading(level, inside) {
+    this.level = Math.min(6, level + 2, this.level + 1);
+    const first = inside.findIndex((each) => !(each instanceof Element && each.classList.contains("chip")));
+    const at = first < 0 ? inside.length : first;
+    return [...inside.slice(0, at), make(HEADINGS[this.level - 3], {}, ...inside.slice(at))];
+  }
+
+  /** @param {[string, number | string | null, Tree[]]} element @returns {Node[]} */
   element([kind, attr, children]) {
     if (kind === "seam") {
-      this.goal = Math.max(this.goal, this.first + attr + 1);
+      this.goal = Math.max(this.goal, this.first + Number(attr) + 1);
       return [];
     }
     const inside = this.nodes(children);
     if (SIMPLE[kind]) return [make(SIMPLE[kind], {}, ...inside)];
     switch (kind) {
       case "h":
-        return [make(`h${Math.min(6, attr + 2)}`, {}, ...inside)];
+        return this.heading(Number(attr), inside);
       case "ol":
         return [make("ol", attr === null ? {} : { start: attr }, ...inside)];
       case "pre":
@@ -80,12 +104,12 @@ export class Painter {
         return [make("code", {}, ...inside)];
       case "a":
       case "img":
-        return link(kind, attr, inside);
+        return link(kind, String(attr), inside);
       case "table":
-        return [make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "table" }, make("table", {}, make("tbody", {}, ...inside)))];
+        return [make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: "table" }, make("table", {}, make("tbody", {}, ...inside)))];
       case "th":
       case "td":
-        return [make(kind, { className: SIDES.has(attr) ? attr : "" }, ...inside)];
+        return [make(kind, { className: SIDES.has(String(attr)) ? attr : "" }, ...inside)];
       case "plain":
         return [make("p", { className: "plain" }, ...inside)];
     }
@@ -93,7 +117,12 @@ export class Painter {
   }
 }
 
-/** Returns a link with its host beside it. An image is a link too: loading it would tell its host what was answered. */
+/**
+ * Returns a link with its host beside it. An image is a link too: loading it would tell its host what was answered.
+ * @param {string} kind
+ * @param {string} address
+ * @param {Node[]} inside
+ */
 function link(kind, address, inside) {
   let url;
   try {

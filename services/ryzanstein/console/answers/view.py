@@ -5,6 +5,7 @@ Each change has a version. A tab says which one it has, and gets what is new: on
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,13 +28,28 @@ from ryzanstein.client import (
     ToolPiece,
     clean,
 )
-from ryzanstein.console.markdown import MOST_CHARS, MOST_OPEN, OUTSIDE, TextPiece, Tree, Within, flat, pieces, safe, tree_of
-from ryzanstein.console.wire import AnswerFrame, PartRow, written
+from ryzanstein.console.answers.markdown import (
+    MOST_CHARS,
+    MOST_OPEN,
+    OUTSIDE,
+    TextPiece,
+    Tree,
+    Within,
+    flat,
+    pieces,
+    safe,
+    tree_of,
+)
+from ryzanstein.console.answers.questions import calls_of
+from ryzanstein.console.answers.timeline import Timeline
+from ryzanstein.console.wire import AnswerFrame, AskedCall, PartRow, written
 
 FRAME_BYTES = 192 * 1024
 """Bytes of blocks in one frame."""
 ASIDE_CHARS = 64 * 1024
 """Characters of reasoning, and of calls, that are kept of an answer."""
+MOST_TAIL = 4 * MOST_CHARS
+"""Characters behind the open block that a tab gets before they are laid out: with each layout it gets them again."""
 _JOB_CHARS = 16 * 1024
 _JOINED_CHARS = 2048
 _BLOCKS_AT_ONCE = 8
@@ -98,6 +114,8 @@ class Sheet:
     def __init__(self, answer_id: str) -> None:
         self.answer_id, self.version, self.status, self.note, self.figures, self.model = answer_id, 1, "waiting", "", "", ""
         self.parts: list[PartRow] = []
+        self.generation_id, self.prompt_tokens = "", 0
+        self.asked_at, self.timeline, self._clock = time.time(), Timeline(), time.monotonic()
         self.num_chars = 0
         self.cut = False
         self._parts_stamp = 1
@@ -109,6 +127,7 @@ class Sheet:
         self._laid = self._parsed = 0
         self._tail_ends: list[tuple[int, int]] = []
         self._reasoning, self._calls = _Pieces(), _Pieces()
+        self._asked: list[AskedCall] = []
         self._digest = sha256()
         self._return = ""
         self._move: Move | None = None
@@ -131,7 +150,7 @@ class Sheet:
         self.version += 1
         match event:
             case Started():
-                self.model = event.model
+                self.model, self.generation_id, self.prompt_tokens = event.model, event.generation_id, event.prompt_tokens
                 self.status = "streaming" if self.status == "waiting" else self.status
             case Text(choice=0):
                 self._write(event)
@@ -157,7 +176,7 @@ class Sheet:
         """Notes the end of the stream."""
         self.version += 1
         self.status = self._ending or "complete"
-        self.figures = _figures(answer)
+        self.figures, self._asked = _figures(answer), calls_of(answer.tool_calls)
         self._parts_stamp = self.version
 
     def fail(self, error: ClientError) -> None:
@@ -177,6 +196,7 @@ class Sheet:
         if not self.parts or self.parts[-1].node != event.node:
             self._begin_part(event.node)
         self.parts[-1].tokens += len(event.token_ids)
+        self.timeline.add(round((time.monotonic() - self._clock) * 1e3), len(self.parts) - 1, len(event.token_ids))
         if event.text:
             self._digest.update(event.text.encode(errors="replace"))
             self._append(event.text)
@@ -200,6 +220,11 @@ class Sheet:
         self._source += text
         self.num_chars += len(text)
         self._tail_ends.append((self.version, len(self._source)))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more text waits for its layout than is laid out at once."""
+        return len(self._source) > _JOB_CHARS + MOST_CHARS
 
     def give_up_text(self) -> None:
         """Keeps no more of the text: the answer is longer than the console keeps."""
@@ -251,7 +276,7 @@ class Sheet:
         made = AnswerFrame(self.answer_id, self.version, self.status, self._blocks[first:last])
         made.tokens, made.model = self.tokens, self.model
         if self._parts_stamp > version:
-            made.parts = self.parts
+            made.parts, made.asked = self.parts, self._asked or None
         if last < len(self._blocks):
             made.version, made.more = self._stamps[last - 1], True
             made.status = "streaming"
@@ -264,12 +289,12 @@ class Sheet:
         return made
 
     def _tail(self, version: int) -> list[tuple[int, str]]:
-        """Returns the text behind the open block that is new behind a version, with its parts."""
-        start = self._laid
+        """Returns the text behind the open block that is new behind a version, with its parts, up to a bound."""
+        start, end = self._laid, min(len(self._source), self._laid + MOST_TAIL)
         if version >= self._open_stamp:
             known = bisect_right(self._tail_ends, (version, len(self._source) + 1))
-            start = max(start, self._tail_ends[known - 1][1] if known else start)
-        ends = [start, *(seam for seam in self._seams if seam > start), len(self._source)]
+            start = min(end, max(start, self._tail_ends[known - 1][1] if known else start))
+        ends = [start, *(seam for seam in self._seams if start < seam < end), end]
         part = self._first_part + sum(seam <= start for seam in self._seams)
         texts = [self._source[begin:end] for begin, end in pairwise(ends)]
         return [(part + number, text) for number, text in enumerate(texts) if text]

@@ -131,6 +131,9 @@ class Page:
     async def size(self, width: int, height: int) -> None:
         await self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
+    async def offline(self, cut: bool) -> None:
+        await self.call("Network.emulateNetworkConditions", offline=cut, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+
     async def scheme(self, name: str) -> None:
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 

@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ryzanstein.client import AsyncClient, AsyncStream, ClientError, clean
+from ryzanstein.client import AsyncClient, AsyncStream, ClientError, Position, Started, clean
 from ryzanstein.client.errors import NotFound
-from ryzanstein.client.requests import Options
+from ryzanstein.console.answers.questions import Question, last_asked, options_of
+from ryzanstein.console.answers.restarts import AnswerNote, RestartNotes
+from ryzanstein.console.answers.view import Sheet
 from ryzanstein.console.telemetry import ConsoleTelemetry
-from ryzanstein.console.view import Sheet
 from ryzanstein.console.wire import Sampling, SessionList, SessionRow
-from ryzanstein.v1 import inference_pb2 as pb
 
 MOST_ANSWERS = 200
 MOST_TEXT = 4 * 2**20
@@ -29,6 +29,7 @@ MOST_RUNNING = 32
 MOST_SESSIONS = 200
 LAYOUT_S = 0.25
 _TITLE_CHARS = 80
+_NOT_TAKEN = "the console was restarted before a node had taken the question; Retry asks it again"
 _STILL = "the console keeps no more answers while so many run; stop one first"
 
 Wake = Callable[[], None]
@@ -43,12 +44,14 @@ class KeptAnswer:
     """An answer that the console reads or has read."""
 
     session: str
-    question: str
+    question: Question
     sheet: Sheet
     stream: AsyncStream | None = None
     watchers: dict[object, Wake] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     bounded_at: int = _BOUND_EACH
+    resumed: bool = False
+    """Whether an earlier process of the console began to read it."""
 
     def wake(self) -> None:
         """Tells the layout and those who look at it that it has changed."""
@@ -60,40 +63,62 @@ class KeptAnswer:
 class Hub:
     """What one person asked, as far as it is kept."""
 
-    def __init__(self, client: AsyncClient, telemetry: ConsoleTelemetry) -> None:
+    def __init__(
+        self, client: AsyncClient, telemetry: ConsoleTelemetry, notes: RestartNotes | None = None, person: str = ""
+    ) -> None:
+        """`notes` keep which answers of this person run."""
         self.client, self._telemetry = client, telemetry
+        self._notes, self._person = notes or RestartNotes(None), person
         self.answers: OrderedDict[str, KeptAnswer] = OrderedDict()
         self._readers: set[asyncio.Task[None]] = set()
         self._titles: OrderedDict[str, str] = OrderedDict()
         self.on_turn: list[Callable[[KeptAnswer], None]] = []
+        self.on_gone: list[Callable[[KeptAnswer], None]] = []
+        """Called with an answer of which the cluster may know the end, and the console does not."""
 
     @property
     def running(self) -> int:
         return len(self._readers)
 
-    def ask(self, session: str, text: str, sampling: Sampling) -> KeptAnswer:
+    def ask(self, session: str, question: Question, sampling: Sampling) -> KeptAnswer:
         """Begins an answer. Raises TooManyAnswers, and ValueError for a value that cannot be one."""
         if len(self._readers) >= MOST_RUNNING:
             raise TooManyAnswers(_STILL)
         self._make_room()
-        options: Options = {"session": session}
-        if sampling.model:
-            options["model"] = sampling.model
-        if sampling.max_tokens is not None:
-            options["max_tokens"] = sampling.max_tokens
-        if sampling.temperature is not None:
-            options["temperature"] = sampling.temperature
-        kept = KeptAnswer(session, text, Sheet(f"answer-{uuid.uuid4().hex[:16]}"))
-        kept.stream = self.client.stream(text, **options)
-        self.answers[kept.sheet.answer_id] = kept
-        self._remember(session, text)
-        reader = self._telemetry.background.once("answer", self._read(kept, kept.stream))
-        self._readers.add(reader)
-        reader.add_done_callback(self._readers.discard)
-        self._telemetry.answers_kept.set(len(self.answers))
+        stream = self.client.stream(question.messages(), **options_of(session, sampling))
+        kept = KeptAnswer(session, question, Sheet(f"answer-{uuid.uuid4().hex[:16]}"))
+        self._note(kept, "")
+        self._begin(kept, stream)
         for tell in self.on_turn:
             tell(kept)
         return kept
+
+    def resume(self) -> None:
+        """Goes on with the answers that ran when the console stopped. The cluster has them from their beginning."""
+        for answer_id, note in self._notes.answers(self._person).items():
+            kept = KeptAnswer(note.session, Question(note.text, note.results), Sheet(answer_id), resumed=True)
+            if answer_id in self.answers or len(self._readers) >= MOST_RUNNING:
+                continue
+            if note.generation_id:
+                self._begin(kept, self.client.attach(Position(note.generation_id, (0,))))
+            else:
+                self.answers[answer_id] = kept
+                kept.sheet.lose(_NOT_TAKEN)
+                self._notes.forget_answer(answer_id)
+
+    def _begin(self, kept: KeptAnswer, stream: AsyncStream) -> None:
+        kept.stream = stream
+        self.answers[kept.sheet.answer_id] = kept
+        self._remember(kept.session, kept.question.shown)
+        reader = self._telemetry.background.once("answer", self._read(kept, stream))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        self._telemetry.answers_kept.set(len(self.answers))
+
+    def _note(self, kept: KeptAnswer, generation_id: str) -> None:
+        question = kept.question
+        note = AnswerNote(self._person, kept.session, question.text, question.results, generation_id)
+        self._notes.write_answer(kept.sheet.answer_id, note)
 
     async def retry(self, session: str, sampling: Sampling) -> KeptAnswer:
         """Asks the last question of a session again, in a copy of the conversation without its answer. Raises ClientError,
@@ -102,13 +127,13 @@ class Hub:
             before = list((await self.client.sessions.get(session)).messages)
         except NotFound:  # the first turn failed, and nothing was kept of it
             before = []
-        while before and before[-1].role != pb.ROLE_USER:
-            before.pop()
-        own = [kept for kept in self.answers.values() if kept.session == session]
-        asked = own[-1].question if own else before[-1].content if before else ""
-        if before and before[-1].content == asked:
-            before.pop()
-        if not asked:
+        rest, asked = last_asked(before)
+        own = self.of_session(session)
+        if own and (not own[-1].question.says(asked) or own[-1].sheet.status == "failed"):
+            asked = own[-1].question  # the cluster keeps no turn that failed
+        else:
+            before = rest
+        if asked == Question():
             raise ValueError("the session has no question yet")
         copy = new_session()
         if before:
@@ -170,21 +195,34 @@ class Hub:
         try:
             async for event in stream:
                 sheet.take(event)
+                if isinstance(event, Started):
+                    self._note(kept, event.generation_id)
                 self._bound(kept)
                 kept.wake()
             sheet.end(stream.answer)
         except ClientError as error:
             sheet.fail(error)
+            if kept.resumed and isinstance(error, NotFound):
+                self._gone(kept)
         except asyncio.CancelledError:
-            sheet.lose("the console stopped before the answer ended")
+            sheet.lose("the console stops; the answer goes on in the cluster")
             layout.cancel()
             raise
         finally:
             if not sheet.over:
                 sheet.lose("the console failed while it read the answer; its log says why")
+            if sheet.status != "lost":
+                self._notes.forget_answer(sheet.answer_id)
             kept.stream = None
             self._telemetry.answers.labels(sheet.status).inc()
             kept.wake()
+
+    def _gone(self, kept: KeptAnswer) -> None:
+        """Forgets an answer that ended while no console ran: its session has it, if the cluster kept it."""
+        self.answers.pop(kept.sheet.answer_id, None)
+        self._notes.forget_answer(kept.sheet.answer_id)
+        for tell in self.on_gone:
+            tell(kept)
 
     async def _lay_out(self, kept: KeptAnswer) -> None:
         """Lays out what has come, a few times a second, until the answer has ended and all of it is laid out."""
@@ -202,7 +240,7 @@ class Hub:
                 return
             else:
                 await kept.changed.wait()
-            if not sheet.over:
+            if not sheet.over and not (job is not None and sheet.is_behind):
                 await asyncio.sleep(LAYOUT_S)
 
     def _bound(self, kept: KeptAnswer) -> None:
