@@ -38,6 +38,7 @@ DIRECT = {
     "services/ryzanstein/cli/access/router_trust.py": {"secure_channel"},  # with `CLIENT_OPTIONS`
     "services/ryzanstein/console/login.py": {"AsyncClient"},  # ours
     "services/ryzanstein/cli/status/scrape.py": {"build_opener"},
+    "lab/benchmarks/console.py": {"build_opener"},
     "clients/python/ryzanstein/client/transport.py": {"insecure_channel", "secure_channel"},  # with its own `OPTIONS`
     "services/ryzanstein/router/access/oidc/provider.py": {"build_opener"},  # an issuer is outside: by the proxy
     "services/ryzanstein/worker/engines/remote/http/client.py": {"ClientSession"},  # trust_env=False
