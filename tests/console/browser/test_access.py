@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 AXE = Path(__file__).parents[3] / "build/browser/node_modules/axe-core/axe.min.js"
 # Everything that axe knows, but what is not of WCAG or best practices for the whole page.
+TOLD = "document.getElementById('said').textContent.includes('Answer complete')"
+"""The last of an answer is laid out."""
 ANSWER = "document.querySelector('.foot a').href.split('/').at(-1)"
 VIOLATIONS = """axe.run(document, { resultTypes: ["violations"] }).then(({ violations }) =>
     violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`))"""
@@ -42,7 +44,7 @@ async def test_no_page_has_a_violation_in_either_scheme(browser: Chromium, conso
     page = await entered(browser, console.link)
     await assert_no_violation(page, "an empty chat")
     await ask(page, "go")
-    await page.until(f"{ENDED} && document.querySelectorAll('.chip').length == 3")
+    await page.until(f"{ENDED} && {TOLD} && document.querySelectorAll('.chip').length == 3")
     await page.see("for (const each of document.querySelectorAll('details')) each.open = true")
     await assert_no_violation(page, "a coloured answer")
     await page.see("[...document.querySelectorAll('.foot a')].at(-1).click()")
@@ -81,7 +83,7 @@ async def test_what_a_screen_reader_gets_of_a_coloured_answer(
     script.pieces["go"] = MARKDOWN
     page = await entered(browser, console.link)
     await ask(page, "go")
-    await page.until(f"{ENDED} && document.querySelectorAll('.chip').length == 3")
+    await page.until(f"{ENDED} && {TOLD} && document.querySelectorAll('.chip').length == 3")
     told = in_order((await page.call("Accessibility.getFullAXTree"))["nodes"])
     for part in (
         ("region", "Questions and answers"),
@@ -139,7 +141,7 @@ async def test_everything_is_done_with_the_keyboard(browser: Chromium, console: 
     assert {"send", "retry", "turns", "new", "question"} <= seen | {"retry"}
     assert {"to-chat", "Cluster", "Help", "Settings"} <= seen
     await page.until(ENDED)
-    assert await page.see("document.getElementById('said').textContent.includes('Answer complete')")
+    await page.until(TOLD)
     for _ in range(60):
         await page.press("Tab")
         if await page.see("document.activeElement.textContent") == "timeline":

@@ -31,6 +31,7 @@ export class Answer {
     this.tail = null;
     this.atOpen = -1;
     this.levelAtOpen = 2;
+    this.toldEnd = false;
     this.spoken = 0; // characters of the open block that were said
     this.closed = make("div");
     this.open = make("div");
@@ -150,7 +151,6 @@ export class Answer {
 
   /** @param {import("./wire.js").Frame} frame */
   report(frame) {
-    const before = this.status;
     this.status = frame.status;
     this.element.classList.toggle("streaming", !this.over);
     setText(this.state, SAID[frame.status] ?? frame.status);
@@ -158,10 +158,8 @@ export class Answer {
     setText(this.figures, frame.figures ?? "");
     setText(this.note, frame.note ?? "");
     this.showParts(frame.tokens ?? 0);
-    if (this.over && before !== this.status) {
-      const text = textOf(this.open);
-      say(text.slice(this.spoken));
-      this.spoken = text.length; // its last block comes once more, closed
+    if (this.over && !this.toldEnd && !this.open.firstChild) { // what is still open comes once more, as it is read
+      this.toldEnd = true;
       say(`Answer ${SAID[this.status] || "complete"}. ${frame.note ?? ""}`);
     }
   }
