@@ -361,7 +361,7 @@ def test_a_model_that_gguf_cannot_describe_is_refused(
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (
         {"general.architecture": "mamba"},
-        "general.architecture 'mamba' is not supported, only bloom, command-r, deepseek2",
+        "general.architecture 'mamba' is not supported, only arcee, bloom, chatglm",
     ),
     "no heads": ({"llama.attention.head_count": None}, r"llama\.attention\.head_count is missing"),
     "many layers": ({"llama.block_count": 10**6}, r"tensor 'blk\.4\.\S+ is missing"),

@@ -46,8 +46,9 @@ class KvSequence:
         self._layouts = [option.layout(spec, layer) for layer in range(spec.num_layers)]
         self._pages = [self._new_pages(layout, num_pages) for layout in self._layouts]
 
-    def pages(self, layer: int, plane: int) -> LayerPages:
+    def pages(self, layer: int, plane: int, count: int = 1) -> LayerPages:
         """Returns a layer's pages: the decoder asks for them before it runs the layer."""
+        assert count == 1
         self._layer = layer
         return self._pages[layer]
 
