@@ -4,9 +4,11 @@ Shapes are odd on purpose: six heads, a vocabulary that does not divide, windows
 """
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 SHAPE = {
@@ -301,6 +303,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+
+def at_its_mark(names: Iterable[str]) -> list[Any]:
+    """The names as parameters: `lab` for architectures that are rows of what others prove, `long` for the rest."""
+    return [pytest.param(name, marks=pytest.mark.lab if name.split(" ")[0] in ROWS else pytest.mark.long) for name in names]
+
+
+ROWS = {
+    *("seed_oss", "helium", "exaone4", "hunyuan_v1_dense", "cwm", "ministral", "granitemoehybrid", "granitemoeshared", "olmo3"),
+    *("olmoe", "cohere2", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "ernie4_5", "ernie4_5_moe", "arcee", "nemotron", "jais2"),
+    *("vaultgemma", "lfm2_moe"),
+}
+"""Architectures that are rows of what others have: their keys and schedules are tried in the laboratory."""
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 """Buffers that are weights."""
 ADDED_TWICE = {"falcon biases of position"}

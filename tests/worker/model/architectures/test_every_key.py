@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.worker.model.architectures.checkpoints import CORRECTIONS
+from tests.worker.model.architectures.checkpoints import CORRECTIONS, at_its_mark
 
 from ryzanstein.worker.architectures.registry import ARCHITECTURES, read_spec, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
@@ -543,8 +543,7 @@ def test_every_architecture_is_here() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.long
+@pytest.mark.parametrize("name", at_its_mark(BASES))
 def test_every_key_does_what_it_does_in_transformers(judge: Callable[[str], Judge], name: str) -> None:
     case = judge(name)
     pending = list(changes(case.checkpoint.config))

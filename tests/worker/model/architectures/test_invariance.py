@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worker.model.architectures.checkpoints import CASES
+from tests.worker.model.architectures.checkpoints import CASES, at_its_mark
 from tests.worker.model.rank_processes import answers_of_ranks
 from tests.worker.model.schedules import Schedules, differing, rows_of
 
@@ -21,8 +21,7 @@ FORMATS: dict[str, dict[str, str]] = {
 IN_EVERY_FORMAT = ("llama", "gemma2", "gpt2", "bloom", "qwen2_moe", "deepseek_v3", "lfm2 several planes")
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.long
+@pytest.mark.parametrize("name", at_its_mark(CASES))
 def test_every_architecture(model_dirs: Callable[[str], Path], runner: Callable[..., Any], name: str) -> None:
     SCHEDULES.check(runner(model_dirs(name), **OPTIONS))
 
