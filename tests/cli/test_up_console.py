@@ -20,7 +20,7 @@ from tests.cli.test_commands import COMMAND_S, command, left_of
 
 from ryzanstein.cli.processes.ports import free_ports
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(180)]
 
 LINK = re.compile(r"http://127\.0\.0\.1:\d+/#t=\S+")
 FREE = ("--http-port=0", "--grpc-port=0", "--orchestrator-port=0", "--nodes=1", "--tp=1")

@@ -22,7 +22,7 @@ from ryzanstein.client import Answer, AsyncClient, Client, Text, Tls
 from ryzanstein.client import errors as raised
 from ryzanstein.demo import MODEL_DIR
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(300)]
 
 QUESTION: dict[str, Any] = {"messages": "Count from 1 to 90.", "temperature": 0, "max_tokens": 800, "ignore_eos": True}
 """So long that a router dies in the middle of the answer, not when all of it is on its way to the client."""

@@ -103,6 +103,7 @@ def behind(request: pytest.FixtureRequest, part: Callable[[str], str], cluster: 
         proxy.terminate()
 
 
+@pytest.mark.long
 def test_an_answer_outlives_what_a_proxy_cuts(behind: str, cluster: LocalCluster, undisturbed: Answer) -> None:
     """A node that is frozen for seconds makes its stream idle. Then the client itself is idle, and asks again."""
     node = cluster.services["node-0"]
@@ -121,6 +122,7 @@ def test_an_answer_outlives_what_a_proxy_cuts(behind: str, cluster: LocalCluster
         assert [model.name for model in client.models()] == ["demo"]
 
 
+@pytest.mark.lab
 def test_a_connection_that_a_line_has_forgotten_is_opened_again(cluster: LocalCluster, undisturbed: Answer) -> None:
     """As behind a router that translates addresses: nobody closes the connection, and nothing arrives on it any more."""
     (port,) = free_ports(1)

@@ -27,6 +27,7 @@ def test_each_example_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.long
 def test_an_example_works(calm: Any, name: str) -> None:
     command = [sys.executable, "-P", str(EXAMPLES / name), calm.cluster.router_address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

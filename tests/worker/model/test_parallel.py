@@ -77,11 +77,12 @@ def test_more_ranks_than_attention_heads_are_refused_in_numbers() -> None:
         (11, 2, [(0, 5), (5, 6)]),
         (1536, 2, [(0, 768), (768, 768)]),
         (96, 2, [(0, 48), (48, 48)]),
+        (13696, 8, [(rank * 1712, 1712) for rank in range(8)]),
         (8192, 3, [(0, 2720), (2720, 2720), (5440, 2752)]),
         (64, 3, [(0, 21), (21, 21), (42, 22)]),
     ],
 )
-def test_columns_are_dealt_in_whole_blocks_where_there_are_enough(total: int, size: int, parts: list[tuple[int, int]]) -> None:
+def test_columns_are_equal_or_whole_blocks_where_there_are_enough(total: int, size: int, parts: list[tuple[int, int]]) -> None:
     assert [tp.columns(total) for tp in ranks(size)] == parts
 
 

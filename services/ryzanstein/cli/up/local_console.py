@@ -1,6 +1,6 @@
 """The console that `ryzanstein up` runs beside its cluster: a process of its own, for this machine alone.
 
-Its link goes over a pipe and into no file: whoever has it is logged in.
+Whoever has its link is logged in. The link is read from a pipe and is never written to a file.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ryzanstein.worker.collectives import Collectives
 from ryzanstein.worker.refusal import UnevenSplit
 
 _BLOCK = 32
-"""The columns of the smallest block of quantized weights: columns are dealt in whole ones where there are enough."""
+"""The columns of the smallest block of quantized weights."""
 _ENOUGH = 8
 
 
@@ -44,12 +44,15 @@ class TensorParallel:
         return replace(self, rank=0)
 
     def columns(self, total: int) -> tuple[int, int]:
-        """Returns the first of this rank's columns of an MLP, and their number: whole blocks of 32, if each rank gets eight.
+        """Returns the first of this rank's columns of an MLP, and their number: equal ones if they divide.
 
-        Raises UnevenSplit if there is no column for each rank. The last ranks have more, because the
-        first ones may have more heads.
+        If they do not, they are whole blocks of 32, if each rank gets eight of them, and the last ranks
+        have more, because the first ones may have more heads. Raises UnevenSplit if there is no column
+        for each rank. Columns that divide stay equal although they may be no whole blocks: the order of
+        sums, and so the bits, are those of nodes of earlier releases.
         """
-        unit = _BLOCK if total % _BLOCK == 0 and total >= _ENOUGH * _BLOCK * self.size else 1
+        in_blocks = total % self.size and total % _BLOCK == 0 and total >= _ENOUGH * _BLOCK * self.size
+        unit = _BLOCK if in_blocks else 1
         if total < self.size:
             raise UnevenSplit(f"{total} MLP columns for {self.size} ranks: each needs one")
         first, count = _dealt(total // unit, self.size, self.size - 1 - self.rank)
