@@ -147,10 +147,8 @@ class MemoryNeed:
 
     def _divides(self, size: int) -> bool:
         tp = TensorParallel(0, size, cast("Collectives", None))
-        if size > self.spec.num_kv_heads and any(layer.convolution is not None for layer in self.spec.layers):
-            return False
         try:
-            tp.heads(self.spec.num_heads, 1 if self.spec.latent is not None else self.spec.num_kv_heads)
+            tp.heads(self.spec.num_heads, self.spec.num_kv_heads, apart=self.spec.has_convolutions)
             tp.columns(self.spec.intermediate_size)
         except UnevenSplit:
             return False

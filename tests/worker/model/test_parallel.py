@@ -70,6 +70,12 @@ def test_more_ranks_than_attention_heads_are_refused_in_numbers() -> None:
         ranks(3)[0].heads(2, 1)
 
 
+def test_heads_that_must_be_apart_are_not_replicated() -> None:
+    assert ranks(2)[1].heads(8, 2, apart=True) == HeadShare(4, 1, 4, 1)
+    with pytest.raises(UnevenSplit, match="2 key-value heads for 3 ranks: with short convolutions"):
+        ranks(3)[0].heads(8, 2, apart=True)
+
+
 @pytest.mark.parametrize(
     ("total", "size", "parts"),
     [

@@ -320,6 +320,11 @@ class DecoderSpec:
         return len(self.layers)
 
     @property
+    def has_convolutions(self) -> bool:
+        """Whether a layer has a short convolution, whose channels key-value heads share out."""
+        return any(layer.convolution is not None for layer in self.layers)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The distinct windows of the layers."""
         return tuple({layer.window: None for layer in self.layers})

@@ -68,7 +68,8 @@ class CacheSize:
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
     """Returns the number of columns of a slot on this rank."""
     num_parts = 2 if spec.latent is None else 1
-    return num_parts * tp.heads(spec.num_heads, spec.num_kv_heads).num_kv_heads * spec.head_dim
+    share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=spec.has_convolutions)
+    return num_parts * share.num_kv_heads * spec.head_dim
 
 
 def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:

@@ -47,6 +47,6 @@ def without_compression(spec: DecoderSpec, has_kernels: bool) -> str:
     """Returns why nothing can be compressed, or an empty string."""
     if spec.latent is not None:
         return "latents are not compressed: they are few numbers for all heads already"
-    if any(layer.convolution is not None for layer in spec.layers):
+    if spec.has_convolutions:
         return "short convolutions are not compressed: a sequence keeps few of their tokens"
     return "" if has_kernels else "only our own kernels read compressed keys and values, and they do not run here"

@@ -63,7 +63,8 @@ class GgufFiles:
             first_row = start if dim == 0 else 0
             for row, numbers in read_rows(self._file, parts, first_row, len(target)):
                 found = _as_tensor(numbers if dim == 0 else numbers[:, start : start + count])
-                target.narrow(0, row - first_row, len(numbers)).copy_(found)
+                place = target.narrow(0, row - first_row, len(numbers))
+                place.copy_(found.view_as(place))  # of a convolution the file lacks a dimension of one
         for part in parts:
             self._file.forget(self._file.tensor(part.name))
 

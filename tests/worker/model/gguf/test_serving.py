@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.gguf import test_architectures
 from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
@@ -30,6 +31,11 @@ MODELS: dict[str, Any] = {
     "qwen2": WIDE,
     "gemma3_text": {**WIDE, "head_dim": 64, "sliding_window": 16, "query_pre_attn_scalar": 64},
     "gpt2": {"hidden_size": 256, "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 512, "n_inner": 768},
+    "lfm2": {
+        **WIDE,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "block_auto_adjust_ff_dim": False,
+    },
     # Each token uses all experts: rounding changes how much, not which.
     "qwen3_moe": {**WIDE, "num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "norm_topk_prob": True},
 }
@@ -95,6 +101,19 @@ def test_floats_give_the_bits_of_the_directory(
 ) -> None:
     expected = logits(runner(model_dir(model)), plan(0, 40), plan(40, 1))
     assert torch.equal(logits(runner(to_file_of(model, "f32")), plan(0, 40), plan(40, 1)), expected)
+
+
+@pytest.mark.parametrize("name", test_architectures.MODELS)
+@pytest.mark.long
+def test_every_architecture_is_served_from_its_file(
+    name: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], runner: Runner
+) -> None:
+    """As near as norms that are stored plus one."""
+    model_type, changes = test_architectures.MODELS[name]
+    model_dir = tiny(model_type, **changes)
+    expected = logits(runner(model_dir), plan(0, 40), plan(40, 1))
+    found = logits(runner(to_gguf(model_dir)), plan(0, 40), plan(40, 1))
+    assert (found - expected).abs().max() <= (1e-5 if model_type.startswith(test_architectures.PLUS_ONE) else 0)
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

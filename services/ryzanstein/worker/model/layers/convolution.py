@@ -28,7 +28,6 @@ from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.refusal import UnevenSplit
 
 
 class ShortConvolution:
@@ -38,11 +37,7 @@ class ShortConvolution:
         self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, convolution: ConvolutionSpec, index: int
     ) -> None:
         names, prefix, size = spec.names, spec.names.layer.format(layer=index), spec.hidden_size
-        share = tp.heads(spec.num_heads, spec.num_kv_heads)
-        if tp.size > spec.num_kv_heads:
-            raise UnevenSplit(
-                f"{tp.size} ranks for {spec.num_kv_heads} key-value heads: with short convolutions each rank needs one"
-            )
+        share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=True)
         of_head = size // spec.num_kv_heads
         first, count = share.first_kv_head * of_head, share.num_kv_heads * of_head
         self._group = layer_groups(spec).groups[index]
