@@ -1,4 +1,7 @@
-"""A model with short convolutions on two nodes of two ranks: what it keeps of a token is reused, and survives its node."""
+"""A model with short convolutions on two nodes of two ranks: what it keeps of a token is reused, and survives its node.
+
+Its cache is float16 and its weights are rounded: what is kept of a token has to be what was computed, in any dtype.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         model.save_pretrained(model_dir)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL_DIR / name, model_dir / name)
-    with LocalCluster(ClusterSpec(model_dir, tp=2)) as running:
+    with LocalCluster(ClusterSpec(model_dir, tp=2, rank_flags=("--kv-dtype", "float16", "--quantization", "int8"))) as running:
         yield running
 
 
@@ -85,6 +88,16 @@ def test_another_continuation_of_the_same_prompt_computes_at_most_a_page_more(st
     again = stub.Complete(asked([*prompt, *prompt_of(20, 5)], 24), timeout=60)
     assert again.usage.cached_prompt_tokens >= 600
     assert again.choices[0].token_ids == whole.choices[0].token_ids
+
+
+def test_three_choices_are_the_one_alone(stub: InferenceServiceStub) -> None:
+    """They share the prompt's pages, and write what follows apart."""
+    prompt = prompt_of(205, 9)
+    alone = stub.Complete(asked(prompt, 40), timeout=60)
+    request = asked(prompt, 40)
+    request.sampling.n = 3
+    together = stub.Complete(request, timeout=60)
+    assert [list(choice.token_ids) for choice in together.choices] == [list(alone.choices[0].token_ids)] * 3
 
 
 def test_a_node_killed_in_an_answer_changes_no_token(stub: InferenceServiceStub, cluster: LocalCluster) -> None:

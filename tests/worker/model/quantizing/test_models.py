@@ -85,6 +85,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "fused": ("phi3", {}),
     "plain MLP": ("starcoder2", {}),
     "one layer": ("llama", {"num_hidden_layers": 1}),
+    "short convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "odd width": ("llama", {"intermediate_size": 88}),  # 16 does not divide it: down_proj stays in floats
 }
 
@@ -95,7 +96,7 @@ def test_architectures(kind: str, method: str, tiny: Callable[..., Path], text: 
     model_type, changes = ARCHITECTURES[kind]
     source = tiny(model_type, **changes)
     target = quantized(source, method=method, calibration=(text,), num_tokens=TOKENS)
-    assert 0 < off(opened(target), opened(source)) < 0.35
+    assert 0 < off(opened(target), opened(source)) < (0.45 if model_type == "lfm2" else 0.35)
     stays = "down_proj stays in floats" in (target.parent / "said.txt").read_text()
     assert stays == (kind == "odd width")
 

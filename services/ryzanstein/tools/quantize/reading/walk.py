@@ -27,7 +27,7 @@ from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import InputBuilder
 from ryzanstein.worker.model.inputs.layout import CacheLayout
 from ryzanstein.worker.model.inputs.masks import ScoreMasks
-from ryzanstein.worker.model.inputs.readers import torch_readers
+from ryzanstein.worker.model.inputs.readers import torch_readers, with_taps
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
@@ -53,16 +53,19 @@ class Walk:
     def __init__(self, spec: DecoderSpec, length: int) -> None:
         self.spec, self.length = spec, length
         num_blocks = -(-length // _BLOCK)
-        windows = layer_groups(spec).windows
+        groups = layer_groups(spec)
         device, dtype = torch.device("cpu"), torch.float32
         layout = CacheLayout(num_blocks, _BLOCK, device)
         batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
-        readers = torch_readers(batches, windows, 0, knows_causal=spec.score_cap is None)
-        builder = InputBuilder(layout, Extents(windows, _BLOCK), readers)
-        self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
+        attending = torch_readers(batches, groups.windows, 0, knows_causal=spec.score_cap is None)
+        builder = InputBuilder(layout, Extents(groups.windows, _BLOCK), with_taps(attending, layout, groups.taps))
+        tables = [list(range(num_blocks))] * len(groups.windows)
+        self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], tables, [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
-        self._pages = LayerPages(torch.zeros(num_blocks * _BLOCK + 1, slot_width(spec, ALONE)))
+        num_planes = max(layer.planes for layer in spec.layers)
+        planes_PNC = torch.zeros(num_planes, num_blocks * _BLOCK + 1, slot_width(spec, ALONE))
+        self._pages = LayerPages(planes_PNC[0], planes_PNC=planes_PNC)
 
     def layer(self, weights: LayerWeights, index: int) -> Layer:
         """Reads a layer's weights and returns the layer."""
