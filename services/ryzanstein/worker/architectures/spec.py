@@ -174,11 +174,20 @@ class RoutingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClippedGate:
+    """A gate of gpt-oss: gate * sigmoid(`gain` * gate) * (up + 1), with gates of at most `limit` and ups from -`limit` to it."""
+
+    limit: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
     """A mixture of experts: each token uses `top_k` experts of `width` columns.
 
     A shared expert of `shared_width` columns sees every token. It has a gate of its own if the
-    names include one.
+    names include one. If `biased`, the router and the experts' products have biases; the router's
+    count in the weights, too. `gate` replaces the decoder's activation.
     """
 
     num_experts: int
@@ -186,6 +195,8 @@ class MoeSpec:
     width: int
     routing: RoutingSpec
     shared_width: int | None = None
+    biased: bool = False
+    gate: ClippedGate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,9 @@ class LayerSpec:
 class WeightNames:
     """The names of a checkpoint's tensors, without `.weight` and `.bias`.
 
+    `sinks` is a number for each query head: a score that its softmax counts and that has no value (gpt-oss,
+    after Xiao et al. 2023).
+
     Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
     is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
     `shared_expert` precede `gate`, `up` and `down` of an expert; those of the shared one may have
@@ -251,6 +265,7 @@ class WeightNames:
     position: str | None = None
     query_norm: str | None = None
     key_norm: str | None = None
+    sinks: str | None = None
     attention_post_norm: str | None = None
     mlp_post_norm: str | None = None
     convolution_in: str = ""
@@ -318,6 +333,11 @@ class DecoderSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def has_plain_scores(self) -> bool:
+        """Whether torch's fused attention has all that changes the scores."""
+        return self.score_cap is None and self.names.sinks is None
 
     @property
     def has_convolutions(self) -> bool:

@@ -75,20 +75,22 @@ class SafetensorsFiles:
         Nothing is checked. Numbers may also be whole ones, or of 8 bits.
         """
         entry = self._entries[name]
-        return self._region(entry, rows, columns or (0, math.prod(entry.shape[1:])))
+        return self.part(entry, rows, columns or (0, math.prod(entry.shape[1:])))
 
-    def _region(self, entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+    def part(self, entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int], step: int = 1) -> Tensor:
+        """Returns the same of any matrix in the files; of its columns every `step`-th one."""
         (first, count), (start, width) = rows, columns
         out = torch.empty(count, width, dtype=_DTYPES[entry.dtype])
         if count and width:
             for row, window in self._windows(entry, first, count):
-                out[row - first : row - first + len(window)] = window.view(len(window), -1)[:, start : start + width]
+                out[row - first : row - first + len(window)] = window.view(len(window), -1)[:, start : start + width * step : step]
         return out
 
     def _transposed(self, entry: TensorEntry, matrix: TensorEntry, shape: tuple[int, ...], dim: int, start: int) -> Tensor:
         """Returns a slice of a tensor that is stored as the columns of a matrix."""
-        columns = (entry.first_column + (start if dim == 0 else 0), shape[0])
-        return self._region(matrix, (start if dim == 1 else 0, shape[1]), columns).T
+        columns = (entry.first_column + entry.step * (start if dim == 0 else 0), shape[0])
+        rows = (start if dim == 1 else 0, shape[1]) if len(shape) == 2 else (0, 1)
+        return self.part(matrix, rows, columns, entry.step).T.reshape(shape)
 
     def blocks(self, name: str) -> Blocks | None:
         return None

@@ -12,8 +12,8 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8":
 class TensorEntry:
     """A stored tensor, under the name in its file. It begins `offset` bytes into the file.
 
-    With `columns_of` it is the transpose of that matrix' columns from `first_column` on, and its own
-    offset has no meaning.
+    With `columns_of` it is the transpose of every `step`-th column of that matrix from `first_column` on,
+    and its own offset has no meaning.
     """
 
     name: str
@@ -24,3 +24,4 @@ class TensorEntry:
     num_bytes: int
     columns_of: TensorEntry | None = None
     first_column: int = 0
+    step: int = 1

@@ -92,12 +92,21 @@ static void load_queries(const Attention *a, const Block *b, const Task *task, i
     }
 }
 
+/* Adds the head's sink to a row's sums: the sink has a score and no value. */
+static void add_sink(float sink, i64 r, Sums whole, i64 W) {
+    const float before = whole.greatest_R[r], peak = sink > before ? sink : before, kept = exponential(before - peak);
+    whole.total_R[r] = fused_one(whole.total_R[r], kept, exponential(sink - peak));
+    whole.greatest_R[r] = peak;
+    for (i64 d = 0; d < W; d += LANES) store(whole.out_RW + r * W + d, load(whole.out_RW + r * W + d) * kept);
+}
+
 /* Writes the answer of a row. One that sees no key has the answer 0. */
 static void end_row(const Attention *a, const Task *task, i64 k, i64 r, Sums whole, i64 W) {
     const i64 G = a->G, D = a->D, row = a->rows_S[task->sequence] + task->token + r / G, head = k * G + r % G;
     const Extent seen = extent_of(a, task->sequence, position_of(a, task) + r / G);
-    const float total = seen.begin < seen.end ? whole.total_R[r] : 1.0f;
     float *out = a->out_T + row * a->out_stride + head * D;
+    if (a->sink_H != NULL && seen.begin < seen.end) add_sink(a->sink_H[head], r, whole, W);
+    const float total = seen.begin < seen.end ? whole.total_R[r] : 1.0f;
     for (i64 d = 0; d < W; d += LANES) store_some(out + d, load(whole.out_RW + r * W + d) / total, D - d);
     if (a->lse_TH != NULL)
         a->lse_TH[row * a->K * G + head] = seen.begin < seen.end ? whole.greatest_R[r] + logf(total) : -INFINITY;

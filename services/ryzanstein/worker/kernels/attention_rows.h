@@ -26,6 +26,7 @@ typedef struct {
     const i64 *cold_tables_SB, *cold_first_S;
     const i64 *begin_S, *end_S; /* the keys that count, by position; or NULL: all */
     const float *bias_HP;     /* added to the scores of a head by the key's position; or NULL */
+    const float *sink_H;      /* of each head a score that has no value; or NULL */
     const float *bounds;      /* of each block the least keys of all heads, then the greatest; or NULL */
     float *out_T;             /* as queries, `out_stride` apart */
     float *lse_TH;            /* logarithms of sums of exponentials of scores; or NULL */

@@ -27,11 +27,13 @@ from ryzanstein.worker.kernels.functions.attention import AttentionFunctions, Pa
 class Scoring:
     """A rule that turns query-key products into scores.
 
-    They are multiplied by `scale`, then squashed into the range from -`cap` to `cap`.
+    They are multiplied by `scale`, then squashed into the range from -`cap` to `cap`. `sinks_KG` are scores
+    that each head's softmax counts as well; they have no values.
     """
 
     scale: float
     cap: float | None = None
+    sinks_KG: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,11 @@ def attend(q_TKGD: Tensor, pages: LayerPages, segments: Sequence[Segment], scori
     """Fills `out_TKGD`. Every token must belong to exactly one segment."""
     for segment in segments:
         if isinstance(segment, Paged):
-            limits = scoring.scale, scoring.cap
             segment.kernels.attend(
-                *(q_TKGD, pages.slots_NC, segment.keys, limits, out_TKGD), cold_BX=pages.cold_BX, bounds_B2Y=pages.bounds_B2Y
+                *(q_TKGD, pages.slots_NC, segment.keys, (scoring.scale, scoring.cap), out_TKGD),
+                cold_BX=pages.cold_BX,
+                bounds_B2Y=pages.bounds_B2Y,
+                sinks_KG=scoring.sinks_KG,
             )
         elif isinstance(segment, AttentionBatch):
             _attend_batch(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
@@ -118,7 +122,7 @@ def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring,
     if span.causal:
         out_GKnD = F.scaled_dot_product_attention(q_GKnD, k_GKLD, v_GKLD, is_causal=True, scale=scoring.scale)
     else:
-        out_GKnD = _attention(q_GKnD, k_GKLD, v_GKLD, span.mask, scoring)
+        out_GKnD = _attention(q_GKnD, k_GKLD, v_GKLD, span.mask, scoring, by_group=True)
     out_TKGD[rows] = out_GKnD.permute(2, 1, 0, 3)
 
 
@@ -140,14 +144,27 @@ def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch) 
     return _keys_values(pages_NC, batch.staged.first_slot, lengths, q_TKGD, batch.staged.stride)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-    """Returns the attention output, [.., rows, D]. The fused kernel does not support a cap."""
-    if scoring.cap is None:
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring, *, by_group: bool = False
+) -> Tensor:
+    """Returns the attention output, [.., rows, D]. The fused kernel supports neither a cap nor sinks.
+
+    Queries are [S, K, G, D], or [G, K, n, D] with `by_group`.
+    """
+    if scoring.cap is None and scoring.sinks_KG is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
-    scores = (q @ k.transpose(-1, -2)).mul_(scoring.scale / scoring.cap).tanh_().mul_(scoring.cap)
+    scores = q @ k.transpose(-1, -2)
+    if scoring.cap is None:
+        scores.mul_(scoring.scale)
+    else:
+        scores.mul_(scoring.scale / scoring.cap).tanh_().mul_(scoring.cap)
     if mask is not None:
         scores = scores.add_(mask)
-    return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+    if scoring.sinks_KG is None:
+        return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+    sinks = scoring.sinks_KG.t()[:, :, None, None] if by_group else scoring.sinks_KG[None, :, :, None]
+    with_sinks = torch.cat((scores.float(), sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return with_sinks.softmax(dim=-1)[..., :-1].to(v.dtype) @ v
 
 
 def _keys_values(

@@ -102,7 +102,7 @@ class LoadedModel:
         batches = DecodeBatches(layout, ScoreMasks(layout, options.torch_dtype, bias), staging)
         on_gpu = options.torch_device.type == "cuda"
         view_keys = fastest_view(self.cache.slot_bytes, torch.get_num_threads(), on_gpu=on_gpu)
-        return torch_readers(batches, extents.windows, view_keys, knows_causal=spec.score_cap is None, on_gpu=on_gpu)
+        return torch_readers(batches, extents.windows, view_keys, knows_causal=spec.has_plain_scores, on_gpu=on_gpu)
 
     def pages(self, tp: TensorParallel, options: RunnerOptions) -> RankPages:
         """Returns where pages of the cache leave and arrive."""

@@ -57,7 +57,7 @@ class Walk:
         device, dtype = torch.device("cpu"), torch.float32
         layout = CacheLayout(num_blocks, _BLOCK, device)
         batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
-        attending = torch_readers(batches, groups.windows, 0, knows_causal=spec.score_cap is None)
+        attending = torch_readers(batches, groups.windows, 0, knows_causal=spec.has_plain_scores)
         builder = InputBuilder(layout, Extents(groups.windows, _BLOCK), with_taps(attending, layout, groups.taps))
         tables = [list(range(num_blocks))] * len(groups.windows)
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], tables, [0]))

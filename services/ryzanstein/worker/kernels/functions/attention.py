@@ -77,7 +77,7 @@ class _Attention(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "pages", "cold", "rows", "num_new", "length", "tables", "first")),
-        *((name, c_void_p) for name in ("cold_tables", "cold_first", "begin", "end", "bias", "bounds", "out", "lse")),
+        *((name, c_void_p) for name in ("cold_tables", "cold_first", "begin", "end", "bias", "sink", "bounds", "out", "lse")),
         *((name, c_int64) for name in ("q_stride", "out_stride", "columns", "values", "num_pages", "num_cold")),
         *((name, c_int64) for name in ("block_size", "num_sequences", "num_kv_heads", "group", "head_dim")),
         *((name, c_int64) for name in ("num_positions", "half", "key_kind", "value_kind", "hot", "window")),
@@ -113,13 +113,15 @@ class AttentionFunctions:
         *,
         cold_BX: Tensor | None = None,
         bounds_B2Y: Tensor | None = None,
+        sinks_KG: Tensor | None = None,
         lse_TKG: Tensor | None = None,
     ) -> None:
         """Fills the sequences' rows of `out_TKGD`. Raises MemoryError.
 
         `scoring` is the scale and the cap of the scores. `cold_BX` are the layer's cold blocks, needed
         where `keys` has tables of them; `bounds_B2Y`, needed by `quest`, the least and the greatest keys of
-        full blocks, float32. `lse_TKG` gets the logarithm of each row's sum of exponentials.
+        full blocks, float32. `sinks_KG` are scores that the heads' softmax counts and that have no values,
+        float32. `lse_TKG` gets the logarithm of each row's sum of exponentials.
         """
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
         if keys.cold is not None and cold_BX is not None:
@@ -127,6 +129,7 @@ class AttentionFunctions:
         if keys.sparse is not None:
             arguments.sparse, arguments.bounds = 1, _pointer(bounds_B2Y)
             arguments.sinks, arguments.stride, arguments.quest = keys.sparse.sinks, keys.sparse.stride, keys.sparse.quest
+        arguments.sink = _pointer(sinks_KG)
         if lse_TKG is not None:
             arguments.lse = lse_TKG.data_ptr()
         if self._attend(byref(arguments)):

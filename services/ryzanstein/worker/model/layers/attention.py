@@ -16,7 +16,7 @@ from torch import Tensor
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
-from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
@@ -41,7 +41,7 @@ class Attention:
         self._norm_last = spec.qk_norm is not None and spec.qk_norm.after_rotation
         self._rotation = None if source.kernels is None or self._norm_last else source.kernels.rotation
         self._rotate = new_rotation(source.kernels)
-        self._scoring = Scoring(layer.attention_scale, spec.score_cap)
+        self._scoring = Scoring(layer.attention_scale, spec.score_cap, _read_sinks(source, spec, self._share, prefix))
         self._qkv = ColumnParallelLinear(
             source,
             spec.hidden_size,
@@ -110,3 +110,12 @@ class Attention:
         """Returns the heads of queries, then those of keys."""
         num_heads = self._share.num_heads + self._share.num_kv_heads
         return qkv_T[:, : num_heads * self._head_dim].view(len(qkv_T), num_heads, self._head_dim)
+
+
+def _read_sinks(source: WeightSource, spec: DecoderSpec, share: HeadShare, prefix: str) -> Tensor | None:
+    """Returns the sinks of this rank's heads in float32, [K, G], if the architecture has any."""
+    if spec.names.sinks is None:
+        return None
+    sinks_H = source.new(share.num_heads).float()
+    source.read(prefix + spec.names.sinks, (spec.num_heads,), sinks_H, start=share.first_head)
+    return sinks_H.view(share.num_kv_heads, -1)

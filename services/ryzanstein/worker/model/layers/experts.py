@@ -15,8 +15,8 @@ from torch import Tensor
 from ryzanstein.worker.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
-from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_gate
-from ryzanstein.worker.model.layers.routing import ExpertRouter, new_sigmoid
+from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_clipped_gate, new_gate, new_sigmoid
+from ryzanstein.worker.model.layers.routing import ExpertRouter
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
 
@@ -35,7 +35,7 @@ class Mixture:
         width = -(-moe.num_experts // tp.size)
         own = range(tp.rank * width, min((tp.rank + 1) * width, moe.num_experts))
         experts = {
-            index: _Expert(source, spec, prefix + spec.names.expert.format(expert=index), moe.width, here=index in own)
+            index: _Expert(source, spec, prefix + spec.names.expert.format(expert=index), moe, here=index in own)
             for index in range(moe.num_experts)
         }
         self._experts = {index: experts[index] for index in own}
@@ -58,13 +58,13 @@ class _Expert:
     them.
     """
 
-    def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, width: int, *, here: bool) -> None:
-        gate, up, down = (prefix + name for name in spec.names.expert_projections)
+    def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec, *, here: bool) -> None:
+        width, (gate, up, down) = moe.width, (prefix + name for name in spec.names.expert_projections)
         projections = [Rows(name, width, ((0, width if here else 0),)) for name in (gate, up)]
-        self._gate_up = ColumnParallelLinear(source, spec.hidden_size, projections, bias=False)
+        self._gate_up = ColumnParallelLinear(source, spec.hidden_size, projections, bias=moe.biased)
         down_rows = Rows(down, spec.hidden_size, ((0, spec.hidden_size if here else 0),))
-        self._down = ColumnParallelLinear(source, width, [down_rows], bias=False)
-        self._gate = new_gate(source, spec)
+        self._down = ColumnParallelLinear(source, width, [down_rows], bias=moe.biased)
+        self._gate = new_gate(source, spec) if moe.gate is None else new_clipped_gate(source, moe.gate)
 
     def __call__(self, x_tE: Tensor) -> Tensor:
         return self._down(self._gate(self._gate_up(x_tE)))

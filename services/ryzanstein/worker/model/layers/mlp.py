@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import Activation, DecoderSpec
+from ryzanstein.worker.architectures.spec import Activation, ClippedGate, DecoderSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.fused import gate_up_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.source import WeightSource
@@ -56,6 +57,26 @@ def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tens
         return activate(gate_TG).mul_(up_TG)
 
     return gate
+
+
+def new_clipped_gate(source: WeightSource, clipped: ClippedGate) -> Callable[[Tensor], Tensor]:
+    """Returns the same function for a gate of gpt-oss."""
+    sigmoid, limit = new_sigmoid(source.kernels), clipped.limit
+
+    def gate(gate_up_TW: Tensor) -> Tensor:
+        gate_TG, up_TG = gate_up_TW.chunk(2, dim=-1)
+        gate_TG = gate_TG.clamp(max=limit)
+        return sigmoid(gate_TG * clipped.gain).mul_(gate_TG).mul_(up_TG.clamp(-limit, limit).add_(1))
+
+    return gate
+
+
+def new_sigmoid(kernels: NativeKernels | None) -> Callable[[Tensor], Tensor]:
+    """Returns our own sigmoid if there are kernels.
+
+    torch's gives different bits at the end of the range that a thread computes.
+    """
+    return torch.sigmoid if kernels is None else partial(kernels.rows.activate, activation="sigmoid")
 
 
 def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:

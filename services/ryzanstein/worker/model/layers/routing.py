@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, MoeSpec
-from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.model.layers.mlp import new_sigmoid
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
 
@@ -26,7 +26,7 @@ class ExpertRouter:
         self._top_k, self._routing, names = moe.top_k, moe.routing, spec.names
         weight_XE = source.new(moe.num_experts, spec.hidden_size).float()
         source.read(f"{prefix}{names.router}.weight", (moe.num_experts, spec.hidden_size), weight_XE)
-        self._product = unpacked(weight_XE, None, source.kernels)
+        self._product = unpacked(weight_XE, _read_bias(source, f"{prefix}{names.router}.bias", moe), source.kernels)
         self._scores = _SOFTMAX if moe.routing.scores == "softmax" else new_sigmoid(source.kernels)
         self._correction_X = source.new(moe.num_experts).float() if moe.routing.corrected else None
         if self._correction_X is not None:
@@ -50,12 +50,12 @@ class ExpertRouter:
         return rated_TX if groups is None else _within_groups(rated_TX, groups)
 
 
-def new_sigmoid(kernels: NativeKernels | None) -> Callable[[Tensor], Tensor]:
-    """Returns our own sigmoid if there are kernels.
-
-    torch's gives different bits at the end of the range that a thread computes.
-    """
-    return torch.sigmoid if kernels is None else partial(kernels.rows.activate, activation="sigmoid")
+def _read_bias(source: WeightSource, name: str, moe: MoeSpec) -> Tensor | None:
+    if not moe.biased:
+        return None
+    bias_X = source.new(moe.num_experts).float()
+    source.read(name, (moe.num_experts,), bias_X)
+    return bias_X
 
 
 def _within_groups(rated_TX: Tensor, groups: GroupLimit) -> Tensor:
