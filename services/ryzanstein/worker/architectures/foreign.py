@@ -7,7 +7,7 @@ from typing import Any
 
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
-QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "bitnet")
+QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "bitnet", "mxfp4")
 """The stored quantization that is read, by quant_method."""
 _SERVED_AS = f"only {', '.join(QUANT_METHODS)} are read: save the model dequantized, or take the original checkpoint"
 

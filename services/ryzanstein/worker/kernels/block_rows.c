@@ -38,6 +38,12 @@ static uint32_t packed_word(uint32_t word, int n, int type, const Format f) {
     return n == 0 && (type == Q5_0 || type == Q5_1) ? grouped(word) : word;
 }
 
+/* Returns the bytes of a block in the file. */
+static i64 stored_bytes(int type, const Format f) { return type == MXFP4 ? block_bytes(f) - 1 : block_bytes(f); }
+
+/* Returns the upper half of the float 2^(exponent - 128): half of the power that the file means, since levels are twice as large. */
+static uint16_t half_power(uint8_t exponent) { return exponent < 2 ? (uint16_t)(0x20 << exponent) : (uint16_t)((exponent - 1) << 7); }
+
 /* Packs `rows` rows of I inputs, `stride` bytes apart, as outputs from `first` on. Other outputs stay as they are; those that no
    row is packed for must be zero bytes. */
 void blocks_pack(const uint8_t *from, i64 stride, i64 rows, uint8_t *packed, i64 first, i64 I, int type) {
@@ -49,12 +55,17 @@ void blocks_pack(const uint8_t *from, i64 stride, i64 rows, uint8_t *packed, i64
         i64 lane = (first + row) % LANES;
         const Panel panel = panel_at(packed, (first + row) / LANES, blocks, f);
         uint8_t *words = (uint8_t *)panel.words + 4 * lane, *scales = (uint8_t *)panel.scales + 2 * lane;
-        for (i64 b = 0; b < blocks; b++, block += block_bytes(f)) {
+        for (i64 b = 0; b < blocks; b++, block += stored_bytes(type, f)) {
             for (int n = 0; n < f.words; n++, words += 4 * LANES) {
                 uint32_t word;
                 memcpy(&word, block + f.first_word + 4 * n, 4);
                 word = packed_word(word, n, type, f);
                 memcpy(words, &word, 4);
+            }
+            if (type == MXFP4) {
+                const uint16_t scale = half_power(*block);
+                memcpy(scales, &scale, 2), scales += 2 * LANES;
+                continue;
             }
             const uint8_t *stored = f.first_word ? block : block + 4 * f.words;
             for (int n = 0; n < f.scales; n++, scales += 2 * LANES) memcpy(scales, stored + 2 * n, 2);

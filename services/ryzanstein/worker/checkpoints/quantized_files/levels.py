@@ -5,7 +5,8 @@ Legend: R rows (outputs) and C columns (inputs) of a slice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from ryzanstein.worker.checkpoints.quantized_files.schemes.bits import WORD_BITS, first_whole, unpack, words_of
 from ryzanstein.worker.checkpoints.quantized_files.stored_tensors import Span, StoredTensors
+
+FLOAT4_LEVELS = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
+"""Twice the numbers of a 4-bit float's codes, plus `FLOAT4_ZERO`: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, then the same below 0."""
+FLOAT4_ZERO = 12
 
 _TERNARY = 4
 """Ternary levels of a byte."""
@@ -104,6 +109,39 @@ class Ternary:
             parts.append((self.tensors.files.region(self.name, (row, num_rows), columns) >> 2 * shift) & 3)
             start, count = start + num_rows, count - num_rows
         return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedRows:
+    """Rows of one of several matrices in a tensor [matrices, rows, ..]: every `step`-th from `first` on."""
+
+    matrix: int
+    first: int = 0
+    step: int = 1
+
+    def read(self, tensors: StoredTensors, name: str, rows: Span, columns: Span) -> Tensor:
+        """Returns some columns of some rows, as they are stored."""
+        entry = tensors.entries[name]
+        num_rows, width = entry.shape[1], math.prod(entry.shape[2:])
+        whole = replace(entry, shape=(entry.shape[0] * num_rows, width))
+        start = self.matrix * num_rows + self.first + rows[0] * self.step
+        span = max(0, (rows[1] - 1) * self.step + 1)
+        return tensors.files.part(whole, (start, span), columns)[:: self.step]
+
+
+@dataclass(frozen=True, slots=True)
+class Float4:
+    """MXFP4's: 4-bit floats in bytes of successive inputs, [matrices, rows, blocks, 16]."""
+
+    tensors: StoredTensors
+    name: str
+    rows: StackedRows
+
+    def read(self, rows: Span, columns: Span) -> Tensor:
+        first, end = columns[0] // 2, -(-(columns[0] + columns[1]) // 2)
+        bytes_RB = self.rows.read(self.tensors, self.name, rows, (first, end - first))
+        codes_RC = torch.stack((bytes_RB & 15, bytes_RB >> 4), dim=-1).flatten(1)
+        return FLOAT4_LEVELS[codes_RC.narrow(1, columns[0] - 2 * first, columns[1]).int()]
 
 
 def ternary_rows(stored_rows: int) -> int:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.checkpoints.quantized_files.levels import Levels
-from ryzanstein.worker.checkpoints.quantized_files.scales import Scales, Zeros
+from ryzanstein.worker.checkpoints.quantized_files.scales import Powers, Scales, Zeros
 from ryzanstein.worker.checkpoints.quantized_files.stored_tensors import Span, StoredTensors
 from ryzanstein.worker.refusal import CheckpointError
 
-Kept = Literal["ternary", "4 bits", "8 bits", None]
+Kept = Literal["ternary", "4 bits", "8 bits", "4-bit floats", None]
 """The blocks that have room for a matrix's levels; floats of 8 bits have none."""
 
 _WINDOW_NUMBERS = 2**20
@@ -37,7 +37,7 @@ class QuantizedMatrix:
     stored: str
     shape: tuple[int, int]
     levels: Levels
-    scales: Scales
+    scales: Scales | Powers
     zeros: Zeros | None
     group: int
     kept: Kept = None

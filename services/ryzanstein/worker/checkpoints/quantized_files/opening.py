@@ -12,7 +12,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.checkpoints.quantized_files.files import QuantizedFiles
 from ryzanstein.worker.checkpoints.quantized_files.found import FoundMatrix
-from ryzanstein.worker.checkpoints.quantized_files.schemes import awq, bitnet, compressed_tensors, fp8, gptq
+from ryzanstein.worker.checkpoints.quantized_files.schemes import awq, bitnet, compressed_tensors, fp8, gptq, mxfp4
 from ryzanstein.worker.checkpoints.quantized_files.stored_tensors import StoredTensors
 from ryzanstein.worker.checkpoints.safetensors_files import SafetensorsFiles
 from ryzanstein.worker.checkpoints.tensor_entry import TensorEntry
@@ -33,6 +33,7 @@ _FORMATS: Mapping[str, _Format] = {
     "compressed-tensors": _Format(compressed_tensors.find, compressed_tensors.UNREAD),
     "fp8": _Format(fp8.find, (".input_scale", ".activation_scale")),
     "bitnet": _Format(bitnet.find),
+    "mxfp4": _Format(mxfp4.find),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.checkpoints.quantized_files.levels import interleaved
+from ryzanstein.worker.checkpoints.quantized_files.levels import StackedRows, interleaved
 from ryzanstein.worker.checkpoints.quantized_files.schemes.bits import WORD_BITS, first_whole, unpack, words_of
 from ryzanstein.worker.checkpoints.quantized_files.stored_tensors import Span, StoredTensors
 
@@ -117,6 +117,21 @@ class Scales:
     def surely_halves(self) -> bool:
         """Whether float16 holds them: they are stored so."""
         return self.tensors.entries[self.name].dtype == "F16" and not self.reciprocal
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """Scales of MXFP4: exponents of two, [experts, outputs, G], for rows of one expert."""
+
+    tensors: StoredTensors
+    name: str
+    rows: StackedRows
+    surely_halves = False
+
+    def read(self, rows: Span) -> Tensor:
+        """Returns those of some outputs, [R, G] in float32; they are halved, for levels that are twice the numbers."""
+        exponents_RG = self.rows.read(self.tensors, self.name, rows, (0, self.tensors.entries[self.name].shape[2]))
+        return torch.exp2(exponents_RG.double() - 128).float()
 
 
 def _of_outputs(tensors: StoredTensors, name: str, row_block: int, rows: Span) -> Tensor:

@@ -15,6 +15,7 @@ _PARTS = ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weig
 _LEVELS = (".qweight", ".weight_packed", ".weight")
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 _QUANTIZED = ("I32", "I8", "U8", "F8_E4M3")
+_FLOAT4_BLOCKS, _FLOAT4_SCALES, _FLOAT4_BLOCK = "_proj_blocks", "_proj_scales", 16
 _WORD_BITS, _PART, _PART_BYTES = 32, 32, 4
 
 
@@ -33,7 +34,11 @@ def _unpacked(settings: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -
     bits, may_keep = min(_numbers(settings), default=4), _has_groups_of_blocks(settings)
     for name, entry in entries.items():
         ending = next((ending for ending in _LEVELS if name.endswith(ending)), None)
-        if name.rpartition(".")[2] in _PARTS:
+        if name.rpartition(".")[2] in _PARTS or name.endswith(_FLOAT4_SCALES):
+            continue
+        if name.endswith(_FLOAT4_BLOCKS):
+            num_blocks = entry.num_bytes // _FLOAT4_BLOCK
+            yield replace(entry, name=name, dtype=KEPT, num_bytes=num_blocks * (_FLOAT4_BLOCK + 2))
             continue
         if ending is None or entry.dtype not in _QUANTIZED or len(entry.shape) != 2:
             yield replace(entry, name=name)

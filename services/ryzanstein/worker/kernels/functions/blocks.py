@@ -13,7 +13,7 @@ from torch import Tensor
 from ryzanstein.worker.kernels.functions.declaring import declared, integers, pointers
 from ryzanstein.worker.kernels.functions.rows import SMALLEST_SCALE
 
-_OF_GGUF = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "TQ2_0": 35}
+_OF_GGUF = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "TQ2_0": 35, "MXFP4": 39}
 _OF_GROUPS = {"G4_32": 432, "G4_64": 464, "G4_128": 4128, "G8_32": 832, "G8_64": 864, "G8_128": 8128}
 BLOCKS = _OF_GGUF | _OF_GROUPS
 """The types of blocks that are multiplied as they are, and their ids in block_types.h.
