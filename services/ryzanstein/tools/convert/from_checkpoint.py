@@ -105,7 +105,8 @@ def _mapped(entry: TensorEntry, shape: tuple[int, ...]) -> np.ndarray[Any, np.dt
     if matrix is None:
         return np.memmap(entry.file, _STORED[entry.dtype], "r", offset=entry.offset, shape=shape)
     whole = np.memmap(matrix.file, _STORED[matrix.dtype], "r", offset=matrix.offset, shape=matrix.shape)
-    return whole[:, entry.first_column : entry.first_column + shape[0]].T
+    end = entry.first_column + entry.step * entry.shape[0]
+    return whole[:, entry.first_column : end : entry.step].T.reshape(shape)
 
 
 def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force: bool = False) -> None:

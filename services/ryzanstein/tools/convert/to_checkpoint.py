@@ -79,6 +79,11 @@ def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
     """
     description = GgufDescription.of(file)
     config, spec = description.config, spec_of(description.config)
+    if any(layer.experts is not None and layer.experts.biased for layer in spec.layers):
+        raise CheckpointError(
+            f"{file.path}: a directory of {spec.model_type} has all experts of a layer in one tensor, which is not written: "
+            "serve the file itself"
+        )
     parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
     places = [SourcePlace(source, found[0].shape, found) for source, found in by_source(parts).items()]
     stored = [frozenset(checked_tensor(file, part).type for part in place.parts) for place in places]

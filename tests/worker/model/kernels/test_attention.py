@@ -23,11 +23,13 @@ class Problem:
     keys: PagedKeys
     scale: float
     cap: float | None = None
+    sinks_KG: Tensor | None = None
 
     def solve(self, kernels: NativeKernels, out_TKGD: Tensor | None = None) -> Tensor:
         if out_TKGD is None:
             out_TKGD = torch.full(self.q_TKGD.shape, 99.0)
-        kernels.attention.attend(self.q_TKGD, self.pages_NC, self.keys, (self.scale, self.cap), out_TKGD)
+        scoring = (self.scale, self.cap)
+        kernels.attention.attend(self.q_TKGD, self.pages_NC, self.keys, scoring, out_TKGD, sinks_KG=self.sinks_KG)
         return out_TKGD
 
     def only(self, s: int) -> "Problem":
@@ -52,7 +54,9 @@ class Problem:
         scores_KGL = torch.einsum("kgd,lkd->kgl", self.q_TKGD[self.keys.rows_S[s]].double(), k_LKD) * self.scale
         if self.cap is not None:
             scores_KGL = self.cap * torch.tanh(scores_KGL / self.cap)
-        return torch.einsum("kgl,lkd->kgd", scores_KGL.softmax(-1), v_LKD)
+        if self.sinks_KG is not None:
+            scores_KGL = torch.cat([scores_KGL, self.sinks_KG.double().unsqueeze(-1)], dim=-1)
+        return torch.einsum("kgl,lkd->kgd", scores_KGL.softmax(-1)[..., : len(v_LKD)], v_LKD)
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +139,18 @@ def test_scores_are_capped(kernels: NativeKernels, problem: Callable[..., Proble
     capped = problem((2, group, 64), cap=cap)
     check(kernels, capped)
     assert not torch.allclose(capped.solve(kernels), replace(capped, cap=None).solve(kernels), atol=1e-5)
+
+
+def test_sinks_count_in_the_sum_alone(kernels: NativeKernels, problem: Callable[..., Problem]) -> None:
+    """Sinks below all scores, among them and far above them: there nothing is left of the values."""
+    sinks_KG = torch.tensor([[-90.0, 0.3, 2.0], [1.0, 90.0, -1.0]])
+    made = replace(problem((2, 3, 24), window=40), sinks_KG=sinks_KG)
+    found = made.solve(kernels)
+    for s in range(len(LENGTHS)):
+        answer = found[made.keys.rows_S[s]]
+        assert torch.allclose(answer.double(), made.exact(s), rtol=1e-5, atol=1e-6), s
+        assert (answer[1, 1].abs() < 1e-30).all()
+        assert torch.equal(answer[0, 0], replace(made, sinks_KG=None).solve(kernels)[made.keys.rows_S[s]][0, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

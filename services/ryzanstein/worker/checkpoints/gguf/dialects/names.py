@@ -15,7 +15,7 @@ CORRECTION = "exp_probs_b.bias"
 QUERY, KEY, VALUE, FUSED = "attn_q", "attn_k", "attn_v", "attn_qkv"
 LATENT = "attn_kv_b"
 GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
-_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_norm.weight", "_norm_2.weight")
+_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_norm.weight", "_norm_2.weight", "exps.bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    mixing = _attention(spec) if spec.layers[layer].convolution is None else _convolution(names)
+    mixing = (*_attention(spec), (names.sinks, "attn_sinks.weight")) if spec.layers[layer].convolution is None else _convolution(names)
     plain = (*_norms(names, dialect), *mixing, *_mlp(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):

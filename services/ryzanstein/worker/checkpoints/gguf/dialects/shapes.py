@@ -55,6 +55,18 @@ class ParallelHalves:
 
 
 @dataclass(frozen=True, slots=True)
+class AlternatingWindows:
+    """A window in every other layer, from the first one on. llama.cpp knows the pattern by itself."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(config["num_hidden_layers"])]
+        return {"sliding_window": reader.count("attention.sliding_window"), "layer_types": kinds}
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        return window_metadata(spec)
+
+
+@dataclass(frozen=True, slots=True)
 class PatternWindows:
     """Three layers with a window, then one without; only in models of so many `layers`, if it is not 0.
 
@@ -71,5 +83,10 @@ class PatternWindows:
         return {"sliding_window": reader.count("attention.sliding_window"), "layer_types": kinds}
 
     def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
-        window = next((window for window in spec.windows if window is not None), None)
-        return {} if window is None else {"attention.sliding_window": window}
+        return window_metadata(spec)
+
+
+def window_metadata(spec: DecoderSpec) -> dict[str, Value]:
+    """Returns the window that some layers have."""
+    window = next((window for window in spec.windows if window is not None), None)
+    return {} if window is None else {"attention.sliding_window": window}

@@ -13,10 +13,12 @@ from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
     GrowingHeads,
     PartlyRotatedHeads,
     PlainHeads,
+    UntruncatedHeads,
     WholeHeads,
 )
 from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.shapes import (
+    AlternatingWindows,
     FalconGeneration,
     MptAttention,
     ParallelHalves,
@@ -316,12 +318,23 @@ MINISTRAL3 = Dialect(
 )
 OLMO3 = replace(OLMO2, model_type="olmo3", class_name="Olmo3ForCausalLM", features=(PatternWindows(),))
 
+GPT_OSS = Dialect(
+    "gpt-oss",
+    "gpt_oss",
+    "GptOssForCausalLM",
+    fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+    present=_ATTENTION_BIAS,
+    mlp_norm="post_attention_norm",
+    heads=UntruncatedHeads(),
+    features=(Experts("intermediate_size"), AlternatingWindows()),
+)
+
 DIALECTS = (
     *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
     *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
     *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
-    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3),
+    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 
