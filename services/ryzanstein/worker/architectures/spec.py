@@ -175,7 +175,10 @@ class RoutingSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClippedGate:
-    """A gate of gpt-oss: gate * sigmoid(`gain` * gate) * (up + 1), with gates of at most `limit` and ups from -`limit` to it."""
+    """A gate of gpt-oss: gate * sigmoid(`gain` * gate) * (up + 1).
+
+    Gates are at most `limit`, ups are from -`limit` to `limit`.
+    """
 
     limit: float
     gain: float

@@ -80,10 +80,11 @@ class SafetensorsFiles:
     def part(self, entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int], step: int = 1) -> Tensor:
         """Returns the same of any matrix in the files; of its columns every `step`-th one."""
         (first, count), (start, width) = rows, columns
+        taken = slice(start, start + width * step, step)
         out = torch.empty(count, width, dtype=_DTYPES[entry.dtype])
         if count and width:
             for row, window in self._windows(entry, first, count):
-                out[row - first : row - first + len(window)] = window.view(len(window), -1)[:, start : start + width * step : step]
+                out[row - first : row - first + len(window)] = window.view(len(window), -1)[:, taken]
         return out
 
     def _transposed(self, entry: TensorEntry, matrix: TensorEntry, shape: tuple[int, ...], dim: int, start: int) -> Tensor:

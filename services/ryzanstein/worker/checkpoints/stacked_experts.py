@@ -64,9 +64,7 @@ def _every_other(pairs: TensorEntry, first: int) -> TensorEntry:
     return replace(pairs, shape=shape, num_bytes=pairs.num_bytes // 2, columns_of=matrix, first_column=first, step=2)
 
 
-def _apart(
-    gate_up: TensorEntry, down: TensorEntry, *, interleaved: bool
-) -> Iterator[tuple[str, TensorEntry]] | None:
+def _apart(gate_up: TensorEntry, down: TensorEntry, *, interleaved: bool) -> Iterator[tuple[str, TensorEntry]] | None:
     """Returns the tensors of all experts by the ends of their names; None: the shapes do not fit each other."""
     known = {gate_up.dtype, down.dtype} <= set(ITEM_BYTES) and len(gate_up.shape) == len(down.shape) == 3
     if not known or gate_up.shape[0] != down.shape[0] or not 0 < gate_up.shape[0] <= _MAX_EXPERTS:

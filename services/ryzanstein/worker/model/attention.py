@@ -144,9 +144,7 @@ def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch) 
     return _keys_values(pages_NC, batch.staged.first_slot, lengths, q_TKGD, batch.staged.stride)
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring, *, by_group: bool = False
-) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring, *, by_group: bool = False) -> Tensor:
     """Returns the attention output, [.., rows, D]. The fused kernel supports neither a cap nor sinks.
 
     Queries are [S, K, G, D], or [G, K, n, D] with `by_group`.

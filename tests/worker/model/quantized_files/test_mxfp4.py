@@ -38,7 +38,19 @@ SHAPE: dict[str, Any] = {
 LENGTH = 41
 IDS = torch.randint(3, 251, (LENGTH,), generator=torch.Generator().manual_seed(4)).tolist()
 OPTIONS = {"num_blocks": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 64, "max_sequences": 4}
+Change = Callable[[Tensor], Tensor] | None
 GATE_UPS, DOWNS = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"
+
+REFUSED: list[tuple[str, Change, str]] = [
+    (f"{GATE_UPS}_blocks", lambda x: x[:, :-1], "needs experts, outputs, blocks and 16 bytes"),
+    (f"{GATE_UPS}_blocks", lambda x: x[..., :15], "needs experts, outputs, blocks and 16 bytes"),
+    (f"{DOWNS}_blocks", lambda x: x.float(), "has dtype F32, needs U8"),
+    (f"{DOWNS}_scales", lambda x: x[:, :-1], "has shape [5, 63, 3], needs [5, 64, 3]"),
+    (f"{DOWNS}_scales", None, "is missing"),
+    (f"{DOWNS}_bias", lambda x: x[:, :-1], "has shape [63], config.json needs [64]"),
+    (f"{GATE_UPS}_bias", None, "is missing"),
+]
+"""A tensor, what becomes of it, and what is said of that."""
 
 
 def packed(weight_XIO: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,26 +148,11 @@ def test_two_ranks_give_what_one_gives(
     assert off(torch.cat(found["answers"]), logits(runner(model_dir, **OPTIONS))) < 1e-2
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        (f"{GATE_UPS}_blocks", lambda x: x[:, :-1], "needs experts, outputs, blocks and 16 bytes"),
-        (f"{GATE_UPS}_blocks", lambda x: x[..., :15], "needs experts, outputs, blocks and 16 bytes"),
-        (f"{DOWNS}_blocks", lambda x: x.float(), "has dtype F32, needs U8"),
-        (f"{DOWNS}_scales", lambda x: x[:, :-1], "has shape [5, 63, 3], needs [5, 64, 3]"),
-        (f"{DOWNS}_scales", None, "is missing"),
-        (f"{DOWNS}_bias", lambda x: x[:, :-1], "has shape [63], config.json needs [64]"),
-        (f"{GATE_UPS}_bias", None, "is missing"),
-    ],
-)
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: f"{refused[0].rpartition('.')[2]}: {refused[2][:20]}")
 def test_tensors_that_do_not_fit_are_named(
-    name: str,
-    change: Callable[[Tensor], Tensor] | None,
-    said: str,
-    published: tuple[Path, Tensor],
-    runner: Callable[..., ModelRunner],
-    tmp_path: Path,
+    refused: tuple[str, Change, str], published: tuple[Path, Tensor], runner: Callable[..., ModelRunner], tmp_path: Path
 ) -> None:
+    name, change, said = refused
     tensors = load_file(published[0] / "model.safetensors")
     tensor = tensors.pop(name)
     if change is not None:

@@ -15,7 +15,8 @@ CORRECTION = "exp_probs_b.bias"
 QUERY, KEY, VALUE, FUSED = "attn_q", "attn_k", "attn_v", "attn_qkv"
 LATENT = "attn_kv_b"
 GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
-_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "_norm.weight", "_norm_2.weight", "exps.bias")
+_NORMS = ("_norm.weight", "_norm_2.weight")
+_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    mixing = (*_attention(spec), (names.sinks, "attn_sinks.weight")) if spec.layers[layer].convolution is None else _convolution(names)
+    mixing = _attention(spec) if spec.layers[layer].convolution is None else _convolution(names)
     plain = (*_norms(names, dialect), *mixing, *_mlp(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
@@ -106,7 +107,7 @@ def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
     if names.query == names.key:
         yield names.query, FUSED
         return
-    yield from ((names.query, QUERY), (names.key, KEY), (names.value, VALUE))
+    yield from ((names.query, QUERY), (names.key, KEY), (names.value, VALUE), (names.sinks, "attn_sinks.weight"))
 
 
 def _convolution(names: WeightNames) -> Iterator[tuple[str | None, str]]:
