@@ -69,6 +69,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         squared.ARCEE,
         squared.NEMOTRON,
         squared.JAIS2,
+        squared.APERTUS,
         lfm2.LFM2,
         lfm2.LFM2_MOE,
         gemma.GEMMA,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ryzanstein.worker.settings.sparse import SparseRule
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "xielu"]
 QkvLayout = Literal["split", "stacked", "grouped"]
 
 
@@ -241,8 +241,8 @@ class LayerSpec:
 class WeightNames:
     """The names of a checkpoint's tensors, without `.weight` and `.bias`.
 
-    `sinks` is a number for each query head: a score that its softmax counts and that has no value (gpt-oss,
-    after Xiao et al. 2023).
+    `activation` has the numbers of one that is learned. `sinks` is a number for each query head: a score
+    that its softmax counts and that has no value (gpt-oss, after Xiao et al. 2023).
 
     Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
     is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
@@ -264,6 +264,7 @@ class WeightNames:
     gate: str | None
     up: str
     down: str
+    activation: str = ""
     embedding_norm: str | None = None
     position: str | None = None
     query_norm: str | None = None

@@ -287,6 +287,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "arcee": ("ArceeConfig", {**SHAPE, "attention_bias": True, "mlp_bias": True, "bos_token_id": 1, "eos_token_id": 2}),
     "nemotron": ("NemotronConfig", SHAPE),
+    "apertus": ("ApertusConfig", {**SHAPE, "attention_bias": True, "eos_token_id": 2, "rope_parameters": LLAMA3}),
     "jais2": ("Jais2Config", {**SHAPE, "eos_token_id": 2}),
     "vaultgemma": ("VaultGemmaConfig", {**GEMMA, **WINDOW, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0}),
     "lfm2": ("Lfm2Config", {**LFM, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
@@ -325,7 +326,7 @@ def at_its_mark(names: Iterable[str]) -> list[Any]:
 ROWS = {
     *("seed_oss", "helium", "exaone4", "hunyuan_v1_dense", "cwm", "ministral", "granitemoehybrid", "granitemoeshared", "olmo3"),
     *("olmoe", "cohere2", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "ernie4_5", "ernie4_5_moe", "arcee", "nemotron", "jais2"),
-    *("vaultgemma", "lfm2_moe"),
+    *("vaultgemma", "lfm2_moe", "apertus"),
 }
 """Architectures that are rows of what others have: their keys and schedules are tried in the laboratory."""
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")

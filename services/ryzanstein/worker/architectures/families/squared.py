@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from ryzanstein.worker.architectures.config import Architecture
-from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES
+from ryzanstein.worker.architectures.config import Architecture, Choices
+from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES, QK_NORM_NAMES
+from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.values import Values
 
 _NAMES = replace(LLAMA_NAMES, gate=None)
 _LAYER_NORM = replace(LLAMA.choices, norm="layer", norm_bias=True)
+_APERTUS_ROTATION: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _apertus(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    return replace(spec, activation="xielu")
+
+
+def _apertus_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config with transformers' default rotation, where it has none."""
+    if any(config.get(key) is not None for key in ("rope_parameters", "rope_scaling")):
+        return config
+    return {**config, "rope_parameters": {**_APERTUS_ROTATION, "rope_theta": config.get("rope_theta", 12e6)}}
+
 
 ARCEE = Architecture(
     model_type="arcee",
@@ -43,4 +66,22 @@ JAIS2 = Architecture(
         "mlp_bias": True,
         "intermediate_size": 26624,
     },
+)
+APERTUS = Architecture(
+    model_type="apertus",
+    title="Apertus",
+    names=replace(
+        QK_NORM_NAMES,
+        gate=None,
+        attention_norm="attention_layernorm",
+        mlp_norm="feedforward_layernorm",
+        activation="mlp.act_fn",
+    ),
+    choices=Choices(qk_norm="shared", qkv_bias="attention_bias", out_bias="attention_bias"),
+    defaults={"rms_norm_eps": 1e-5, "intermediate_size": 14336, "rope_theta": 12e6},
+    fixed={"hidden_act": "silu"},
+    required={"hidden_act": "xielu"},
+    older=_apertus_rotation,
+    refine=_apertus,
+    refined="the activation's slopes are learned",
 )

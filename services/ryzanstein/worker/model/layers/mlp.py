@@ -79,6 +79,23 @@ def new_sigmoid(kernels: NativeKernels | None) -> Callable[[Tensor], Tensor]:
     return torch.sigmoid if kernels is None else partial(kernels.rows.activate, activation="sigmoid")
 
 
+class Xielu:
+    """An expanded integral of ELU with learned slopes (Huang and Schlag 2024): a parabola above 0, an exponential below."""
+
+    def __init__(self, source: WeightSource, name: str) -> None:
+        slopes, constants = source.new(2).float(), source.new(2).float()
+        for index, (slope, constant) in enumerate((("alpha_p", "beta"), ("alpha_n", "eps"))):
+            source.read(f"{name}.{slope}", (1,), slopes[index : index + 1])
+            source.read(f"{name}.{constant}", (), constants[index])
+        (self._above, below), (self._beta, self._least) = F.softplus(slopes), constants
+        self._below = self._beta + below
+
+    def __call__(self, x_TG: Tensor) -> Tensor:
+        above_TG = self._above * x_TG * x_TG
+        below_TG = torch.expm1(torch.minimum(x_TG, self._least)).sub_(x_TG).mul_(self._below)
+        return torch.where(x_TG > 0, above_TG, below_TG).add_(self._beta * x_TG).to(x_TG.dtype)
+
+
 def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
     if source.kernels is not None:
         return partial(source.kernels.rows.activate, activation=spec.activation)
@@ -117,7 +134,8 @@ class PlainMLP:
         self._down = RowParallelLinear(
             source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
-        self._activate = _new_activation(source, spec)
+        learned = spec.activation == "xielu"
+        self._activate = Xielu(source, prefix + names.activation) if learned else _new_activation(source, spec)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))
