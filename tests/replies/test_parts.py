@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ryzanstein.generation.reply_format import ReplyFormat
 from ryzanstein.replies.parts import MAX_SPACE_CHARS, CallDelta, Content, Part, Reasoning, Sink, call_id
 
 
 def sink(names: tuple[str, ...] = ("f", "g"), max_calls: int = 8) -> Sink:
-    return Sink(names, max_calls, "generation", 0)
+    return Sink(ReplyFormat(tools=names, max_calls=max_calls), "generation", 0)
 
 
 def content_of(parts: list[Part]) -> str:

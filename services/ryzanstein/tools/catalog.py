@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
+from ryzanstein.tools.conversations import CONVERSATIONS
 from ryzanstein.worker.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
 from ryzanstein.worker.architectures.foreign import QUANT_METHODS
 from ryzanstein.worker.architectures.registry import ARCHITECTURES
@@ -23,6 +24,7 @@ _HEADER = (
     "MLP",
     "Besides",
     "Served only with",
+    "Calls, reasoning",
 )
 _QK_NORMS = {
     "shared": "query and key norms",
@@ -37,6 +39,7 @@ test compares it with the code.
 
 A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
 a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
+The last column has the [formats](../build/tools.md#families) of a tested conversation; `text only` gets the generic one.
 """
 
 
@@ -128,6 +131,9 @@ def _row(architecture: Architecture) -> tuple[str, ...]:
         _mlp(architecture),
         architecture.refined,
         ", ".join(f"`{key}` {_value(only)}" for key, only in architecture.required.items()),
+        _list(filter(None, CONVERSATIONS[architecture.model_type]))
+        if architecture.model_type in CONVERSATIONS
+        else "text only",
     )
 
 

@@ -55,6 +55,28 @@ _OF_RANKS = frozenset(
 )
 """Settings that mean nothing to an inference server beside the node, and must not be believed to."""
 
+CallFormat = Literal[
+    "auto",
+    "llama3",
+    "hermes",
+    "mistral",
+    "ministral",
+    "deepseek",
+    "lfm2",
+    "olmo3",
+    "qwen_xml",
+    "seed",
+    "glm",
+    "granite",
+    "cohere",
+    "hunyuan",
+    "gemma",
+    "gemma4",
+    "harmony",
+    "generic",
+]
+ReasoningTags = Literal["auto", "none", "think", "answer", "response", "mistral", "seed", "cohere", "gemma4", "harmony"]
+
 
 class WorkerSettings(ServiceSettings):
     """The settings of one node."""
@@ -178,7 +200,7 @@ class WorkerSettings(ServiceSettings):
         description="file with a chat template that replaces that of `model`, or NAME=FILE for the model of this name; "
         "several are comma-separated, or in a JSON object, see docs/build/tools.md",
     )
-    call_format: Literal["auto", "llama3", "hermes", "mistral", "deepseek", "gemma", "generic"] = Field(
+    call_format: CallFormat = Field(
         "auto", description="how the models call functions; auto: as their chat templates show, see docs/build/tools.md"
     )
     generation_config: Literal["auto", "none"] = Field(
@@ -186,8 +208,10 @@ class WorkerSettings(ServiceSettings):
         description="whether a model's generation_config.json has the default temperature, top_p, top_k, min_p and "
         "repetition_penalty of requests",
     )
-    reasoning: Literal["auto", "none", "think"] = Field(
-        "auto", description="whether the models think between <think> and </think>; auto: as their chat templates show"
+    reasoning: ReasoningTags = Field(
+        "auto",
+        description="the tags between which the models think, or none, see docs/build/tools.md; auto: as their chat templates "
+        "show",
     )
 
     tuning: WorkerTuning = Field(default_factory=WorkerTuning, description=TUNING)

@@ -9,8 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from ryzanstein.replies.gemma_calls import gemma_call
-from ryzanstein.replies.json_calls import JsonCall, Outcome
+from ryzanstein.replies.calls.gemma import gemma_call
+from ryzanstein.replies.calls.harmony import HARMONY_TOKENS, harmony
+from ryzanstein.replies.calls.markup import GLM, SEED, XML, Markup, markup_call
+from ryzanstein.replies.calls.objects import JsonCall, Outcome
+from ryzanstein.replies.calls.python import python_call
+from ryzanstein.replies.content import content_until
 from ryzanstein.replies.parts import Sink
 from ryzanstein.replies.source import Source, Step
 
@@ -18,22 +22,6 @@ Family = Callable[[Source, Sink], Step[None]]
 
 _NAME_END = re.compile(r"[\s{\[<\uff5c]")
 _MAX_NAME_CHARS = 256
-
-
-def content_until(source: Source, sink: Sink, *markers: str) -> Step[str]:
-    """Takes content up to the next of these markers, which is taken, marked and returned; "" at the end.
-
-    Without markers all that follows is content.
-    """
-    pattern = re.compile("|".join(map(re.escape, markers)) or "(?!)")
-    while True:
-        text, marker, ended = source.before(markers, pattern)
-        sink.content(text)
-        if marker:
-            source.mark(before=len(marker))
-        if marker or ended:
-            return marker
-        yield
 
 
 def _tagged(source: Source, sink: Sink) -> Step[None]:
@@ -102,6 +90,10 @@ def _mistral(source: Source, sink: Sink) -> Step[None]:
 def _list(source: Source, sink: Sink) -> Step[None]:
     """Reads a list of objects; each that is no call is content by itself."""
     source.take()
+    yield from _rest_of_list(source, sink)
+
+
+def _rest_of_list(source: Source, sink: Sink) -> Step[None]:
     while True:
         yield from source.space()
         if not (yield from source.literal(",")) and (yield from source.literal("]")):
@@ -151,10 +143,104 @@ def _deepseek(source: Source, sink: Sink) -> Step[None]:
             yield from source.close(_CALLS_END)
 
 
-def _gemma(source: Source, sink: Sink) -> Step[None]:
-    """Gemma for functions: `<start_function_call>call:name{key:<escape>text<escape>}<end_function_call>`."""
-    while (yield from content_until(source, sink, "<start_function_call>")):
-        yield from gemma_call(source, sink)
+def _gemma(begin: str, end: str, quote: str) -> Family:
+    """Gemma: `<start_function_call>call:name{key:<escape>text<escape>}<end_function_call>`, by its generation's markers."""
+
+    def read(source: Source, sink: Sink) -> Step[None]:
+        while (yield from content_until(source, sink, begin)):
+            yield from gemma_call(source, sink, end, quote)
+
+    return read
+
+
+def _marked(end: str, *begins: str) -> Family:
+    """A marker before a list of objects, or before one, and perhaps one behind it."""
+
+    def read(source: Source, sink: Sink) -> Step[None]:
+        while (yield from content_until(source, sink, *begins)):
+            yield from source.space()
+            num_before = sink.num_calls
+            if (yield from source.peek()) == "[":
+                yield from _list(source, sink)
+            else:
+                yield from _object(source, sink)
+            if end and sink.num_calls > num_before:
+                yield from source.space()
+                yield from source.close(end)
+
+    return read
+
+
+def _hunyuan(source: Source, sink: Sink) -> Step[None]:
+    """Hunyuan: `<tool_calls>` before a list of objects, or before each name and its arguments in a block of code."""
+    while marker := (yield from content_until(source, sink, "<tool_calls>", "<tool_call>")):
+        yield from source.space()
+        if marker == "<tool_calls>" and (yield from source.literal("<tool_call>")):
+            marker = "<tool_call>"
+            yield from source.space()
+        num_before = sink.num_calls
+        match (yield from source.peek()):
+            case "[":
+                yield from _list(source, sink)
+            case "{":
+                yield from _object(source, sink, close="</tool_call>")
+            case _:
+                yield from _named(source, sink, ("```json",), "</tool_call>")
+        if sink.num_calls > num_before:
+            yield from source.space()
+            yield from source.close("</tool_calls>")
+
+
+def _tags(markup: Markup) -> Family:
+    """Qwen 3 Coder, Seed and GLM 4.5: the name and each argument in tags of their own."""
+
+    def read(source: Source, sink: Sink) -> Step[None]:
+        while marker := (yield from content_until(source, sink, *markup.begin)):
+            yield from source.space()
+            if (yield from source.peek()) == "{":
+                yield from _object(source, sink, close=markup.close)
+            else:
+                yield from markup_call(source, sink, markup, marker)
+
+    return read
+
+
+def _python(begin: str, end: str, bracket: str = "") -> Family:
+    """LFM2 and OLMo 3: calls as Python writes them, in brackets or one in a line."""
+
+    def read(source: Source, sink: Sink) -> Step[None]:
+        while (yield from content_until(source, sink, begin)):
+            yield from source.space()
+            if bracket and (yield from source.literal(bracket)):
+                yield from source.space()
+            num_before = sink.num_calls
+            if (yield from source.peek()) == "{":
+                yield from _rest_of_list(source, sink)
+            else:
+                yield from _python_row(source, sink)
+            if sink.num_calls > num_before:
+                yield from source.space()
+                yield from source.close(end)
+
+    return read
+
+
+def _python_row(source: Source, sink: Sink) -> Step[None]:
+    """Reads calls with commas or line breaks between them, and the bracket behind them."""
+    while (outcome := (yield from python_call(source, sink))) is not Outcome.BROKEN:
+        if outcome is Outcome.OTHER:
+            sink.content(source.since_mark())
+        source.mark()
+        yield from source.space()
+        yield from source.literal(",", ";")
+        yield from source.space()
+        if (yield from source.literal("]")):
+            yield from source.space()
+        char = yield from source.peek()
+        if not (char.isalnum() or char == "_"):
+            source.unmark()
+            return
+    sink.content(source.since_mark())
 
 
 def _generic(source: Source, sink: Sink) -> Step[None]:
@@ -177,25 +263,34 @@ def _generic(source: Source, sink: Sink) -> Step[None]:
     yield from _tagged(source, sink)
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "llama3": _llama,
-        "hermes": _tagged,
-        "mistral": _mistral,
-        "deepseek": _deepseek,
-        "gemma": _gemma,
-        "generic": _generic,
-    }
-)
-
-MARKERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "llama3": ("<|python_tag|>",),
-        "hermes": ("<tool_call>", "</tool_call>"),
-        "mistral": ("[TOOL_CALLS]", "[ARGS]"),
-        "deepseek": DEEPSEEK_TOKENS,
-        "gemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
-        "generic": ("<tool_call>", "</tool_call>"),
-    }
-)
+_GEMMA = ("<start_function_call>", "<end_function_call>", "<escape>")
+_GEMMA4 = ("<|tool_call>", "<tool_call|>", '<|"|>')
+_LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+_OLMO3 = ("<function_calls>", "</function_calls>")
+_HERMES = ("<tool_call>", "</tool_call>")
+_COHERE = ("<|START_ACTION|>", "<|END_ACTION|>")
+_GRANITE = ("<|tool_call|>", "<tool_call>")
+_ROWS: Mapping[str, tuple[Family, tuple[str, ...]]] = {
+    "llama3": (_llama, ("<|python_tag|>",)),
+    "hermes": (_tagged, _HERMES),
+    "mistral": (_mistral, ("[TOOL_CALLS]", "[ARGS]")),
+    "ministral": (_mistral, ("[TOOL_CALLS]", "[ARGS]")),
+    "deepseek": (_deepseek, DEEPSEEK_TOKENS),
+    "lfm2": (_python(*_LFM2, "["), _LFM2),
+    "olmo3": (_python(*_OLMO3), _OLMO3),
+    "qwen_xml": (_tags(XML), XML.texts),
+    "seed": (_tags(SEED), SEED.texts),
+    "glm": (_tags(GLM), GLM.texts),
+    "granite": (_marked("", *_GRANITE), _GRANITE),
+    "cohere": (_marked(_COHERE[1], _COHERE[0]), _COHERE),
+    "hunyuan": (_hunyuan, (*_HERMES, "<tool_calls>", "</tool_calls>")),
+    "gemma": (_gemma(*_GEMMA), _GEMMA),
+    "gemma4": (_gemma(*_GEMMA4), _GEMMA4),
+    "harmony": (harmony, HARMONY_TOKENS),
+    "generic": (_generic, _HERMES),
+}
+FAMILIES: Mapping[str, Family] = MappingProxyType({name: read for name, (read, _) in _ROWS.items()})
+MARKERS: Mapping[str, tuple[str, ...]] = MappingProxyType({name: markers for name, (_, markers) in _ROWS.items()})
 """What tells calls apart, which some tokenizers have as special tokens."""
+UNQUOTED = frozenset({"qwen_xml", "seed", "glm"})
+"""Families that write texts without quotation marks, so that the schema has to say which arguments are texts."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
+
+from ryzanstein.generation.reply_format import ReplyFormat
 
 _ID_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 MAX_SPACE_CHARS = 16_384
@@ -59,19 +60,33 @@ class Sink:
     not part of the answer. So much of it that it is more than a layout is content.
     """
 
-    def __init__(self, names: Collection[str], max_calls: int, generation_id: str, choice: int) -> None:
-        self._names = names
-        self._max_calls = max_calls
+    def __init__(self, format: ReplyFormat, generation_id: str, choice: int) -> None:
+        self._names, self._max_calls = format.tools, format.max_calls
+        self._texts, self._nullable = format.texts, format.nullable
         self._generation_id, self._choice = generation_id, choice
         self._parts: list[Part] = []
         self._space = ""
         self._after_call = False
         self.num_calls = 0
         self.thinking: bool | None = None
+        self.answer_end = ""
+        """The tag that ends the answer, where one began it."""
 
     def accepts(self, name: str) -> bool:
         """Returns whether this function may be called now; the text of another call is content."""
         return name in self._names and self.num_calls < self._max_calls
+
+    def is_text(self, argument: str) -> bool:
+        """Returns whether an argument (`function:argument`) is a text, also where it looks like a number."""
+        return argument in self._texts
+
+    def is_nullable(self, argument: str) -> bool:
+        """Returns whether an argument that is a text may be null."""
+        return argument in self._nullable
+
+    def end_answer(self) -> None:
+        """Takes the tag behind the answer: the white space before it is none of it."""
+        self._space, self._after_call, self.answer_end = "", True, ""
 
     def content(self, text: str) -> None:
         delta = text.rstrip()

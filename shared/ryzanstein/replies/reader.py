@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from ryzanstein.generation.prompts import Message, Role, ToolCall
 from ryzanstein.generation.reply_format import ReplyFormat
 from ryzanstein.generation.tokens import FinishReason
-from ryzanstein.replies.families import FAMILIES, content_until
+from ryzanstein.replies.calls.harmony import harmony
+from ryzanstein.replies.content import content_until
+from ryzanstein.replies.families import FAMILIES
 from ryzanstein.replies.parts import CallDelta, Content, Part, Reasoning, Sink
 from ryzanstein.replies.source import Source, Step
+from ryzanstein.replies.tags import HARMONY, TAGS, Tags
 
-_OPEN, _CLOSE = "<think>", "</think>"
-_CLOSE_PATTERN = re.compile(_CLOSE)
 LONG_CHARS = 8192
 """Reading so much takes some milliseconds."""
 
@@ -29,7 +30,7 @@ class ReplyReader:
     def __init__(self, format: ReplyFormat, generation_id: str, choice: int) -> None:
         self._format = format
         self._source = Source()
-        self._sink = Sink(format.tools, format.max_calls, generation_id, choice)
+        self._sink = Sink(format, generation_id, choice)
         self._steps: Generator[None, None, None] | None = _reply(self._source, self._sink, format)
         next(self._steps)
 
@@ -129,23 +130,43 @@ def joined(parts: Sequence[Part]) -> Message:
 
 def _reply(source: Source, sink: Sink, format: ReplyFormat) -> Step[None]:
     yield
+    if format.thinking and format.tags == HARMONY:
+        yield from harmony(source, sink)
+        return
     if format.thinking:
-        yield from _reasoning(source, sink, format.opened)
+        yield from _reasoning(source, sink, TAGS[format.tags], format.opened)
+        yield from _answer_begin(source, sink, TAGS[format.tags])
     sink.thinking = False
     if format.calls:
         yield from FAMILIES[format.calls](source, sink)
     yield from content_until(source, sink)
 
 
-def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:
-    """Reads what stands between `<think>` and `</think>`, without the white space around it.
+def _answer_begin(source: Source, sink: Sink, tags: Tags) -> Step[None]:
+    """Takes the tag that some models write before their answer; then the one behind it is none of the answer either."""
+    begin, end = tags.answer
+    if not begin:
+        return
+    source.mark()
+    yield from source.space()
+    if (yield from source.literal(begin)):
+        source.unmark()
+        sink.answer_end = end
+        yield from source.space()
+    else:
+        sink.content(source.since_mark())
+
+
+def _reasoning(source: Source, sink: Sink, tags: Tags, opened: bool) -> Step[None]:
+    """Reads what stands between two tags, without the white space around it.
 
     `opened`: the prompt ends with the first of them. Otherwise an answer without it has no reasoning.
     """
+    end = re.compile(re.escape(tags.end))
     sink.thinking = True if opened else None
     source.mark()
     yield from source.space()
-    if not (yield from source.literal(_OPEN)) and not opened:
+    if not (yield from source.literal(tags.begin)) and not opened:
         sink.content(source.since_mark())
         return
     source.unmark()
@@ -153,7 +174,7 @@ def _reasoning(source: Source, sink: Sink, opened: bool) -> Step[None]:
     yield from source.space()
     space = ""
     while True:
-        text, marker, ended = source.before((_CLOSE,), _CLOSE_PATTERN)
+        text, marker, ended = source.before((tags.end,), end)
         delta = text.rstrip()
         if delta:
             sink.reasoning(space + delta)

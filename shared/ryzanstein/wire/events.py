@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ryzanstein import errors
-from ryzanstein.generation.reply_format import ReplyFormat
+from ryzanstein.generation.reply_format import THINK, ReplyFormat, ReplyStyle
 from ryzanstein.generation.tokens import (
     Delta,
     Finished,
@@ -21,6 +21,7 @@ from ryzanstein.generation.tokens import (
     Usage,
 )
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.timestamps import duration
 
 
@@ -93,16 +94,45 @@ def reply_to_wire(reply: ReplyFormat | None) -> inference.ReplyFormat | None:
         return None
     return inference.ReplyFormat(
         calls=reply.calls,
-        thinking=reply.thinking,
+        thinking=reply.thinking and reply.tags == THINK,
         opened=reply.opened,
         tools=reply.tools,
         max_calls=reply.max_calls,
         named=reply.named,
+        tags=other_tags(reply),
+        text_arguments=reply.texts,
+        nullable_arguments=reply.nullable,
     )
 
 
 def reply_from_wire(wire: inference.ReplyFormat) -> ReplyFormat:
-    return ReplyFormat(wire.calls, wire.thinking, wire.opened, tuple(wire.tools), wire.max_calls, wire.named)
+    style = style_from_wire(wire)
+    return ReplyFormat(
+        style.calls,
+        style.thinking,
+        style.opened,
+        tuple(wire.tools),
+        wire.max_calls,
+        wire.named,
+        style.tags,
+        tuple(wire.text_arguments),
+        tuple(wire.nullable_arguments),
+    )
+
+
+def style_to_wire(style: ReplyStyle) -> worker.ReplyStyle:
+    """Returns a style. A peer that knows no other tags than `<think>` reads what stands between others as content."""
+    thinking = style.thinking and style.tags == THINK
+    return worker.ReplyStyle(calls=style.calls, thinking=thinking, opened=style.opened, tags=other_tags(style))
+
+
+def style_from_wire(wire: worker.ReplyStyle | inference.ReplyFormat) -> ReplyStyle:
+    return ReplyStyle(wire.calls, wire.thinking or bool(wire.tags), wire.opened, wire.tags or THINK)
+
+
+def other_tags(style: ReplyStyle | ReplyFormat) -> str:
+    """Returns the name of the tags around reasoning, if they are not `<think>`."""
+    return style.tags if style.thinking and style.tags != THINK else ""
 
 
 def event_to_wire(event: GenerationEvent) -> inference.GenerationEvent:

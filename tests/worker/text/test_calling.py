@@ -17,8 +17,8 @@ from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.replies.reader import read_message
 from ryzanstein.worker.constraints.lark import grammar
-from ryzanstein.worker.text.call_grammar import MAX_CALLS, call_constraint, form_or_calls
-from ryzanstein.worker.text.calling import Calling, instructions
+from ryzanstein.worker.text.call_grammar import ALONE, MAX_CALLS, call_constraint, form_or_calls
+from ryzanstein.worker.text.calling import ENFORCED, Calling, instructions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Rome", "K\\u00f6ln"]}}, "required": ["city"]}'
@@ -42,8 +42,10 @@ TALK = (
         ("{% if tools %}{{ tools }}{% endif %}", "generic", True, False),
         ("{% if tools %}<tool_call>{% endif %}<think>", "hermes", True, True),
         ("{{ tools }}<tool_call>\n<function=", "generic", False, False),
-        ("{{ tools }}<tool_call>name\n<arg_key>", "generic", False, False),
-        ("{{ tools }}<tool_calls>\n<tool_call>name", "generic", False, False),
+        ("{{ tools }}<tool_call>\n<function=x>\n<parameter=", "qwen_xml", True, False),
+        ("{{ tools }}<tool_call>name\n<arg_key>", "glm", True, False),
+        ("{{ tools }}<tool_calls>\n<tool_call>name", "hunyuan", True, False),
+        ("{{ tools }}List of tools: [", "lfm2", True, False),
         ("{{ message.content.split('</think>')[-1] }}", "generic", False, True),
         ("{{ tools }}[TOOL_CALLS]", "mistral", True, False),
         ("{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek", True, False),
@@ -155,31 +157,45 @@ def satisfies(constraint: Constraint, text: str) -> bool:
     return tried.validate_tokens(ids) == len(ids) and tried.consume_tokens(ids) and tried.is_accepting()
 
 
+# What stands before the calls, how each is written, what stands between two, and behind them.
+_DEEPSEEK = [
+    f"<\uff5ctool\u2581{name}\uff5c>"
+    for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+]
+_OBJECT = '{{"name": "{0}", "arguments": {1}}}'
+_TAGGED = ("", f"<tool_call>\n{_OBJECT}\n</tool_call>", "\n", "")
+WRITTEN = {
+    "generic": _TAGGED,
+    "hermes": _TAGGED,
+    "llama3": ("", '{{"name": "{0}", "parameters": {1}}}', "; ", ""),
+    "mistral": ("[TOOL_CALLS][", _OBJECT, ", ", "]"),
+    "ministral": ("", "[TOOL_CALLS]{0}[ARGS]{1}", "", ""),
+    "granite": ("<|tool_call|>[", _OBJECT, ", ", "]"),
+    "hunyuan": ("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"),
+    "cohere": ("<|START_ACTION|>[", '{{"tool_name": "{0}", "parameters": {1}}}', ", ", "]<|END_ACTION|>"),
+    "deepseek": (_DEEPSEEK[0], f"{_DEEPSEEK[1]}{{0}}{_DEEPSEEK[2]}{{1}}{_DEEPSEEK[3]}", "\n", _DEEPSEEK[4]),
+    "harmony": (
+        "",
+        "<|channel|>commentary to=functions.{0} <|constrain|>json<|message|>{1}",
+        "<|call|><|start|>assistant",
+        "",
+    ),
+}
+
+
 def written(family: str, *calls: tuple[str, str]) -> str:
-    objects = [f'{{"name": "{name}", "{"parameters" if family == "llama3" else "arguments"}": {args}}}' for name, args in calls]
-    match family:
-        case "llama3":
-            return "; ".join(objects)
-        case "mistral":
-            return f"[TOOL_CALLS][{', '.join(objects)}]"
-        case "deepseek":
-            begin, call, sep, end, last = (
-                f"<\uff5ctool\u2581{x}\uff5c>"
-                for x in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
-            )
-            return begin + "\n".join(f"{call}{name}{sep}{args}{end}" for name, args in calls) + last
-        case _:
-            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+    before, call, between, behind = WRITTEN[family]
+    return before + between.join(call.format(*each) for each in calls) + behind
 
 
-@pytest.mark.parametrize("family", ["llama3", "hermes", "mistral", "deepseek", "generic"])
+@pytest.mark.parametrize("family", sorted(ENFORCED))
 def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
     rome, now = ("weather", '{"city":"Rome"}'), ("now", "{}")
     must, one = Tools(TOOLS.offered, ToolMode.REQUIRED), Tools(TOOLS.offered, ToolMode.REQUIRED, parallel=False)
     named = Tools(TOOLS.offered, ToolMode.NAMED, "now")
     for calls in ([rome], [now], [rome, now]):
         text = written(family, *calls)
-        assert admits(must, family, text)
+        assert admits(must, family, text) is (family not in ALONE or len(calls) == 1)
         assert admits(one, family, text) is (len(calls) == 1)
         assert admits(named, family, text) is (calls == [now])
         read = read_message(ReplyFormat(calls=family, tools=("weather", "now")), "g", 0, text)
@@ -188,7 +204,7 @@ def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
     assert not admits(must, family, written(family, ("weather", '{"city":"Paris"}')))
     assert not admits(must, family, written(family, ("nope", "{}")))
     assert not admits(must, family, "Hello")
-    assert admits(must, family, written(family, *[now] * MAX_CALLS))
+    assert admits(must, family, written(family, *[now] * MAX_CALLS)) is (family not in ALONE)
     assert not admits(must, family, written(family, *[now] * (MAX_CALLS + 1)))
     assert json.loads(SCHEMA)
 
@@ -196,13 +212,13 @@ def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
 FORM = Constraint.json_schema('{"type": "object", "properties": {"days": {"enum": [1]}}, "required": ["days"]}')
 
 
-@pytest.mark.parametrize("family", ["llama3", "hermes", "mistral", "deepseek", "generic"])
+@pytest.mark.parametrize("family", sorted(ENFORCED))
 @pytest.mark.parametrize("form", [FORM, Constraint.json_object()], ids=["schema", "object"])
 def test_an_answer_with_a_form_may_be_a_call_instead(family: str, form: Constraint) -> None:
     both = form_or_calls(form, TOOLS, ReplyStyle(family), lambda text: None)
     assert satisfies(both, '{"days": 1}')
     assert satisfies(both, written(family, ("weather", '{"city":"Rome"}')))
-    assert satisfies(both, written(family, ("now", "{}"), ("now", "{}"))) is (family != "llama3")
+    assert satisfies(both, written(family, ("now", "{}"), ("now", "{}"))) is (family not in {*ALONE, "llama3"})
     assert satisfies(both, '{"days": 2}') is (form is not FORM)
     assert not satisfies(both, "Hello")
     if family != "llama3" or form is FORM:  # there a call is an object
@@ -214,7 +230,12 @@ def test_a_form_is_alone_where_calls_have_no_grammar_or_both_are_too_long() -> N
     choice = Constraint.choice(["a", "b"])
     many = Tools(tuple(Tool(f"{i:03}" + "x" * 60) for i in range(128)))
     long = Constraint.json_schema(json.dumps({"enum": ["x" * (MAX_CONSTRAINT_BYTES - 1000)]}))
-    for form, tools, family in ((choice, TOOLS, "hermes"), (FORM, TOOLS, "gemma"), (long, many, "hermes")):
+    for form, tools, family in (
+        (choice, TOOLS, "hermes"),
+        (FORM, TOOLS, "gemma"),
+        (FORM, TOOLS, "lfm2"),
+        (long, many, "hermes"),
+    ):
         assert form_or_calls(form, tools, ReplyStyle(family), lambda text: None) is form
 
 

@@ -10,7 +10,6 @@ from google.rpc import status_pb2
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import ROUTER_TOO_OLD, Code, RyzansteinError
-from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import KNOWN_FEATURES, Attempt, GenerationRequest, RequestKey
 from ryzanstein.generation.tokens import FinishReason, NodeMove, PromptScores, Started, Token
 from ryzanstein.router.generations.generation import PAUSED, Generation
@@ -26,6 +25,7 @@ from ryzanstein.wire.events import (
     reply_to_wire,
     scores_from_wire,
     scores_to_wire,
+    style_from_wire,
     token_logprobs_to_wire,
 )
 
@@ -223,8 +223,7 @@ def restore(generation: Generation, batches: tuple[bytes, ...]) -> bool:
         if batch.num_delivered:
             generation.num_delivered = batch.num_delivered
         if batch.HasField("started"):
-            reply = batch.started.reply
-            style = ReplyStyle(reply.calls, reply.thinking, reply.opened) if batch.started.HasField("reply") else None
+            style = style_from_wire(batch.started.reply) if batch.started.HasField("reply") else None
             begun = batch.started
             generation.start(begun.node_id, begun.prompt_tokens, style, begun.omitted_prompt_tokens)
         if batch.HasField("prompt"):

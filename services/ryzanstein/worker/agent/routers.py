@@ -18,7 +18,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire
+from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire, style_to_wire
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.worker.tuning import LinkBounds
 
@@ -77,7 +77,7 @@ class RouterLink:
         self.prepared(handle)
         accepted = self._output.accepted.add(handle=handle, prompt_tokens=prompt_tokens, omitted_prompt_tokens=omitted)
         if reply is not None:
-            accepted.reply.CopyFrom(worker.ReplyStyle(calls=reply.calls, thinking=reply.thinking, opened=reply.opened))
+            accepted.reply.CopyFrom(style_to_wire(reply))
         self._added(_ROW_BYTES)
 
     def add_row(self, handle: int, choice: int, index: int, token: Token) -> None:

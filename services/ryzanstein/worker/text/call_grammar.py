@@ -18,6 +18,7 @@ from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint, ConstraintK
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.tools import Tool, Tools
 from ryzanstein.replies.families import DEEPSEEK_TOKENS
+from ryzanstein.replies.tags import TAGS
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.constraints.schemas.schema import checked, checked_schema
 
@@ -30,14 +31,14 @@ SpecialId = Callable[[str], int | None]
 def call_constraint(tools: Tools, style: ReplyStyle, special_id: SpecialId) -> Constraint:
     """Returns the constraint of an answer that must call one of the functions.
 
-    `special_id` returns the id of the special token with this text. Where the prompt ends with
-    `<think>` the calls come after the reasoning. Raises INVALID_ARGUMENT, which names the function, for
+    `special_id` returns the id of the special token with this text. Where the prompt ends within the
+    reasoning the calls come after the reasoning. Raises INVALID_ARGUMENT, which names the function, for
     parameters that cannot be enforced; what only `strict` demands is left out of those without it.
     """
     schemas = [_checked(tool, tools.offered.index(tool)) for tool in tools.callable]
     grammar = "start: calls\n" + _calls(style.calls, tools, schemas, lambda text: _literal(text, special_id))
     lenient = not any(tool.strict for tool in tools.callable)
-    return replace(Constraint.grammar(grammar), after="</think>" if style.opened else "", lenient=lenient)
+    return replace(Constraint.grammar(grammar), after=TAGS[style.tags].end if style.opened else "", lenient=lenient)
 
 
 def form_or_calls(form: Constraint, tools: Tools, style: ReplyStyle, special_id: SpecialId) -> Constraint:
@@ -82,7 +83,7 @@ _JSON = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
 def _calls(family: str, asked: Tools, schemas: Sequence[Any], literal: Callable[[str], str]) -> str:
     """Returns the rules of calls, whose arguments are as these schemas say."""
     begin, separator, end = _AROUND[family]
-    several = asked.parallel and not asked.named
+    several = asked.parallel and not asked.named and family not in ALONE
     rest = f" ({_words(separator, literal)} call){{0,{MAX_CALLS - 1}}}" if several else ""
     lines = [
         f"calls: {_words(begin, literal)} call{rest} {_words(end, literal)}",
@@ -95,6 +96,8 @@ def _calls(family: str, asked: Tools, schemas: Sequence[Any], literal: Callable[
     return "\n".join(lines) + "\n"
 
 
+ALONE = frozenset({"harmony"})
+"""Families in which an answer ends with its first call."""
 _CALLS_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _CALLS_END = DEEPSEEK_TOKENS
 # What stands before the first call, between two, and after the last. Each part is a token or a text.
 _AROUND: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -102,18 +105,33 @@ _AROUND: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "generic": ((), ("\n",), ()),
     "llama3": ((), ("; ",), ()),
     "mistral": (("[TOOL_CALLS]", "["), (", ",), ("]",)),
+    "ministral": ((), (), ()),
+    "granite": (("<|tool_call|>", "["), (", ",), ("]",)),
+    "cohere": (("<|START_ACTION|>", "["), (", ",), ("]", "<|END_ACTION|>")),
+    "hunyuan": (("<tool_calls>", "["), (", ",), ("]", "</tool_calls>")),
+    "harmony": ((), (), ()),
     "deepseek": ((_CALLS_BEGIN,), ("\n",), (_CALLS_END,)),
 }
 
 
+# What stands around the arguments, where the name does not stand in an object with them.
+_NAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "deepseek": ((_CALL_BEGIN, "{name}", _SEPARATOR), (_CALL_END,)),
+    "ministral": (("[TOOL_CALLS]", "{name}", "[ARGS]"), ()),
+    "harmony": (("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>"), ()),
+}
+_NAMES = {"llama3": ("name", "parameters"), "cohere": ("tool_name", "parameters")}
+
+
 def _call(family: str, tool: Tool, schema: Any, literal: Callable[[str], str]) -> str:
     arguments = f"%json {json.dumps(schema)}"
-    if family == "deepseek":
-        return " ".join((_words((_CALL_BEGIN, tool.name, _SEPARATOR), literal), arguments, literal(_CALL_END)))
-    key = "parameters" if family == "llama3" else "arguments"
-    before, after = ["{" + f'"name": {json.dumps(tool.name)}, "{key}": '], ["}"]
+    if family in _NAMED:
+        before, after = _NAMED[family]
+        return " ".join((_words([each.format(name=tool.name) for each in before], literal), arguments, _words(after, literal)))
+    name, key = _NAMES.get(family, ("name", "arguments"))
+    before, after = ("{" + f'"{name}": {json.dumps(tool.name)}, "{key}": ',), ("}",)
     if family in ("hermes", "generic"):
-        before, after = ["<tool_call>", "\n", *before], [*after, "\n", "</tool_call>"]
+        before, after = ("<tool_call>", "\n", *before), (*after, "\n", "</tool_call>")
     return " ".join((_words(before, literal), arguments, _words(after, literal)))
 
 

@@ -12,26 +12,51 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
-from ryzanstein.generation.reply_format import ReplyStyle
+from ryzanstein.generation.reply_format import THINK, ReplyStyle
 from ryzanstein.generation.tools import NO_TOOLS, Tool, ToolMode, Tools
+from ryzanstein.replies.calls.harmony import HARMONY_TOKENS
 from ryzanstein.replies.families import MARKERS
+from ryzanstein.replies.tags import HARMONY, TAGS
 from ryzanstein.worker.text.templates.sandbox import reads
 
 GENERIC = "generic"
-_THINK = "<think>"
-_TAGS = (_THINK, "</think>")
+ENFORCED = frozenset({GENERIC, "hermes", "llama3", "mistral", "ministral", "deepseek", "granite", "cohere", "hunyuan", HARMONY})
+"""Families whose calls have a grammar here. The arguments of the others are no JSON: a call that must be is a generic one."""
 # What only the template of a family has, the most telling first. `None`: a form that is not read
 # here, so that the generic one is used instead.
 _SIGNS: tuple[tuple[str, str | None], ...] = (
-    ("<function=", None),
-    ("<arg_key>", None),  # GLM 4.5 and later
-    ("<tool_calls>", None),  # Hunyuan
+    ("<|channel|>", "harmony"),
+    ("<seed:tool_call>", "seed"),
+    ("<parameter=", "qwen_xml"),
+    ("<function=", None),  # its arguments as one object
+    ("<arg_key>", "glm"),
+    ("<tool_calls>", "hunyuan"),
     ("<start_function_call>", "gemma"),
+    ("<|tool_call>", "gemma4"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<|tool_list_start|>", "lfm2"),
+    ("List of tools: [", "lfm2"),
+    ("<function_calls>", "olmo3"),
+    ("<|START_ACTION|>", "cohere"),
+    ("[ARGS]", "ministral"),
     ("[TOOL_CALLS]", "mistral"),
     ("<\uff5ctool\u2581call", "deepseek"),
+    ("<|tool_call|>", "granite"),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama3"),
     ("Environment: ipython", "llama3"),
+)
+# The same of the tags around reasoning: all of these are in the template.
+_TAG_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>analysis",), HARMONY),
+    (("<seed:think>",), "seed"),
+    (("<|START_THINKING|>",), "cohere"),
+    (("<|channel>",), "gemma4"),
+    (("[THINK]",), "mistral"),
+    (("<think>", "<response>"), "response"),
+    (("<think>", "<answer>"), "answer"),
+    (("<think>",), THINK),
+    (("</think>",), THINK),
 )
 
 
@@ -39,12 +64,13 @@ _SIGNS: tuple[tuple[str, str | None], ...] = (
 class Calling:
     """How one model calls functions and thinks.
 
-    `native`: its template is given the tools. `thinking`: its reasoning stands between tags.
+    `native`: its template is given the tools. `thinking`: its reasoning stands between the `tags` of this name.
     """
 
     family: str = GENERIC
     native: bool = False
     thinking: bool = False
+    tags: str = THINK
 
     @classmethod
     def of(cls, template: str, family: str = "auto", reasoning: str = "auto") -> Calling:
@@ -52,8 +78,10 @@ class Calling:
         found = next((name for sign, name in _SIGNS if sign in template), GENERIC)
         chosen = found if family == "auto" else family
         native = chosen is not None and reads(template, "tools")
-        thinking = any(tag in template for tag in _TAGS) if reasoning == "auto" else reasoning == "think"
-        return cls(chosen if native and chosen is not None else GENERIC, native, thinking)
+        shown = next((name for signs, name in _TAG_SIGNS if all(sign in template for sign in signs)), "none")
+        tags = shown if reasoning == "auto" else reasoning
+        thinking = tags != "none"
+        return cls(chosen if native and chosen is not None else GENERIC, native, thinking, tags if thinking else THINK)
 
     def generic(self) -> Calling:
         """Returns the same for a conversation whose tools the template does not show."""
@@ -72,16 +100,18 @@ class Calling:
     def style(self, prompt: ChatPrompt, text: str) -> ReplyStyle | None:
         """Returns how answers to the conversation with this text are read; None: as content alone."""
         calls = self.family if prompt.tools.callable else ""
-        if prompt.tools.must and calls == "gemma":  # its arguments are no JSON, for which there is a grammar
+        if prompt.tools.must and calls not in ENFORCED:
             calls = GENERIC
         if not calls and not self.thinking:
             return None
-        return ReplyStyle(calls, self.thinking, self.thinking and text.rstrip().endswith(_THINK))
+        opened = self.tags in TAGS and text.rstrip().endswith(TAGS[self.tags].begin)
+        return ReplyStyle(calls, self.thinking, self.thinking and opened, self.tags)
 
     def markers(self, prompt: ChatPrompt) -> tuple[str, ...]:
         """Returns the texts that tell calls and reasoning apart: they must be seen even where they are special tokens."""
         calls = MARKERS[self.family] if prompt.tools.callable else ()
-        return (*calls, *_TAGS) if self.thinking else calls
+        tags = TAGS[self.tags].texts if self.tags in TAGS else HARMONY_TOKENS
+        return (*calls, *tags) if self.thinking else calls
 
 
 def has_calls(prompt: ChatPrompt) -> bool:

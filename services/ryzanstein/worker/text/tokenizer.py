@@ -64,10 +64,10 @@ class TextModel:
         self._control = ControlTokens(self._tokenizer, "\n".join(sources), _unknown_ids(files, self._tokenizer))
         self.eos_token_ids = files.eos_token_ids | self._eos_of_tokenizer(files)
         self.max_prompt_chars = self.context_length * MAX_CHARS_PER_TOKEN
-        self.template = self._template(files, files.chat_template)
-        self.tool_template = self._template(files, files.tool_template) or self.template
         self._plain_calling = Calling.of(files.chat_template or "", *calling)
         self.calling = Calling.of(files.tool_template, *calling) if files.tool_template is not None else self._plain_calling
+        self.template = self._template(files, files.chat_template, self._plain_calling.family)
+        self.tool_template = self._template(files, files.tool_template, self.calling.family) or self.template
         self._special = frozenset(self._control.texts[: self._control.num_special])
         self._renderer = LocalRenderer()
 
@@ -293,7 +293,7 @@ class TextModel:
             raise errors.invalid("token_ids", f"each must be in [0, {self.vocab_size})", wrong)
         return list(token_ids)
 
-    def _template(self, files: ModelFiles, source: str | None) -> TemplateSource | None:
+    def _template(self, files: ModelFiles, source: str | None, calls: str) -> TemplateSource | None:
         """Returns the chat template. MODEL_INVALID: it is not a template.
 
         Other defects show only when it is run.
@@ -310,7 +310,7 @@ class TextModel:
         except RecursionError:
             raise model_invalid(where, "chat template: nested too deeply") from None
         control, max_chars = self._control, _TEMPLATE_OVERHEAD * self.max_prompt_chars + MAX_TEMPLATE_CHARS
-        return TemplateSource(source, dict(files.special_tokens), control.texts, control.num_special, max_chars)
+        return TemplateSource(source, dict(files.special_tokens), control.texts, control.num_special, max_chars, calls)
 
     def _eos_of_tokenizer(self, files: ModelFiles) -> frozenset[int]:
         content = files.special_tokens.get("eos_token")

@@ -10,7 +10,7 @@ from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.events import logprobs_from_wire, scores_from_wire
+from ryzanstein.wire.events import logprobs_from_wire, scores_from_wire, style_from_wire
 
 
 class AttemptSink(Protocol):
@@ -91,8 +91,7 @@ def deliver(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> int:
 
 
 def _style(accepted: worker.Accepted) -> ReplyStyle | None:
-    reply = accepted.reply
-    return ReplyStyle(reply.calls, reply.thinking, reply.opened) if accepted.HasField("reply") else None
+    return style_from_wire(accepted.reply) if accepted.HasField("reply") else None
 
 
 def _deliver_prompts(output: worker.StepOutput, sinks: Mapping[int, AttemptSink]) -> None:

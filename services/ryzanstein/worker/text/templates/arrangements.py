@@ -1,17 +1,24 @@
-"""Other orders of the same messages, for templates that refuse the one that was sent, or leave a part of it out.
+"""Other arrangements of the same messages, for templates that refuse the one that was sent, or leave a part of it out.
 
 Agents send instructions in the middle of a conversation and call several functions at once. Many
-templates take a system message only at the beginning, or one call in a message.
+templates take a system message only at the beginning, or one call in a message. Some leave calls out:
+these expect what the model wrote as text, markers included. A marker is control text, which no message
+may have, so a character that occurs nowhere stands for it until the template has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, ToolCall
+from ryzanstein.worker.text.templates.template_input import Arguments, TemplateInput, arguments_of
 
 Messages = tuple[Message, ...]
+_BEGIN, _END = "\uf8fe", "\uf8ff"
 
 
 def arrangements(messages: Messages) -> Iterator[Messages]:
@@ -109,26 +116,90 @@ def _one_by_one(messages: Messages) -> Messages:
     found: list[Message] = []
     results: list[Message] = []
     calls: list[ToolCall] = []
+    reasoning = ""
     for message in messages:
         if message.role is Role.TOOL and calls:
             results.append(message)
             continue
-        found += _pairs(calls, results)
-        calls, results = [], []
+        found += _pairs(calls, results, reasoning)
+        calls, results, reasoning = [], [], ""
         if message.role is Role.ASSISTANT and message.tool_calls:
             calls = list(message.tool_calls)
-            found += [replace(message, tool_calls=())] if message.content.strip() else []
+            if message.content.strip():
+                found.append(replace(message, tool_calls=()))
+            else:
+                reasoning = message.reasoning
         else:
             found.append(message)
-    return (*found, *_pairs(calls, results))
+    return (*found, *_pairs(calls, results, reasoning))
 
 
-def _pairs(calls: Sequence[ToolCall], results: list[Message]) -> Iterator[Message]:
-    """Yields each call with its result; results of other calls come last."""
+def _pairs(calls: Sequence[ToolCall], results: list[Message], reasoning: str) -> Iterator[Message]:
+    """Yields each call with its result, the first with the reasoning; results of other calls come last."""
     left = list(results)
-    for call in calls:
-        yield Message(Role.ASSISTANT, "", (call,))
+    for i, call in enumerate(calls):
+        yield Message(Role.ASSISTANT, "", (call,), reasoning="" if i else reasoning)
         own = [result for result in left if result.tool_call_id == call.id]
         left = [result for result in left if result.tool_call_id != call.id]
         yield from own
     yield from left
+
+
+def written(prompt: ChatPrompt, family: str) -> ChatPrompt | None:
+    """Returns the conversation with its calls as text; None: it has none, or its family is not written here."""
+    if family not in _AS_TEXT or not any(message.tool_calls for message in prompt.messages):
+        return None
+    if any(mark in text for text in TemplateInput.of(prompt).texts() for mark in (_BEGIN, _END)):
+        return None
+    return replace(prompt, messages=tuple(_in_text(message, family) for message in prompt.messages))
+
+
+def marked(render: Callable[[TemplateInput], str], family: str) -> Callable[[TemplateInput], str]:
+    """Returns the same with the family's markers in the text, where characters stand for them."""
+    begin, end, _ = _AS_TEXT[family]
+    return lambda given: render(given).replace(_BEGIN, begin).replace(_END, end)
+
+
+def _in_text(message: Message, family: str) -> Message:
+    if not message.tool_calls:
+        return message
+    calls = _AS_TEXT[family][2](message.tool_calls)
+    return replace(message, content=f"{message.content}{_BEGIN}{calls}{_END}", tool_calls=())
+
+
+def _python(calls: Sequence[ToolCall]) -> str:
+    return f"[{', '.join(f'{call.name}({_members(_arguments(call))})' for call in calls)}]"
+
+
+def _members(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_literal(value)}" for name, value in arguments.items())
+
+
+def _literal(value: Any) -> str:
+    """Returns a JSON value as Python writes it, its texts in double quotation marks."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_dumped(name)}: {_literal(each)}' for name, each in value.items())}}}"
+    return repr(value) if value is None or isinstance(value, bool) else _dumped(value)
+
+
+def _objects(calls: Sequence[ToolCall]) -> str:
+    return _dumped([{"name": call.name, "arguments": _arguments(call)} for call in calls])
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    given: dict[str, Any] = arguments_of(call.arguments, Arguments.WRAPPED)
+    return given
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_AS_TEXT: Mapping[str, tuple[str, str, Callable[[Sequence[ToolCall]], str]]] = MappingProxyType(
+    {
+        "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>", _python),
+        "granite": ("<|tool_call|>", "", _objects),
+    }
+)

@@ -6,8 +6,9 @@ import msgspec
 from jinja2 import TemplateSyntaxError
 
 from ryzanstein.generation.prompts import ChatPrompt
+from ryzanstein.worker.text.templates.arrangements import marked, written
 from ryzanstein.worker.text.templates.forgery import Ambiguous, ControlTexts
-from ryzanstein.worker.text.templates.forms import Chosen, Unshown, chosen
+from ryzanstein.worker.text.templates.forms import Chosen, Render, Unshown, chosen
 from ryzanstein.worker.text.templates.rendering import (
     Limited,
     Outcome,
@@ -59,18 +60,29 @@ class Renderer:
             self._control = ControlTexts(source.control, source.num_special)
             self._source = source
 
-    def _way(self, template: ChatTemplate, prompt: ChatPrompt) -> Chosen:
-        if template.reads_messages:
-            return chosen(template.text, prompt)
-        given = TemplateInput.of(prompt)
-        return Chosen(given, template.text(given))
+    def _way(self, template: ChatTemplate, prompt: ChatPrompt, calls: str) -> tuple[Render, Chosen]:
+        """Returns how the conversation is told: its calls as text where the template leaves them out."""
+        if not template.reads_messages:
+            given = TemplateInput.of(prompt)
+            return template.text, Chosen(given, template.text(given))
+        try:
+            return template.text, chosen(template.text, prompt)
+        except (OutputTooLong, RecursionError, MemoryError):
+            raise
+        except Exception:
+            spelled = written(prompt, calls)
+            if spelled is None:
+                raise
+            render = marked(template.text, calls)
+            return render, chosen(render, spelled)
 
     def _render(self, prompt: ChatPrompt) -> Outcome:
         assert self._template is not None
+        assert self._source is not None
         self._template.tick()
         try:
-            way = self._way(self._template, prompt)
-            rendered = self._control.rendered(self._template.text, way.given, way.text)
+            render, way = self._way(self._template, prompt, self._source.calls)
+            rendered = self._control.rendered(render, way.given, way.text)
             return msgspec.structs.replace(rendered, shows_tools=way.shows_tools)
         except OutputTooLong:
             return Limited(RenderLimit.OUTPUT)

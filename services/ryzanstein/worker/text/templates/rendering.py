@@ -21,7 +21,7 @@ class TemplateSource(msgspec.Struct, frozen=True):
     `variables` are what it sees besides the messages: the names of special tokens. `control` are
     the texts of the tokens that only the template may write; the first `num_special` of them are
     those that the tokenizer calls special, which templates do not look for. `max_chars` bounds its
-    output.
+    output. `calls` is the family in which the model calls functions.
     """
 
     source: str
@@ -29,6 +29,7 @@ class TemplateSource(msgspec.Struct, frozen=True):
     control: tuple[str, ...]
     num_special: int
     max_chars: int
+    calls: str = ""
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):

@@ -147,11 +147,11 @@ def _others(message: Message, form: Form) -> Iterator[tuple[str, str]]:
 
 
 def _call(call: ToolCall, arguments: Arguments) -> dict[str, Any]:
-    given = _arguments(call.arguments, arguments)
+    given = arguments_of(call.arguments, arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}}
 
 
-def _arguments(text: str, form: Arguments) -> Any:
+def arguments_of(text: str, form: Arguments) -> Any:
     """Returns the arguments as an object; where the model wrote none, the text itself or an object with it."""
     try:
         value = json.loads(text) if text.strip() else None

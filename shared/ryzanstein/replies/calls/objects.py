@@ -16,7 +16,8 @@ from ryzanstein.replies.parts import Sink
 from ryzanstein.replies.source import Source, Step
 
 _MAX_NAME_CHARS = 256
-_KEYS = frozenset({"name", "arguments", "parameters", "function", "type", "id"})
+_NAMES = ("name", "function", "tool_name")
+_KEYS = frozenset({*_NAMES, "arguments", "parameters", "type", "id", "tool_call_id"})
 _STRING_RUN = re.compile(r'[^"\\]*')
 # What is between two brackets, whole strings included. Possessive: nothing is tried twice.
 _PLAIN_RUN = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
@@ -98,7 +99,7 @@ class JsonCall:
 
     def _member(self, key: str) -> Step[bool]:
         kind = yield from self._source.peek()
-        if key in ("name", "function") and kind == '"' and self._name is None:
+        if key in _NAMES and kind == '"' and self._name is None:
             self._name = yield from _string(self._source)
             return self._name is not None
         if key == "function" and kind == "{":

@@ -1,0 +1,1 @@
+"""How calls are written: as objects, as Python, in tags, in channels. Each module reads one way."""
