@@ -58,7 +58,8 @@ def new_gate(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tens
     return gate
 
 
-def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+def new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+    """Returns the architecture's activation."""
     if source.kernels is not None:
         return partial(source.kernels.rows.activate, activation=spec.activation)
     return ACTIVATIONS[spec.activation]
@@ -96,7 +97,7 @@ class PlainMLP:
         self._down = RowParallelLinear(
             source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
-        self._activate = _new_activation(source, spec)
+        self._activate = new_activation(source, spec)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))
