@@ -35,7 +35,7 @@ class LayerStates:
     def tails_NLF(self) -> Tensor:
         """The channels of the last tokens, the farthest first, [N, L - 1, F]."""
         shape = (self.share.delta.length - 1, self.share.num_channels)
-        return self.slots_NW[:, : math.prod(shape)].view(-1, *shape)
+        return self.slots_NW[:, : math.prod(shape)].view(len(self.slots_NW), *shape)
 
     @property
     def matrices_NHKV(self) -> Tensor:
