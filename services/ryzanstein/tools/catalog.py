@@ -27,18 +27,18 @@ _HEADER = (
     "Calls, reasoning",
 )
 _QK_NORMS = {
-    "shared": "query and key norms",
-    "heads": "query and key norms, one for each head",
-    "head_list": "query and key norms, one for each head",
-    "width": "query and key norms over all heads",
+    "shared": "QK norms",
+    "heads": "QK norms, one for each head",
+    "head_list": "QK norms, one for each head",
+    "width": "QK norms over all heads",
 }
 _INTRODUCTION = """# Architectures
 
-This page is generated from `services/ryzanstein/worker/architectures`: `python -P -m ryzanstein.lab.reference` writes it, and a
-test compares it with the code.
+Generated from `services/ryzanstein/worker/architectures` by `python -P -m ryzanstein.lab.reference`.
 
 A checkpoint is a directory with `config.json` and safetensors files, as transformers saves it. One decoder serves all of them;
-a row of this table is all that distinguishes an architecture. Each is tested against transformers, on one rank and on two.
+a row of this table is all that distinguishes an architecture. Unless it says otherwise, positions are rotary, and a norm is
+before each half of a layer. Each is tested against transformers, on one rank and on two.
 The last column has the [formats](../build/tools.md#families) of a tested conversation; `text only` gets the generic one.
 """
 
@@ -67,8 +67,9 @@ def _notes() -> list[str]:
         "- With `dynamic` the context ends at `max_position_embeddings`, before which it changes nothing. With `longrope`",
         "  it ends at `original_max_position_embeddings`: beyond it all keys of a sequence would change, cached ones cannot.",
         "- Nothing needs to divide over the ranks. Key-value heads are dealt whole, with their queries; with fewer of them",
-        "  than ranks, several ranks hold one and divide its queries. Each rank needs an attention head, and with short",
-        "  convolutions a key-value head. Latents are whole on every rank: there the cache of a token is not divided.",
+        "  than ranks, several ranks hold one and divide its queries. Each rank needs an attention head, with short",
+        "  convolutions a key-value head, and with a delta rule a key head of it. Latents are whole on every rank: there the",
+        "  cache of a token is not divided.",
         "- Anything else is refused by its name in config.json, and so is a tensor that no layer reads.",
         "",
         "## What of config.json counts",
@@ -140,7 +141,7 @@ def _row(architecture: Architecture) -> tuple[str, ...]:
 def _positions(architecture: Architecture) -> str:
     choices = architecture.choices
     if choices.positions == "rotary":
-        return ", ".join(filter(None, ["rotary", _where("neighbours paired", choices.interleaved)]))
+        return _where("neighbours paired", choices.interleaved)
     return "ALiBi" if choices.positions == "alibi" else "learned"
 
 
@@ -150,6 +151,7 @@ def _attention(architecture: Architecture) -> str:
         {"split": "", "stacked": "fused", "grouped": "fused by group"}[choices.qkv_layout],
         "over latents" if architecture.names.latent else "",
         "short convolutions in some layers" if architecture.names.convolution else "",
+        "gated, a gated delta rule in most layers" if architecture.names.delta else "",
         _where("biases", choices.qkv_bias),
         _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
         "windows" if choices.windowed else "",
@@ -169,7 +171,7 @@ def _halves(architecture: Architecture) -> str:
     if parallel:
         return _where("in parallel", parallel)
     if names.attention_post_norm is None:
-        return "norm before"
+        return ""
     return "norm after" if names.attention_norm is None else "norm before and after"
 
 

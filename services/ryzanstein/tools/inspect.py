@@ -19,6 +19,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
 from ryzanstein.files.models_home import model_path
 from ryzanstein.process.gpus import Device
+from ryzanstein.worker.cache.state_sizes import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.settings.quantization import Quantization
@@ -100,8 +101,9 @@ def facts_of(name: str, need: MemoryNeed, context: int | None) -> dict[str, Any]
         "total_bytes": need.total_bytes,
         "node_memory_bytes": memory,
         "conversation_tokens": length,
-        "conversation_bytes": blocks * cache.block_bytes * settings.tp,
-        "conversations": min(settings.max_sequences, cache.num_blocks // blocks),
+        "conversation_bytes": (blocks * cache.block_bytes + SLOTS_OF_SEQUENCE * cache.state_bytes) * settings.tp,
+        "state_bytes": cache.state_bytes * settings.tp,
+        "conversations": min(cache.max_sequences or settings.max_sequences, settings.max_sequences, cache.num_blocks // blocks),
         "fits": need.total_bytes <= memory and cache.num_blocks >= blocks,
     }
 
@@ -147,6 +149,8 @@ def _show(facts: dict[str, Any]) -> None:
         f"a conversation of {facts['conversation_tokens']:,} tokens takes {_mib(facts['conversation_bytes'])} of the cache: "
         f"{facts['conversations']} fit at once"
     )
+    if facts["state_bytes"]:
+        console.print(f"of this, {SLOTS_OF_SEQUENCE} slots of {_mib(facts['state_bytes'])} are for its state")
     if facts["total_bytes"] > facts["node_memory_bytes"]:
         console.print("it does not fit: a smaller --kv-bytes, fewer --sequences or --quantization int8 need less", style="red")
     elif not facts["conversations"]:

@@ -409,6 +409,7 @@ class WorkerSettings(ServiceSettings):
             block_size=self.block_size,
             num_blocks=self.num_blocks or None,
             kv_bytes=self.kv_bytes or None,
+            num_states=self.tuning.kv_states or None,
             max_sequences=self.max_sequences,
             max_tokens_per_step=self.max_tokens_per_step,
             lends_blocks=self._lends,

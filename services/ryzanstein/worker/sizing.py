@@ -24,6 +24,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.sizes import CacheRequest, CacheSize, cache_size, slot_width
 from ryzanstein.worker.cache.staging import BUDGET_BYTES, GPU_VIEW_BYTES
+from ryzanstein.worker.cache.state_sizes import state_bytes
 from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
@@ -148,7 +149,8 @@ class MemoryNeed:
     def _divides(self, size: int) -> bool:
         tp = TensorParallel(0, size, cast("Collectives", None))
         try:
-            tp.heads(self.spec.num_heads, self.spec.num_kv_heads, apart=self.spec.has_convolutions)
+            tp.heads(self.spec.num_heads, self.spec.num_kv_heads, apart=self.spec.heads_apart)
+            state_bytes(self.spec, tp)
             tp.columns(self.spec.intermediate_size)
         except UnevenSplit:
             return False
@@ -258,6 +260,7 @@ class MemoryNeed:
         zones, groups = self._zones, layer_groups(spec)
         kept, item_bytes = self.cache_size(), self._kv_item_bytes
         padding = (groups.num_planes if zones is None else spec.num_layers) * slot_width(spec, tp) * item_bytes
+        padding += 2 * kept.state_bytes  # slots of zeros and for what nobody reads
         stages = not self.on_gpu and groups.windows == (None,) and zones is None
         largest = kept.nbytes + padding + (min(kept.nbytes, BUDGET_BYTES) if stages else 0)
         widths = [slot_width(spec, replace(self._tp, rank=rank)) for rank in range(settings.tp)]
@@ -278,6 +281,7 @@ class MemoryNeed:
             settings.max_tokens_per_step,
             self._kv_item_bytes,
             self._zones,
+            settings.tuning.kv_states or None,
         )
         return cache_size(self.spec, self._tp, request)
 

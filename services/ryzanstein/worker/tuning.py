@@ -67,6 +67,9 @@ class WorkerTuning:
     """Spins of an idle OpenMP thread before it sleeps; 0: OpenMP's default; where cores are shared: 1500."""
     kv_hot_tokens: Annotated[int, Field(ge=16, le=4096)] = ModelSettings().kv_hot_tokens
     """Newest tokens of a sequence that are never compressed."""
+    kv_states: Annotated[int, Field(ge=0)] = 0
+    """Slots for the states that some layers keep instead of keys and values, three for each sequence that runs at once;
+    0: those that `max_sequences` want, up to half of the KV cache."""
     kv_borrow_bytes: Size = 0
     """KV memory that a rank may borrow; 0: as much as `kv_bytes`, or 1 GiB without that."""
     kv_disk_keep_s: Seconds = 7 * 86_400.0

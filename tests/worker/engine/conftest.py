@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ class FakeRanks:
         self.cache: list[list[tuple[int, int] | None]] = [
             [None] * settings.block_size for _ in range(settings.num_blocks + settings.borrowable_blocks)
         ]
+        self.states: list[list[int]] = [[VOCABULARY] for _ in range(settings.num_states + 2)]
         self.slab: dict[int, list[int | None]] = {}
         self.plans: list[StepPlan] = []
         self.failing: Callable[[SampleRow], bool] = lambda row: False
@@ -79,6 +81,7 @@ class FakeRanks:
         size = self.settings.block_size
         assert len(plan.block_tables) == len(self.windows) * len(plan.num_new)
         self._write_hot(plan)
+        self._write_states(plan)
         written: set[tuple[int, int]] = set()
         for group in range(len(self.windows)):
             position = 0
@@ -142,6 +145,32 @@ class FakeRanks:
                 self.hot[slot[0]][slot[1]] = plan.token_ids[position]
                 position += 1
 
+    def _write_states(self, plan: StepPlan) -> None:
+        """A state is all tokens up to it. A step that does not count leaves what it wrote behind, as ranks do."""
+        if not self.settings.num_states:
+            assert not plan.runs
+            return
+        if not plan.runs:  # a probe
+            assert not any(plan.num_context)
+            return
+        counts, position, targets = list(plan.num_new), 0, [target for _, _, target in plan.runs]
+        assert len(set(targets)) == len(targets), "two runs write one slot"
+        assert all(0 <= target < self.settings.num_states for target in targets)
+        for count, source, target in plan.runs:
+            assert count > 0
+            assert source != target
+            before = [] if source < 0 else self.states[source]
+            self.states[target] = [*before, *plan.token_ids[position : position + count]]
+            position, counts[0] = position + count, counts[0] - count
+            if counts[0] == 0:
+                del counts[0]
+        assert not counts, "runs do not divide the sequences"
+
+    def _check_state(self, plan: StepPlan, s: int, tokens: list[int]) -> None:
+        ends = list(accumulate(count for count, _, _ in plan.runs))
+        last = ends.index(sum(plan.num_new[: s + 1]))
+        assert self.states[plan.runs[last][2]] == tokens, "the state is that of other tokens than the sequence's"
+
     def _check_hot(self, plan: StepPlan, s: int, tokens: list[int]) -> None:
         """What the step's tokens read hot are theirs: all positions of pages that the first of them does not see cold."""
         size, table, first = self.settings.block_size, plan.hot_tables[s], plan.hot_first[s]
@@ -176,6 +205,8 @@ class FakeRanks:
             assert seen == [(group, tokens[p]) for p in places], "the cache holds other tokens than the sequence"
         if self.hot:
             self._check_hot(plan, s, tokens[:num_tokens])
+        if plan.runs:
+            self._check_state(plan, s, tokens[:num_tokens])
         assert row.index == len(row.generated_ids)
         token = next_token(tokens, row.choice, row.banned_ids)
         if row.sampling.logprobs is None:

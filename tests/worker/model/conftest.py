@@ -214,7 +214,9 @@ class PlainTables(ModelRunner):
 
 def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:
     tp = tp or TensorParallel(0, 1, LocalCollectives())
-    return PlainTables.load(model_dir, tp, RunnerOptions(**{"num_blocks": 64, "block_size": 4, "num_threads": 1, **options}))
+    sizes = {"num_blocks": 64, "block_size": 4, "num_threads": 1, **options}
+    sizes.setdefault("num_states", sizes["num_blocks"])  # of each page the state after it, see `PlainPlans`
+    return PlainTables.load(model_dir, tp, RunnerOptions(**sizes))
 
 
 @pytest.fixture(scope="session")

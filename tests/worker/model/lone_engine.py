@@ -68,6 +68,7 @@ def _serve(loaded: Any, budget: int, messages: Sequence[SubmitGroup], rng: rando
         hot_tokens=hot_tokens,
         hot_pages=loaded.hot_pages,
         lasting=loaded.extents.lasting,
+        num_states=loaded.num_states,
     )
     engine, found = Engine(settings, rank), {message.group: [] for message in messages}
     waiting = list(messages)

@@ -38,7 +38,7 @@ class Schedules:
     @property
     def options(self) -> dict[str, Any]:
         """Those of a runner that can run them."""
-        sizes = {"num_blocks": self.num_blocks, "block_size": self.block_size}
+        sizes = {"num_blocks": self.num_blocks, "num_states": self.num_blocks, "block_size": self.block_size}
         return {**sizes, "max_tokens_per_step": 400, "max_sequences": 4}
 
     def sequence_ids(self, seed: int = 7) -> list[list[int]]:

@@ -71,9 +71,9 @@ def test_more_ranks_than_attention_heads_are_refused_in_numbers() -> None:
 
 
 def test_heads_that_must_be_apart_are_not_replicated() -> None:
-    assert ranks(2)[1].heads(8, 2, apart=True) == HeadShare(4, 1, 4, 1)
+    assert ranks(2)[1].heads(8, 2, apart="with short convolutions") == HeadShare(4, 1, 4, 1)
     with pytest.raises(UnevenSplit, match="2 key-value heads for 3 ranks: with short convolutions"):
-        ranks(3)[0].heads(8, 2, apart=True)
+        ranks(3)[0].heads(8, 2, apart="with short convolutions")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, EngineTraits, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
+from ryzanstein.worker.cache.state_sizes import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
 from ryzanstein.worker.supervision.autopsy import Autopsy
 from ryzanstein.worker.supervision.group import EngineFactory, EngineGroup, RankLoss
@@ -285,13 +286,24 @@ class ModelHost:
         self.serving = Serving(group, lead.context_length, lead.num_blocks, lead.max_sequences, lead.numerics, engine)
         phases = {f"rank_{answer.rank}": answer.startup_phases for answer in ranks}
         sizes = {"num_blocks": lead.num_blocks, "context_length": lead.context_length}
+        if lead.num_states:
+            sizes |= {"num_states": lead.num_states, "state_bytes": sum(rank.state_bytes for rank in ranks)}
         kernels = lead.kernels or "torch's operators"
         self._log.info("ranks ready", tp=len(ranks), **sizes, quantization=lead.quantization, kernels=kernels, **phases)
+        self._tell_limits(ranks)
+        self._become(NodeState.READY, "")
+
+    def _tell_limits(self, ranks: Sequence[RankReady]) -> None:
+        """Logs what is not as it was set, or could be better."""
+        lead = ranks[0]
         if lead.divergence is not None:
             self._log.info("quantization chosen", quantization=lead.quantization, int8_divergence=round(lead.divergence, 6))
         if lead.context_bytes:
             advice = f"set kv_bytes to {lead.context_bytes} for all of the model's context"
             self._log.warning("context cut by the KV cache", context_length=lead.context_length, advice=advice)
+        if lead.max_sequences < self._settings.max_sequences:
+            advice = f"set tuning.kv_states to {SLOTS_OF_SEQUENCE * self._settings.max_sequences}, or a larger kv_bytes"
+            self._log.warning("fewer sequences run at once", max_sequences=lead.max_sequences, advice=advice)
         if lead.without_compression:
             self._log.warning("keys and values are not compressed", reason=lead.without_compression)
         if any(answer.num_unpacked for answer in ranks):
@@ -301,7 +313,6 @@ class ModelHost:
             self._log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:
             self._log.warning("outputs depend on batch composition", reason=lead.company_matters)
-        self._become(NodeState.READY, "")
 
     async def _refuse_changed(self) -> None:
         """Ends ranks that came back with other files than those that the text side and earlier answers are of."""

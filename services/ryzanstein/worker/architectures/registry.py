@@ -22,6 +22,7 @@ from ryzanstein.worker.architectures.families import (
     llama_like,
     mistral,
     olmo,
+    qwen_hybrid,
     squared,
 )
 from ryzanstein.worker.architectures.foreign import refuse_nested
@@ -88,6 +89,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts.MIXTRAL,
         experts.QWEN2_MOE,
         experts.QWEN3_MOE,
+        qwen_hybrid.QWEN35,
+        qwen_hybrid.QWEN35_MOE,
+        qwen_hybrid.QWEN3_NEXT,
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V3,
     )

@@ -216,12 +216,33 @@ class ConvolutionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """A gated delta rule in the place of attention (Yang et al. 2025, "Gated Delta Networks"), with a short convolution.
+
+    Instead of keys and values a head keeps a matrix of `key_dim` rows and `value_dim` columns. Each
+    key head serves equally many value heads. Before the rule, queries, keys and values are sums over
+    the token itself and the `length` - 1 tokens before it.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    length: int
+
+    @property
+    def channels(self) -> int:
+        """How many numbers of a token the convolution sees."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The choices that may differ between layers.
 
     A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
     decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so. With
-    `convolution` there is no attention.
+    `convolution` or `delta` there is no attention.
     """
 
     window: int | None = None
@@ -230,11 +251,32 @@ class LayerSpec:
     attention_scale: float = 1.0
     sparse: SparseRule | None = None
     convolution: ConvolutionSpec | None = None
+    delta: DeltaSpec | None = None
 
     @property
     def planes(self) -> int:
         """How many planes of a block it takes."""
         return 1 if self.convolution is None else self.convolution.planes
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNames:
+    """The names of a gated delta rule's tensors within a layer.
+
+    `qkv` are queries, keys and values, `z` the output's gate, `b` the strength of writing, `a` the
+    decay; `decay` and `step` are each head's own numbers for it. Projections that have the same name
+    are stored by key head: of each all of its queries, keys, values and gates, or strengths and decays.
+    """
+
+    qkv: str
+    z: str
+    b: str
+    a: str
+    convolution: str
+    decay: str
+    step: str
+    norm: str
+    out: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +317,7 @@ class WeightNames:
     convolution_in: str = ""
     convolution: str = ""
     convolution_out: str = ""
+    delta: DeltaNames | None = None
     latent: str = ""
     latent_norm: str = ""
     query_latent: str = ""
@@ -298,7 +341,8 @@ class DecoderSpec:
     attention and MLP of a layer read the same input and are added together. `position_offset` is
     the row of position 0 in the table of learned positions. With `latent`,
     `num_kv_heads` and `head_dim` are the cache's: one key that all queries share, as wide as the
-    latent plus the rotated numbers.
+    latent plus the rotated numbers. With `gated_attention` each head's query is stored with a gate of its
+    output, of as many numbers.
     """
 
     model_type: str
@@ -333,6 +377,7 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     latent: LatentSpec | None = None
+    gated_attention: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -347,6 +392,16 @@ class DecoderSpec:
     def has_convolutions(self) -> bool:
         """Whether a layer has a short convolution, whose channels key-value heads share out."""
         return any(layer.convolution is not None for layer in self.layers)
+
+    @property
+    def heads_apart(self) -> str:
+        """Why no two ranks may hold the same key-value head; empty if they may."""
+        return "with short convolutions" if self.has_convolutions else ""
+
+    @property
+    def deltas(self) -> tuple[DeltaSpec, ...]:
+        """Those of its layers that keep a state instead of keys and values."""
+        return tuple(layer.delta for layer in self.layers if layer.delta is not None)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

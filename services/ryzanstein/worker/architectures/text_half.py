@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ryzanstein.worker.architectures.families.qwen_hybrid import QWEN35_DEFAULTS, QWEN35_MOE_DEFAULTS
+
 Entry = TypeVar("Entry")
 
 
@@ -80,6 +82,8 @@ _HALVES: Mapping[str, _Half] = {
     "qwen2_5_vl": _Half({"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, False, _QWEN2_VL),
     "qwen2_vl": _Half({"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, False, _QWEN2_VL),
     "qwen3_vl": _Half({"qwen3_vl_text": "qwen3"}, False, _QWEN3_VL),
+    "qwen3_5": _Half({"qwen3_5_text": "qwen3_5_text"}, False, QWEN35_DEFAULTS),
+    "qwen3_5_moe": _Half({"qwen3_5_moe_text": "qwen3_5_moe_text"}, False, QWEN35_MOE_DEFAULTS),
     "qwen3_vl_moe": _Half({"qwen3_vl_moe_text": "qwen3_moe"}, False, _QWEN3_VL_MOE, {"norm_topk_prob": True}),
 }
 MULTIMODAL = tuple(_HALVES)

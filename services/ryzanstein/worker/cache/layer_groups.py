@@ -5,6 +5,7 @@ far fewer tokens than those that read all. If a block spanned all layers, all wo
 layers are divided by extent, and each kind into groups of one size: a block is as large in every
 group. Where the counts have no common divisor, the last group of a kind is padded: its block has
 planes that no layer uses. A layer with a short convolution has a window, and may take several planes.
+A layer that keeps a state (see `states`) is in no group.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _WASTE = 0.05
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
     """The groups of a model. Layer i has plane `planes[i]`, or planes from there on, of the blocks of group `groups[i]`.
+
+    Of a layer that is in no group both are -1.
 
     `windows` and `lasting` are for `Extents`. `rules` are those of groups with sparse attention, `taps`
     the lengths of short convolutions; both are empty where no group has any.
@@ -65,9 +68,10 @@ class Reach(NamedTuple):
 @lru_cache
 def layer_groups(spec: DecoderSpec) -> LayerGroups:
     """Returns the groups of a decoder. A window of the whole context is none."""
-    reaches = [_reach(layer, spec.context_length) for layer in spec.layers]
+    reaches = [None if layer.delta is not None else _reach(layer, spec.context_length) for layer in spec.layers]
     # The layers that keep all tokens come first.
-    counts = dict(sorted(Counter(reaches).items(), key=lambda item: (item[0].window is not None, item[0].window or 0)))
+    counted = Counter(reach for reach in reaches if reach is not None)
+    counts = dict(sorted(counted.items(), key=lambda item: (item[0].window is not None, item[0].window or 0)))
     size = _size(counts, spec.context_length)
     found: list[Reach] = []
     places: dict[int, tuple[int, int]] = {}
@@ -76,7 +80,7 @@ def layer_groups(spec: DecoderSpec) -> LayerGroups:
         fits = size // kind.planes
         places |= {layer: (len(found) + i // fits, i % fits * kind.planes) for i, layer in enumerate(members)}
         found += [kind] * -(-len(members) // fits)
-    groups, planes = zip(*(places[layer] for layer in range(spec.num_layers)), strict=True)
+    groups, planes = zip(*(places.get(layer, (-1, -1)) for layer in range(spec.num_layers)), strict=True)
     windows, rules, taps, _ = zip(*found, strict=True)
     return LayerGroups(windows, size, groups, planes, rules if any(rules) else (), taps if any(taps) else ())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
+from ryzanstein.worker.cache.state_sizes import SLOTS_OF_SEQUENCE, state_bytes
 from ryzanstein.worker.cache.zones import Zones
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.extents import Extents
@@ -20,12 +21,14 @@ DEFAULT_KV_BYTES = 1 << 30
 # compressed pages are of no use.
 _TAILS = 0.05
 _BOUND_BYTES = 4
+_STATES = 0.5  # the part of the budget for states
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
     """What is asked for: pages for all layers, or bytes for each rank; without both, a default.
 
+    `num_states` are slots for states; None: as many as running sequences want, up to half of the bytes.
     A number takes `item_bytes`. At most `max_sequences` run, a step feeds `token_budget` tokens.
     """
 
@@ -36,6 +39,7 @@ class CacheRequest:
     token_budget: int
     item_bytes: int
     zones: Zones | None = None
+    num_states: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,14 @@ class CacheSize:
     hot_pages: int
     hot_page_bytes: int
     extents: Extents
+    num_states: int = 0
+    state_bytes: int = 0
+    """The size of a slot for the state of all layers that keep one."""
+
+    @property
+    def max_sequences(self) -> int | None:
+        """How many sequences may run for which there are slots; None: none is needed."""
+        return self.num_states // SLOTS_OF_SEQUENCE if self.state_bytes else None
 
     @property
     def hot_bytes(self) -> int:
@@ -54,7 +66,7 @@ class CacheSize:
 
     def bytes_for(self, num_tokens: int) -> int:
         """Returns a budget with room for one sequence of so many tokens."""
-        least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes
+        least_bytes = self.extents.blocks_for(num_tokens) * self.block_bytes + SLOTS_OF_SEQUENCE * self.state_bytes
         if not self.hot_pages:
             return least_bytes
         # Hot pages for what does not run take their part of the budget.
@@ -62,13 +74,13 @@ class CacheSize:
 
     @property
     def nbytes(self) -> int:
-        return self.num_blocks * self.block_bytes + self.hot_bytes
+        return self.num_blocks * self.block_bytes + self.hot_bytes + self.num_states * self.state_bytes
 
 
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
     """Returns the number of columns of a slot on this rank."""
     num_parts = 2 if spec.latent is None else 1
-    share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=spec.has_convolutions)
+    share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=spec.heads_apart)
     return num_parts * share.num_kv_heads * spec.head_dim
 
 
@@ -96,7 +108,9 @@ def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> 
     extents = extents_of(spec, size, request.token_budget, zones)
     block_bytes = bytes_of_block(spec, tp, size, request.item_bytes, zones)
     num_blocks = None if request.num_pages is None else request.num_pages * len(extents.windows)
-    budget = request.kv_bytes or DEFAULT_KV_BYTES
+    slot_bytes = state_bytes(spec, tp)
+    num_states = _num_states(request, slot_bytes) if slot_bytes else 0
+    budget = (request.kv_bytes or DEFAULT_KV_BYTES) - num_states * slot_bytes
     if num_blocks is not None:
         budget = num_blocks * block_bytes
     hot_page_bytes = 0 if zones is None else spec.num_layers * size * slot_width(spec, tp) * request.item_bytes
@@ -106,7 +120,25 @@ def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> 
         num_blocks = blocks_in(budget, block_bytes, hot_pages * hot_page_bytes, len(extents.windows))
         if request.kv_bytes is None:
             num_blocks = min(num_blocks, request.max_sequences * extents.blocks_for(spec.context_length))
-    return CacheSize(num_blocks, block_bytes, hot_pages, hot_page_bytes, extents)
+    return CacheSize(num_blocks, block_bytes, hot_pages, hot_page_bytes, extents, num_states, slot_bytes)
+
+
+def _num_states(request: CacheRequest, slot_bytes: int) -> int:
+    """Returns how many slots for states there are. Raises ModelRefused if not one sequence could run."""
+    least, wanted = SLOTS_OF_SEQUENCE, SLOTS_OF_SEQUENCE * request.max_sequences
+    if request.num_states is not None:
+        if request.num_states < least:
+            slots = f"{request.num_states} slots for states (tuning.kv_states)"
+            raise ModelRefused(f"{slots} must be at least {least}: a sequence that runs needs as many")
+        return request.num_states
+    budget = request.kv_bytes or DEFAULT_KV_BYTES
+    found = min(wanted, int(_STATES * budget) // slot_bytes)
+    if found < least:
+        raise ModelRefused(
+            f"a cache of {budget} bytes per rank has {int(_STATES * budget)} for states of {slot_bytes} bytes, and a sequence "
+            f"needs {least}: kv_bytes must be at least {math.ceil(least * slot_bytes / _STATES)}, or tuning.kv_states set"
+        )
+    return found
 
 
 def blocks_in(budget_bytes: int, block_bytes: int, hot_bytes: int = 0, least: int = 1) -> int:

@@ -58,13 +58,13 @@ class TensorParallel:
         first, count = _dealt(total // unit, self.size, self.size - 1 - self.rank)
         return total - (first + count) * unit, count * unit
 
-    def heads(self, num_heads: int, num_kv_heads: int, *, apart: bool = False) -> HeadShare:
+    def heads(self, num_heads: int, num_kv_heads: int, *, apart: str = "") -> HeadShare:
         """Returns contiguous query heads and the key-value heads that they read.
 
         Key-value heads are dealt whole, with all of their query heads. With fewer of them than ranks,
         the ranks are dealt to them: several ranks hold a head (Pope et al. 2022, multi-query
         attention), and divide its query heads. Raises UnevenSplit with more ranks than query heads, and
-        where key-value heads must be `apart`, with more ranks than those.
+        where key-value heads must be `apart`, which says why, with more ranks than those.
         """
         group = num_heads // num_kv_heads
         if self.size <= num_kv_heads:
@@ -72,7 +72,7 @@ class TensorParallel:
             return HeadShare(count * group, count, first * group, first)
         if apart:
             what = f"{num_kv_heads} key-value heads for {self.size} ranks"
-            raise UnevenSplit(f"{what}: with short convolutions each needs one of its own; tp must be at most {num_kv_heads}")
+            raise UnevenSplit(f"{what}: {apart} each needs one of its own; tp must be at most {num_kv_heads}")
         if -(-self.size // num_kv_heads) > group:
             what = f"{num_heads} attention heads of {num_kv_heads} key-value heads"
             raise UnevenSplit(f"{what} for {self.size} ranks: each needs an attention head; tp must be at most {num_heads}")

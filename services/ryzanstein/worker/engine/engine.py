@@ -169,6 +169,8 @@ class Engine:
             takebacks=scheduler.num_takebacks,
             blocks_evicted=scheduler.pool.num_evicted,
             hot=scheduler.pages.hot_stats,
+            states=scheduler.pages.state_stats,
+            without_state=scheduler.num_without_state,
         )
 
     def _measure(self, batch: Batch, num_prefill: int, duration_s: float) -> None:
@@ -212,8 +214,9 @@ class Engine:
         not count: the others run again with the same random draws.
         """
         self._step += 1
+        plan = batch.plan(self._step, self._scheduler.pages.runs(batch.members))
         try:
-            self._update(batch, self._executor.execute(batch.plan(self._step), batch.rows))
+            self._update(batch, self._executor.execute(plan, batch.rows))
         except OutOfMemory as error:
             self._step_limit.short(batch.num_tokens)
             return str(error)

@@ -165,6 +165,8 @@ class EngineSettings:
     hot_pages: int = 0
     """Blocks are compressed if there are any."""
     lasting: AllLasting = ()
+    num_states: int = 0
+    """Slots for states, if there are layers that keep one: three for each sequence of a step."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes with which a sequence could starve."""
@@ -174,6 +176,8 @@ class EngineSettings:
             raise ValueError(f"num_blocks {self.num_blocks} must be at least {len(self.windows)}: one for each group of layers")
         if 0 < self.hot_pages < (least := self.extents.hot_pages_for(self.max_sequences)):
             raise ValueError(f"hot_pages {self.hot_pages} must be at least {least}: running sequences must never lack one")
+        if 0 < self.num_states < 3 * self.max_sequences:
+            raise ValueError(f"num_states {self.num_states} must be at least {3 * self.max_sequences}: see StateSlots")
         if self.borrowable_blocks < 0:
             raise ValueError(f"borrowable_blocks must be at least 0: {self.borrowable_blocks}")
         if self.token_budget < self.max_sequences:

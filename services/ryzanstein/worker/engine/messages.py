@@ -188,6 +188,14 @@ class HotStats(msgspec.Struct, frozen=True, array_like=True):
     evicted: int = 0
 
 
+class StateStats(msgspec.Struct, frozen=True, array_like=True):
+    """Slots for what some layers keep instead of keys and values. Cached ones are snapshots to resume from."""
+
+    held: int = 0
+    cached: int = 0
+    evicted: int = 0
+
+
 class ConstraintStats(msgspec.Struct, frozen=True, array_like=True):
     """Constraints since the start of the ranks: compiled grammars, and the masks of steps.
 
@@ -229,6 +237,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     constraints: ConstraintStats = ConstraintStats()
     blocks_evicted: int = 0  # of the prefix cache, for others
     hot: HotStats | None = None  # None: blocks are not compressed
+    states: StateStats | None = None  # None: no layer keeps a state
+    without_state: int = 0  # prompt tokens of which keys and values were found, but no state after them
 
 
 class StepEvents(msgspec.Struct, tag=True, frozen=True):

@@ -68,6 +68,10 @@ class TokenTally:
             self._counts = np.concatenate((self._counts, room))
 
 
+StateRun = tuple[int, int, int]
+"""So many tokens, the slot with the state before them (-1: there is none), and the slot for the state after them."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """A step for all ranks.
 
@@ -84,7 +88,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     never see the rows, and all of them must take part in the same collective. `scored` are the rows
     of T whose logits say how likely the prompt's next token is: `targets` are these tokens, and the
     `num_top` likeliest ones are wanted beside them. `pooled` are the rows of T whose hidden states are
-    wanted.
+    wanted. For layers that keep a state, `runs` divide T in order, each sequence's tokens into one or
+    more; they are empty where there are none, or where no sequence has context and no state is kept.
     """
 
     step: int
@@ -101,6 +106,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     hot_tables: list[list[int]] = []  # [S][B]
     hot_first: list[int] = []  # [S]
     pooled: list[int] = []  # rows of T, ascending
+    runs: list[StateRun] = []
 
 
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):

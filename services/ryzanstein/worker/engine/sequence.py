@@ -117,6 +117,25 @@ class BlockTable:
         return self.blocks[self.num_lasting + page - self.first]
 
 
+class SequenceState:
+    """The slots of a sequence's state, where layers keep one.
+
+    `source` holds it after the computed tokens, None before the first step; `source_is_shared`: it is a
+    snapshot, which must not change, and which is evicted first when it is let go if `source_goes_soon`.
+    The next step writes to `target`. While a step is computed, `written` are the slots that it writes,
+    each with the number of tokens after which it does; `ends_worthwhile`: the last one becomes a snapshot.
+    """
+
+    __slots__ = ("ends_worthwhile", "source", "source_goes_soon", "source_is_shared", "target", "written")
+
+    def __init__(self, source: int | None, target: int) -> None:
+        self.source, self.target = source, target
+        self.source_is_shared = source is not None
+        self.source_goes_soon = False
+        self.written: list[tuple[int, int]] = []
+        self.ends_worthwhile = False
+
+
 class SequenceGroup:
     """A group: the choices of one prompt.
 
@@ -180,7 +199,8 @@ class Sequence:
     compute before its first token. `keys` are the prefix keys of full pages known so far; the
     first `num_published` pages can be found under them, and the agent knows the first
     `num_reported`, where the group reports its pages. At its start, layers that read all tokens
-    knew its first `num_known` pages. It came with `num_at_start` tokens.
+    knew its first `num_known` pages. It came with `num_at_start` tokens. `state` has slots while it runs, where
+    layers keep a state.
     """
 
     __slots__ = (
@@ -200,6 +220,7 @@ class Sequence:
         "order",
         "rank",
         "row",
+        "state",
         "tables",
     )
 
@@ -218,6 +239,7 @@ class Sequence:
         self.num_known = 0
         self.num_reported = 0
         self.tables: list[BlockTable] = []
+        self.state: SequenceState | None = None
         self.keys: list[bytes] = []
         self.cached_tokens: int | None = None
         self.row = SampleRow(

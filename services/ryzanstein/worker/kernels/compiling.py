@@ -26,6 +26,7 @@ _OPTIMIZATION = {
     "attention.c": _FASTEST,
     "attention_seal.c": _FASTEST,
     "rows.c": _FAST,
+    "delta.c": _FASTEST,
     "floats.c": _FAST,
     "int8.c": _FAST,
     "block_rows.c": _FAST,

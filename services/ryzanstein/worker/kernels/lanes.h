@@ -1,4 +1,4 @@
-/* The building blocks of the kernels: vectors of as many floats as a register holds, the exponential, the scale of a row.
+/* The building blocks of the kernels: vectors of as many floats as a register holds, the exponential, sums over a row.
 
    They use the vector extensions of GCC 12 and clang 15, so that one source serves every CPU. */
 
@@ -153,6 +153,23 @@ INLINE float sum_of(Lanes x) {
     for (int count = LANES / 2; count > 0; count /= 2)
         for (int n = 0; n < count; n++) lane[n] += lane[n + count];
     return lane[0];
+}
+
+/* Returns the sum of squares of a row, independent of its address: four sums of vectors, so that none waits for another. */
+static inline float squares(const float *x, i64 E) {
+    Lanes sum[4] = {{0}};
+    i64 e = 0;
+    for (; e + 4 * LANES <= E; e += 4 * LANES)
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            Lanes part = load(x + e + n * LANES);
+            sum[n] = fused(part, part, sum[n]);
+        }
+    for (; e < E; e += LANES) {
+        Lanes part = load_some(x + e, E - e);
+        sum[0] = fused(part, part, sum[0]);
+    }
+    return sum_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 /* A float to which this is added is rounded to a whole number, half to even, which then are the lowest bits. */

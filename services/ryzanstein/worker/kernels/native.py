@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
+from ryzanstein.worker.kernels.functions.delta import DeltaFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
 from ryzanstein.worker.kernels.functions.rows import FloatFunctions, RotationFunctions, RowFunctions
 from ryzanstein.worker.kernels.functions.sampling import SamplingFunctions
@@ -23,3 +24,4 @@ class NativeKernels:
         self.rows, self.rotation = RowFunctions(loaded), RotationFunctions(loaded)
         self.floats, self.int8, self.blocks = FloatFunctions(loaded), Int8Functions(loaded), BlockFunctions(loaded)
         self.attention, self.sampling = AttentionFunctions(loaded), SamplingFunctions(loaded)
+        self.delta = DeltaFunctions(loaded)

@@ -16,23 +16,6 @@
 
 enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
 
-/* Returns the sum of squares of a row, independent of its address: four sums of vectors, so that none waits for another. */
-static inline float squares(const float *x, i64 E) {
-    Lanes sum[4] = {{0}};
-    i64 e = 0;
-    for (; e + 4 * LANES <= E; e += 4 * LANES)
-#pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
-            Lanes part = load(x + e + n * LANES);
-            sum[n] = fused(part, part, sum[n]);
-        }
-    for (; e < E; e += LANES) {
-        Lanes part = load_some(x + e, E - e);
-        sum[0] = fused(part, part, sum[0]);
-    }
-    return sum_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
 /* out = x / sqrt(mean(x^2) + eps) * (offset + weight), Zhang and Sennrich 2019. */
 void rms_norm(const float *x_TE, const float *weight_E, float *out_TE, i64 T, i64 E, float eps, float offset) {
 #pragma omp parallel for schedule(static) if (T * E >= PARALLEL)

@@ -103,6 +103,8 @@ class _Trial:
         self._num_tokens = min(_TOKENS, loaded.spec.context_length, options.max_tokens_per_step, room)
         self._blocks = -(-self._num_tokens // options.block_size)
         most = min(options.max_sequences, options.max_tokens_per_step // self._num_tokens, num_pages // self._blocks)
+        if loaded.size.num_states:  # each page of a text has a slot of its own
+            most = min(most, max(1, loaded.size.num_states // self._blocks))
         self._num_texts = min(_TEXTS, most)
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.pages import RankPages
 from ryzanstein.worker.cache.sizes import CacheRequest, CacheSize, cache_size, slot_width
 from ryzanstein.worker.cache.staging import Staging
+from ryzanstein.worker.cache.states import StateCache
 from ryzanstein.worker.cache.zoned_cache import ZonedCache
 from ryzanstein.worker.cache.zones import Zones, without_compression, zones_of
 from ryzanstein.worker.checkpoints.checkpoint import CheckedWeights, MappedWeights, WeightFiles
@@ -64,6 +65,7 @@ class LoadedModel:
     zones: Zones | None = None
     without_compression: str = ""
     """Why keys and values are not compressed although that is set."""
+    states: StateCache | None = None
     num_unpacked: int = 0
     """The matrices that the file has in blocks and this rank keeps as floats: its columns are not whole blocks."""
     divergence: float | None = None
@@ -72,7 +74,7 @@ class LoadedModel:
     @property
     def plans(self) -> PlainPlans:
         """Plans for this cache without a scheduler."""
-        return PlainPlans(self.size.extents, self.size.hot_pages)
+        return PlainPlans(self.size.extents, self.size.hot_pages, self.size.num_states)
 
     @property
     def num_pages(self) -> int:
@@ -83,7 +85,7 @@ class LoadedModel:
         """Returns what makes tensors of plans for this decoder and this cache."""
         layout = CacheLayout(self.cache.num_blocks, options.block_size, options.torch_device)
         staging = None if isinstance(self.cache, ZonedCache) else _staging(self.cache)
-        return InputBuilder(layout, self.size.extents, self._readers(layout, staging, tp, options), staging)
+        return InputBuilder(layout, self.size.extents, self._readers(layout, staging, tp, options), staging, self.states)
 
     def _readers(
         self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
@@ -141,7 +143,8 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
         decoder = Decoder(weights, tp, spec)
     checked.content.refuse_change(model_dir)
     cache, size = _cache(checked, tp, options), checked.size
-    kept = (checked.zones, checked.without_compression, checked.num_unpacked)
+    states = StateCache(spec, tp, size.num_states, options.torch_device) if size.num_states else None
+    kept = (checked.zones, checked.without_compression, states, checked.num_unpacked)
     content = checked.content.digest.hex()
     return LoadedModel(spec, decoder, cache, checked.kernels, size, content, format_of(options), *kept)
 
@@ -274,6 +277,7 @@ def _request(options: RunnerOptions, zones: Zones | None) -> CacheRequest:
         options.max_tokens_per_step,
         options.kv_torch_dtype.itemsize,
         zones,
+        options.num_states,
     )
 
 

@@ -166,9 +166,24 @@ class ModelRunner:
             self._cache.release(change.num_blocks)
 
     @property
+    def num_states(self) -> int:
+        """The number of slots for states of sequences, the same on all ranks; 0: no layer keeps one."""
+        return self._size.num_states
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of such a slot on this rank, in bytes, of all layers."""
+        return self._size.state_bytes
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences may run: as many as are set, or as there are slots for."""
+        return min(self._options.max_sequences, self._size.max_sequences or self._options.max_sequences)
+
+    @property
     def page_bytes(self) -> int:
-        """The size of a block with the heads of all ranks."""
-        return self._pages.page_bytes
+        """The size of a block with the heads of all ranks; 0: none leaves them, because of no use without a state."""
+        return 0 if self.num_states else self._pages.page_bytes
 
     @property
     def hot_page_bytes(self) -> int:
@@ -262,7 +277,7 @@ class ModelRunner:
         whole = self._loaded_pages * self._options.block_size
         length = min(self._options.max_tokens_per_step, whole, self.context_length)
         table = range(self.extents.pages(length))
-        batch = min(self._options.max_sequences, self._loaded_pages)
+        batch = min(self.max_sequences, self._loaded_pages)
         prefill = self.plans.plan([0] * length, [length], [0], [table], [0])
         some = [b * self.vocab_size // batch for b in range(batch)]
         decode = self.plans.plan(some, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))

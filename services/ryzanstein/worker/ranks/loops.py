@@ -295,7 +295,7 @@ def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
     return EngineSettings(
         num_blocks=ready.num_blocks,
         block_size=spec.settings.block_size,
-        max_sequences=spec.settings.max_sequences,
+        max_sequences=ready.max_sequences,
         token_budget=spec.settings.max_tokens_per_step,
         queue=spec.queue,
         borrowable_blocks=max(0, ready.max_blocks - ready.num_blocks),
@@ -303,6 +303,7 @@ def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:
         hot_tokens=ready.hot_tokens,
         hot_pages=ready.hot_pages,
         lasting=ready.lasting,
+        num_states=ready.num_states,
     )
 
 

@@ -38,6 +38,9 @@ class ModelSettings:
     kv_bytes: int | None = None
     """Bounds the cache of each rank where `num_blocks` is None. Both None: every sequence may be as long as the
     context, up to 1 GiB per rank."""
+    num_states: int | None = None
+    """Slots for the states that some layers keep instead of keys and values; None: those that `max_sequences` want, up to
+    half of the cache."""
     max_sequences: int = 64
     """Sequences in a step."""
     max_tokens_per_step: int = 512

@@ -65,7 +65,9 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
     `content`: what tells its files from others of the same place, a digest.
     `num_unpacked`: the matrices that the file has in blocks and this rank keeps as floats, because its
-    columns are not whole blocks. `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
+    columns are not whole blocks. `num_states` are slots of `state_bytes` on this rank, for states that some
+    layers keep instead of keys and values; 0: none does.
+    `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
     `continues_exactly` are as in `EngineTraits`.
     """
 
@@ -99,6 +101,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     hot_page_bytes: int = 0
     lasting: AllLasting = ()
     sparse_attention: str = ""
+    num_states: int = 0
+    state_bytes: int = 0
     weights_stamp: str = ""
     engine: str = ""
     unsupported: list[str] = []

@@ -72,6 +72,24 @@ HYBRID = {
     "residual_multiplier": 0.7,
 }
 ERNIE_MOE = {**SHAPE, "moe_k": 2, "moe_num_experts": 5, "moe_intermediate_size": 24, "moe_layer_start_index": 1}
+DELTA = {
+    **SHAPE,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "partial_rotary_factor": 0.5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 7,
+}
+DELTA_MOE = {
+    **DELTA,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 LFM = {**SHAPE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -290,6 +308,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusConfig", {**SHAPE, "attention_bias": True, "eos_token_id": 2, "rope_parameters": LLAMA3}),
     "jais2": ("Jais2Config", {**SHAPE, "eos_token_id": 2}),
     "vaultgemma": ("VaultGemmaConfig", {**GEMMA, **WINDOW, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0}),
+    "qwen3_5_text": ("Qwen3_5TextConfig", DELTA),
+    "qwen3_5_text other layers": (
+        "Qwen3_5TextConfig",
+        {
+            **DELTA,
+            "attention_bias": True,
+            "num_hidden_layers": 5,
+            "layer_types": ["full_attention", *["linear_attention"] * 3, "full_attention"],
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 20,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {key: DELTA_MOE[key] for key in DELTA_MOE if key != "intermediate_size"}),
+    "qwen3_next": ("Qwen3NextConfig", {**DELTA_MOE, "mlp_only_layers": [1]}),
     "lfm2": ("Lfm2Config", {**LFM, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
     "lfm2 several planes": (
         "Lfm2Config",
@@ -326,7 +363,7 @@ def at_its_mark(names: Iterable[str]) -> list[Any]:
 ROWS = {
     *("seed_oss", "helium", "exaone4", "hunyuan_v1_dense", "cwm", "ministral", "granitemoehybrid", "granitemoeshared", "olmo3"),
     *("olmoe", "cohere2", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "ernie4_5", "ernie4_5_moe", "arcee", "nemotron", "jais2"),
-    *("vaultgemma", "lfm2_moe", "apertus"),
+    *("vaultgemma", "lfm2_moe", "qwen3_5_moe_text", "qwen3_next", "apertus"),
 }
 """Architectures that are rows of what others have: their keys and schedules are tried in the laboratory."""
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")

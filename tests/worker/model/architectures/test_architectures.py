@@ -18,7 +18,7 @@ from ryzanstein.worker.engine.plan import StepPlan
 
 pytestmark = pytest.mark.distributed
 
-OPTIONS = {"num_blocks": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 32, "max_sequences": 4}
+OPTIONS = {"num_blocks": 80, "num_states": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 32, "max_sequences": 4}
 NUM_GREEDY = 48
 PROMPT = 41
 REUSED = 20  # tokens of the first prompt whose blocks another sequence starts with: more than a window

@@ -64,6 +64,16 @@ FALCON = {**HEADS, "ffn_hidden_size": 40, "max_position_embeddings": 256}
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+DELTA = {
+    "head_dim": 16,
+    "partial_rotary_factor": 0.5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 6,
+}
+DELTA_EXPERTS = {"num_experts": 5, "shared_expert_intermediate_size": 40}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0}
 SHARED = {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "num_nextn_predict_layers": 0}
 
@@ -157,6 +167,11 @@ BASES: Mapping[str, dict[str, Any]] = {
         "use_bias": True,
         "tie_word_embeddings": False,
     },
+    "qwen3_5_text": {**SHAPE, **DELTA},
+    "qwen3_5_text kinds": {**SHAPE, **DELTA, "layer_types": ["linear_attention", "full_attention"], "attention_bias": True},
+    "qwen3_5_moe_text": {**{key: MOE[key] for key in MOE if key != "intermediate_size"}, **DELTA, **DELTA_EXPERTS},
+    "qwen3_next": {**MOE, **DELTA, **DELTA_EXPERTS},
+    "qwen3_next dense layer": {**MOE, **DELTA, **DELTA_EXPERTS, "decoder_sparse_step": 2},
     "lfm2": {**SHAPE, "layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
     "lfm2 first names": {
         **{key: SHAPE[key] for key in SHAPE if key != "intermediate_size"},
@@ -225,6 +240,7 @@ KINDS: list[Any] = [
     ["chunked_attention", "full_attention"],
     "full_attention",
 ]
+DELTA_KINDS = [["linear_attention", "full_attention"], ["full_attention", "linear_attention"], ["linear_attention"] * 2]
 ACTS = [
     "gelu",
     "gelu_new",
@@ -242,7 +258,7 @@ ACTS = [
 OTHERS: Mapping[str, list[Any]] = {
     "rope_parameters": ROPES,
     "rope_scaling": ROPES,
-    "layer_types": [*KINDS, ["conv", "conv"], ["full_attention", "conv"], ["conv", "full_attention"]],
+    "layer_types": [*KINDS, ["conv", "conv"], ["full_attention", "conv"], ["conv", "full_attention"], *DELTA_KINDS],
     "hidden_act": ACTS,
     "hidden_activation": ACTS,
     "activation": ACTS,

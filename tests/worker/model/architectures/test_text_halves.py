@@ -42,6 +42,14 @@ SIGLIP = {
 }
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 ROPE = {"rope_theta": 1e6, "mrope_section": [2, 3, 3], "rope_type": "default"}
+DELTA = {
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {"rope_theta": 1e6, "mrope_section": [1, 1, 0], "mrope_interleaved": True, "rope_type": "default"},
+}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("Gemma3", {**TEXT, "sliding_window": 8}, SIGLIP),
     "mistral3": ("Mistral3", TEXT, {**SIGLIP, "model_type": "pixtral"}),
@@ -67,6 +75,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "decoder_sparse_step": 1,
         },
         {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_5": ("Qwen3_5", {**TEXT, **DELTA}, QWEN_VISION),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {
+            **{k: v for k, v in TEXT.items() if k != "intermediate_size"},
+            **DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 32,
+        },
+        QWEN_VISION,
     ),
 }
 # As the hub has them: names from before transformers renamed its modules.
@@ -211,6 +232,18 @@ def test_the_first_configs_of_qwen_have_the_text_half_at_the_top(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_spec(tmp_path)
     assert (spec.model_type, spec.num_layers, spec.rotaries[0].scaling) == ("qwen2", 2, None)
+
+
+def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path, runner: Callable[..., ModelRunner]) -> None:
+    """As the checkpoints of Qwen 3.5 have them, beside a vision tower."""
+    model = write("qwen3_5", tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    further = {"mtp.fc.weight": torch.zeros(64, 128), "mtp.layers.0.mlp.gate_proj.weight": torch.zeros(96, 64)}
+    save_file(load_file(file) | further, file, {"format": "pt"})
+    ids = [3, 17, 90, 4, 55, 120, 7]
+    found = runner(tmp_path).hidden_logits(StepPlan(1, ids, [len(ids)], [0], [[0, 1, 2]], [0], True))
+    assert found is not None
+    torch.testing.assert_close(found[0], logits_of(model, ids)[-1], rtol=1e-3, atol=1e-3)
 
 
 def test_other_multimodal_models_are_refused_by_name(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ def _mixtral(spec: DecoderSpec, values: Values) -> DecoderSpec:
 
 
 def _qwen2_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    return _sparse(spec, values, values.count("shared_expert_intermediate_size"))
+    return with_sparse_layers(spec, values, values.count("shared_expert_intermediate_size"))
 
 
 def _qwen3_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:
-    return _sparse(spec, values, None)
+    return with_sparse_layers(spec, values, None)
 
 
-def _sparse(spec: DecoderSpec, values: Values, shared_width: int | None) -> DecoderSpec:
+def with_sparse_layers(spec: DecoderSpec, values: Values, shared_width: int | None) -> DecoderSpec:
     """Adds experts to one in `decoder_sparse_step` layers, except those listed as dense."""
     routing = RoutingSpec(normalized=values.flag("norm_topk_prob"))
     experts = moe_spec(values, values.count("moe_intermediate_size"), routing, shared_width)

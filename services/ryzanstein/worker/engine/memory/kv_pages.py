@@ -10,14 +10,16 @@ come in: see `travel`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from ryzanstein.worker.engine.extents import SLACK, EngineSettings
 from ryzanstein.worker.engine.memory.blocks import BlockPool
 from ryzanstein.worker.engine.memory.prefix import Match, PageGroup, PrefixCache
+from ryzanstein.worker.engine.memory.states import StateSlots
 from ryzanstein.worker.engine.memory.travel import TravelingPages
-from ryzanstein.worker.engine.messages import HotStats
-from ryzanstein.worker.engine.plan import Rearrangement
+from ryzanstein.worker.engine.messages import HotStats, StateStats
+from ryzanstein.worker.engine.plan import Rearrangement, StateRun
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 
 
@@ -34,7 +36,8 @@ class KVPages:
         everything = self._groups if self.hot_group is None else [*self._groups, self.hot_group]
         self._windowed = [(group, group.window) for group in everything if group.window is not None]
         self._everything = everything
-        self._prefix = PrefixCache(everything, self.extents)
+        self.states = StateSlots(settings.num_states, self.extents) if settings.num_states else None
+        self._prefix = PrefixCache(everything, self.extents, self.states)
         self._moves_at_once = max(1, settings.token_budget // settings.block_size) * len(self._groups)
         self._num_sealed = 0
 
@@ -48,6 +51,13 @@ class KVPages:
             return None
         pool = self.hot_group.pool
         return HotStats(pool.num_held, pool.num_idle, self._num_sealed, pool.num_evicted)
+
+    @property
+    def state_stats(self) -> StateStats | None:
+        if self.states is None:
+            return None
+        pool = self.states.pool
+        return StateStats(pool.num_held, pool.num_idle, pool.num_evicted)
 
     def traveling(self) -> TravelingPages:
         """Returns the pages as they leave and arrive."""
@@ -87,6 +97,8 @@ class KVPages:
         sequence.num_known = match.num_known
         for group, table in zip(self._groups, sequence.tables, strict=False):
             _grow(table, self._end(sequence, table, group), self.pool)
+        if self.states is not None:
+            self.states.start(sequence)
 
     def num_lacking(self, sequence: Sequence) -> int:
         """Returns the blocks without which no further token of the sequence can be computed."""
@@ -116,10 +128,23 @@ class KVPages:
             if group is not self.hot_group:
                 _grow(table, self._end(sequence, table, group), group.pool)
 
+    def runs(self, members: list[tuple[Sequence, int]]) -> list[StateRun]:
+        """Returns the runs of a step's tokens where layers keep a state; else none."""
+        if self.states is None:
+            return []
+        return list(chain.from_iterable(self.states.runs(sequence, num) for sequence, num in members))
+
+    def settle(self, running: Iterable[Sequence]) -> None:
+        """Takes back what was given for a step that did not count. Call it before sequences are started."""
+        if self.states is not None:
+            self.states.settle(running)
+
     def release(self, sequence: Sequence) -> None:
         """Takes all blocks of a sequence."""
         for group, table in zip(self._everything, sequence.tables, strict=False):
             group.pool.free(table.blocks)
+        if self.states is not None:
+            self.states.release(sequence)
         sequence.tables = []
         sequence.num_computed = 0
         sequence.num_published = 0

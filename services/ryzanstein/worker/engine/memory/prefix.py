@@ -8,7 +8,8 @@ share no page. Each group of layers has a block of its own for a page, found und
 
 A sequence resumes after page m - 1 if its next token finds all that it sees: every page in groups
 that read all tokens, the last ones in groups with a window, and the hot pages of compressed blocks.
-The pages before them need not exist, except those that last.
+The pages before them need not exist, except those that last. Where layers keep a state, it resumes
+where there is one as well (see `states`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from itertools import chain, islice
 
 from ryzanstein.worker.engine.extents import Extents, Lasting
 from ryzanstein.worker.engine.memory.blocks import BlockPool
+from ryzanstein.worker.engine.memory.states import StateSlots
 from ryzanstein.worker.engine.sequence import BlockTable, Sequence
 
 KEY_BYTES = 16
@@ -64,19 +66,20 @@ class Match:
     """The longest prefix after which a sequence can resume: `num_pages`, and a table for each group.
 
     Hot pages have the last table. The groups that read all tokens know `num_known` pages, maybe more
-    than can be resumed.
+    than can be resumed. Of so many more pages keys and values are there, but no state: `num_without_state`.
     """
 
     num_pages: int
     tables: list[BlockTable]
     num_known: int
+    num_without_state: int = 0
 
 
 class PrefixCache:
     """An index of the full pages of sequences."""
 
-    def __init__(self, groups: SequenceOf[PageGroup], extents: Extents) -> None:
-        self._groups = groups
+    def __init__(self, groups: SequenceOf[PageGroup], extents: Extents, states: StateSlots | None = None) -> None:
+        self._groups, self._states = groups, states
         self._extents = extents
         self._whole = [group for group in groups if group.window is None]
         self._windowed: dict[int, list[PageGroup]] = {}
@@ -93,9 +96,10 @@ class PrefixCache:
         self._extend_keys(sequence, num_known)
         for group in self._whole:
             num_known = len(group.pool.find((key, group.number) for key in islice(sequence.keys, num_known)))
-        num_pages = self._resumable(sequence.keys, self._until_lost(sequence.keys, num_known))
+        num_found = self._resumable(sequence.keys, self._until_lost(sequence.keys, num_known))
+        num_pages = num_found if self._states is None else self._with_state(sequence.keys, num_found, self._states)
         tables = [self._table(sequence.keys, num_pages, group) for group in self._groups]
-        return Match(num_pages, tables, num_known)
+        return Match(num_pages, tables, num_known, num_found - num_pages)
 
     def publish(self, sequence: Sequence) -> None:
         """Makes the pages that the last step filled findable."""
@@ -140,6 +144,12 @@ class PrefixCache:
                     num_pages = page
                     firsts = [first_seen(window, page * size) for window in self._windowed]
                     break
+        return num_pages
+
+    def _with_state(self, keys: SequenceOf[bytes], num_pages: int, states: StateSlots) -> int:
+        """Returns the most pages, at most so many, after which all that is seen is there, and the state."""
+        while (num_stateful := states.resumable(keys, num_pages)) < num_pages:
+            num_pages = self._resumable(keys, self._until_lost(keys, num_stateful))
         return num_pages
 
     def _extend_keys(self, sequence: Sequence, num_full: int) -> None:

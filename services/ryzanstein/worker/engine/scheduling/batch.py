@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from ryzanstein.worker.engine.messages import Pool
-from ryzanstein.worker.engine.plan import SampleRow, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.plan import SampleRow, StateRun, StepPlan, needs_full_logits
 from ryzanstein.worker.engine.scheduling.pace import num_pairs
 from ryzanstein.worker.engine.sequence import Sequence
 
@@ -74,8 +74,8 @@ class Batch:
         ((sequence, num),) = self.members
         return ([(sequence, num // 2)], [(sequence, num - num // 2)]) if num > 1 else (self.members, [])
 
-    def plan(self, step: int) -> StepPlan:
-        """Returns the plan of this batch.
+    def plan(self, step: int, runs: list[StateRun]) -> StepPlan:
+        """Returns the plan of this batch. `runs` are those of its tokens, if layers keep a state.
 
         The plan shares the sequences' block tables: it is valid until the step's update changes
         them.
@@ -99,6 +99,7 @@ class Batch:
             hot_tables=[table.blocks for table in hot],
             hot_first=[table.first for table in hot],
             pooled=self._pooled,
+            runs=runs,
         )
 
     def of_row(self, row: int) -> Sequence:

@@ -59,6 +59,8 @@ class Scheduler:
         """Prompt tokens computed, by priority."""
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
+        self.num_without_state = 0
+        """Prompt tokens of which keys and values were found, but no state."""
 
     @property
     def pages(self) -> KVPages:
@@ -93,6 +95,7 @@ class Scheduler:
         that are left to the engine, or if all wait for their constraints.
         """
         self._limit = self._step_limit(max_prefill)
+        self._pages.settle(self.running)
         self._admit()
         batch = Batch(self._pages.num_groups)
         self._take_decodes(batch)
@@ -110,6 +113,8 @@ class Scheduler:
             sequence.num_computed = before + num
             if before // size != (before + num) // size:
                 self._pages.advance(sequence)
+            if self._pages.states is not None:
+                self._pages.states.advance(sequence)
         for sequence, num in batch.members[batch.num_decodes :]:
             self.num_prefilled[sequence.group.priority] += num
 
@@ -247,6 +252,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._pages.start(sequence, match)
+        self.num_without_state += match.num_without_state * self._settings.block_size
         if self.parking.parked:
             self.parking.forget(sequence)
         if sequence.cached_tokens is not None:

@@ -13,9 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from ryzanstein.worker.cache.staging import Staging
+from ryzanstein.worker.cache.states import StateCache
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens, Integers, PageTables
+from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
 
 
@@ -61,13 +63,14 @@ class GroupReader(Protocol):
 class InputBuilder:
     """A builder of inputs for one cache, with a reader for each group of layers.
 
-    `staging` is what readers share, if batches are staged.
+    `staging` is what readers share, if batches are staged. `states` are those of layers that keep one.
     """
 
     layout: CacheLayout
     extents: Extents
     readers: Sequence[GroupReader]
     staging: Staging | None = None
+    states: StateCache | None = None
 
     def forget(self) -> None:
         """Discards what is known of the last step, because it was not completed."""
@@ -85,6 +88,7 @@ class InputBuilder:
             positions_T=self.layout.tensor(fed.position_T),
             last_R=self.layout.tensor(_wanted(plan, fed)),
             groups=[self._group(plan, fed, group) for group in range(len(self.readers))],
+            states=None if self.states is None else StateInputs(plan, fed, self.states, self.layout),
         )
 
     def _group(self, plan: StepPlan, fed: FedTokens, group: int) -> GroupInputs:

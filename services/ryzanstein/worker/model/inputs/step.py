@@ -11,6 +11,7 @@ from ryzanstein.worker.cache.kv_cache import bound_blocks
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.cold_layout import ColdLayout
 from ryzanstein.worker.model.attention import Segment
+from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class GroupInputs:
 class StepInputs:
     """The tensors that the layers read.
 
-    `groups` are those of the layers. `last_R` are the rows of T whose logits are needed: those of
+    `groups` are those of the layers; layers that keep a state read `states`.
+    `last_R` are the rows of T whose logits are needed: those of
     sampled sequences, then those that score prompts. The last ones are those whose hidden states are
     wanted themselves.
     """
@@ -67,3 +69,4 @@ class StepInputs:
     positions_T: Tensor
     last_R: Tensor
     groups: Sequence[GroupInputs]
+    states: StateInputs | None = None

@@ -4,6 +4,7 @@ The caller all-reduces the result.
 
 Legend: T tokens, E hidden size, H query heads of this rank, K its key-value heads, G query heads of
 one group (H / K), D head dimension, N cache slots, C = 2 K D columns of a slot.
+With gates, those of the rank's heads follow keys and values in a row of the stacked product.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
 from ryzanstein.worker.model.layers.rotary import new_rotation
+from ryzanstein.worker.model.layers.routing import new_sigmoid
 from ryzanstein.worker.model.layers.source import WeightSource
 
 
@@ -49,6 +51,7 @@ class Attention:
             bias=spec.qkv_bias,
             transposed=spec.transposed,
         )
+        self._sigmoid = new_sigmoid(source.kernels) if spec.gated_attention else None
         self._qk_norm = new_qk_norm(source, tp, spec, prefix)
         self._out = RowParallelLinear(
             source,
@@ -78,7 +81,10 @@ class Attention:
         q_TKGD = qkv_T[:, :query_width].view(num_tokens, num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty(q_TKGD.shape, dtype=x_TE.dtype, device=x_TE.device)
         attend(q_TKGD, pages, keys.segments, self._scoring, out_TKGD)
-        return self._out(out_TKGD.view(num_tokens, query_width))
+        out_T = out_TKGD.view(num_tokens, query_width)
+        if self._sigmoid is not None:
+            out_T.mul_(self._sigmoid(qkv_T[:, -query_width:].contiguous()))
+        return self._out(out_T)
 
     def _prepare(self, qkv_T: Tensor) -> None:
         """Clips and normalizes in place, if the architecture does."""
@@ -96,7 +102,7 @@ class Attention:
 
     def _rotate_and_store(self, qkv_T: Tensor, slots_T: Tensor, angles: Sequence[Angles], pages_NC: Tensor) -> None:
         """Rotates queries and keys in place, if the architecture does; stores keys and values."""
-        kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :]
+        kv_TC = qkv_T[:, self._share.num_heads * self._head_dim :][:, : pages_NC.shape[1]]
         if self._rotary is not None and self._rotation is not None:
             self._rotation.rotate_and_store(self._heads(qkv_T), angles[self._rotary], kv_TC, pages_NC, slots_T)
             return

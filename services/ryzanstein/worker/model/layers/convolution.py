@@ -37,7 +37,7 @@ class ShortConvolution:
         self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, convolution: ConvolutionSpec, index: int
     ) -> None:
         names, prefix, size = spec.names, spec.names.layer.format(layer=index), spec.hidden_size
-        share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=True)
+        share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=spec.heads_apart)
         of_head = size // spec.num_kv_heads
         first, count = share.first_kv_head * of_head, share.num_kv_heads * of_head
         self._group = layer_groups(spec).groups[index]

@@ -7,9 +7,11 @@ from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
 from ryzanstein.worker.model.layers.linear import Rows
 
 
-def qkv_rows(spec: DecoderSpec, share: HeadShare, prefix: str) -> tuple[Rows, Rows, Rows]:
-    """Returns the rows of queries, keys and values of this rank's heads."""
+def qkv_rows(spec: DecoderSpec, share: HeadShare, prefix: str) -> tuple[Rows, ...]:
+    """Returns the rows of queries, keys and values of this rank's heads, then those of gates if there are any."""
     names = (prefix + spec.names.query, prefix + spec.names.key, prefix + spec.names.value)
+    if spec.gated_attention:
+        return _gated(names, spec, share)
     if spec.qkv_layout == "grouped":
         return _grouped(names, spec, share)
     all_heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
@@ -20,6 +22,16 @@ def qkv_rows(spec: DecoderSpec, share: HeadShare, prefix: str) -> tuple[Rows, Ro
         for name, total, skip, (first, count) in zip(names, all_heads, before, own, strict=True)
     )
     return query, key, value
+
+
+def _gated(names: tuple[str, str, str], spec: DecoderSpec, share: HeadShare) -> tuple[Rows, ...]:
+    """Returns the rows where each head's query is stored with its gate."""
+    heads = range(share.first_head, share.first_head + share.num_heads)
+    total = 2 * spec.num_heads
+    query, gate = (_rows(names[0], total, [(2 * head + part, 1) for head in heads], spec.head_dim) for part in range(2))
+    own = [(share.first_kv_head, share.num_kv_heads)]
+    key, value = (_rows(name, spec.num_kv_heads, own, spec.head_dim) for name in names[1:])
+    return query, key, value, gate
 
 
 def _grouped(names: tuple[str, str, str], spec: DecoderSpec, share: HeadShare) -> tuple[Rows, Rows, Rows]:

@@ -1,4 +1,4 @@
-"""The first half of a layer, which mixes a token with those before it: attention, or a short convolution."""
+"""The first half of a layer, which mixes a token with those before it: attention, a short convolution, or a delta rule."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.convolution import ShortConvolution
+from ryzanstein.worker.model.layers.delta.layer import GatedDelta
 from ryzanstein.worker.model.layers.latent_attention import LatentAttention
 from ryzanstein.worker.model.layers.source import WeightSource
 
@@ -30,6 +31,8 @@ def mixing_half(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, ind
     """Returns the first half of layer `index`."""
     if (convolution := spec.layers[index].convolution) is not None:
         return ShortConvolution(source, tp, spec, convolution, index)
+    if (delta := spec.layers[index].delta) is not None:
+        return GatedDelta(source, tp, spec, delta, index)
     if spec.latent is None:
         return Attention(source, tp, spec, index)
     return LatentAttention(source, tp, spec, spec.latent, index)

@@ -96,7 +96,7 @@ class Xielu:
         return torch.where(x_TG > 0, above_TG, below_TG).add_(self._beta * x_TG).to(x_TG.dtype)
 
 
-def _new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+def new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
     if source.kernels is not None:
         return partial(source.kernels.rows.activate, activation=spec.activation)
     return ACTIVATIONS[spec.activation]
@@ -135,7 +135,7 @@ class PlainMLP:
             source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
         learned = spec.activation == "xielu"
-        self._activate = Xielu(source, prefix + names.activation) if learned else _new_activation(source, spec)
+        self._activate = Xielu(source, prefix + names.activation) if learned else new_activation(source, spec)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))

@@ -78,7 +78,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     # A sequence may fill the rank's own blocks but no more, whatever the model's context: with
     # borrowed ones it could wait forever when they are taken back.
     context_length = min(runner.context_length, runner.extents.tokens_in(runner.num_blocks))
-    numbers = (context_length, runner.num_blocks, spec.settings.block_size, spec.settings.max_sequences)
+    numbers = (context_length, runner.num_blocks, spec.settings.block_size, runner.max_sequences)
     measured = (phases.seconds, phases.resident_bytes, phases.peak_bytes)
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
@@ -113,6 +113,8 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
         "page_bytes": runner.page_bytes,
         "hot_page_bytes": runner.hot_page_bytes,
         "page_format": runner.page_format,
+        "num_states": runner.num_states,
+        "state_bytes": runner.state_bytes,
         "numerics": runner.numerics,
         "content": runner.content,
     }

@@ -1,0 +1,1 @@
+"""What layers that keep a state read of a step."""

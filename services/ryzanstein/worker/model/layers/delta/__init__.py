@@ -1,0 +1,1 @@
+"""Layers with a gated delta rule in the place of attention."""

@@ -1,0 +1,139 @@
+"""A gated delta rule in the place of attention (Yang et al. 2025, "Gated Delta Networks"; Qwen 3.5, Qwen 3 Next).
+
+The input is projected to queries, keys and values, which a short convolution mixes with those of the last
+tokens, to a gate of the output, and to two numbers of each head: how far its matrix decays, and how
+strongly it is written. Whole key heads, with their value heads, are divided over the ranks.
+
+What a head keeps is in slots (see `cache.states`), never in pages. Tokens are added to it one by one in
+one order, so the result does not depend on where a prompt was cut.
+
+Legend: T tokens, E hidden size, F channels of the convolution on this rank, L tokens that it sees, J key
+heads of this rank, H its value heads, K key dimension, V value dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaNames, DeltaSpec
+from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.cache.state_sizes import DeltaShare
+from ryzanstein.worker.cache.states import LayerStates
+from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.functions.rows import Angles
+from ryzanstein.worker.model.inputs.states.inputs import StateInputs
+from ryzanstein.worker.model.inputs.step import StepInputs
+from ryzanstein.worker.model.layers.delta.native import NativeDelta
+from ryzanstein.worker.model.layers.delta.rule import HeadNumbers, TorchDelta
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
+from ryzanstein.worker.model.layers.mlp import new_activation
+from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.products.floats import unpacked
+
+Piece = tuple[int, int]
+
+
+class GatedDelta:
+    """A first half of a layer without attention: adds the step's tokens to the states of their sequences."""
+
+    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, delta: DeltaSpec, index: int) -> None:
+        names, prefix = spec.names.delta, spec.names.layer.format(layer=index)
+        assert names is not None
+        share = DeltaShare.of(delta, tp)
+        width = delta.num_value_heads * delta.value_dim
+        own = (share.first_value_head * delta.value_dim, share.num_value_heads * delta.value_dim)
+        rows = _rows_by_key_head if names.qkv == names.z else _rows
+        self._index, self._num_channels = index, share.num_channels
+        self._in = ColumnParallelLinear(source, spec.hidden_size, rows(names, prefix, share), bias=False)
+        self._strengths = unpacked(_strengths(source, names, prefix, share, spec.hidden_size), None, source.kernels)
+        weight_LF = _convolution(source, prefix + names.convolution, share)
+        self._activate = new_activation(source, spec)
+        numbers = HeadNumbers.read(source, names, prefix, share, spec.norm.eps)
+        self._rule = _new_rule(source, share, weight_LF, numbers)
+        self._out = RowParallelLinear(source, tp, prefix + names.out, width, spec.hidden_size, own=own, bias=False)
+
+    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+        """Returns this rank's part of a sum over all ranks."""
+        del angles, pages  # it has neither positions nor keys
+        assert inputs.states is not None
+        states = inputs.states.cache.layer(self._index)
+        in_T = self._in(x_TE)
+        qkv_TF, gate_T = in_T[:, : self._num_channels], in_T[:, self._num_channels :]
+        strengths_T2H = self._strengths(x_TE.float())
+        mixed_TF = self._activate(self._rule.convolve(qkv_TF, states, inputs.states))
+        return self._out(self._rule.recur(mixed_TF, strengths_T2H, gate_T, states, inputs.states))
+
+
+class _Rule(Protocol):
+    """The convolution and the rule of one layer; see `TorchDelta`."""
+
+    def convolve(self, x_TF: Tensor, states: LayerStates, inputs: StateInputs) -> Tensor: ...
+
+    def recur(
+        self, mixed_TF: Tensor, strengths_T2H: Tensor, gate_T: Tensor, states: LayerStates, inputs: StateInputs
+    ) -> Tensor: ...
+
+
+def _new_rule(source: WeightSource, share: DeltaShare, weight_LF: Tensor, numbers: HeadNumbers) -> _Rule:
+    if source.kernels is None:
+        return TorchDelta(share, weight_LF, numbers)
+    return NativeDelta(source.kernels.delta, share, weight_LF, numbers)
+
+
+def _rows(names: DeltaNames, prefix: str, share: DeltaShare) -> list[Rows]:
+    """Returns the rows of queries, keys and values, then those of gates."""
+    delta = share.delta
+    own = (share.first_value_head * delta.value_dim, share.num_value_heads * delta.value_dim)
+    qkv = Rows(prefix + names.qkv, delta.channels, _channels(share))
+    return [qkv, Rows(prefix + names.z, delta.num_value_heads * delta.value_dim, (own,))]
+
+
+def _rows_by_key_head(names: DeltaNames, prefix: str, share: DeltaShare) -> list[Rows]:
+    """Returns them where a key head's are side by side."""
+    delta = share.delta
+    values = delta.num_value_heads // delta.num_key_heads * delta.value_dim
+    sizes = (delta.key_dim, delta.key_dim, values, values)
+    heads = range(share.first_key_head, share.first_key_head + share.num_key_heads)
+    pieces = [(head * sum(sizes) + sum(sizes[:part]), size) for part, size in enumerate(sizes) for head in heads]
+    return [Rows(prefix + names.qkv, delta.num_key_heads * sum(sizes), tuple(pieces))]
+
+
+def _channels(share: DeltaShare) -> tuple[Piece, ...]:
+    """Returns this rank's queries, keys and values among those of all."""
+    delta = share.delta
+    keys = (share.first_key_head * delta.key_dim, share.num_key_heads * delta.key_dim)
+    whole = delta.num_key_heads * delta.key_dim
+    values = (2 * whole + share.first_value_head * delta.value_dim, share.num_value_heads * delta.value_dim)
+    return (keys, (whole + keys[0], keys[1]), values)
+
+
+def _convolution(source: WeightSource, name: str, share: DeltaShare) -> Tensor:
+    """Returns the weights of this rank's channels, [L, F]."""
+    delta = share.delta
+    weight_F1L = source.new(share.num_channels, 1, delta.length)
+    first = 0
+    for start, count in _channels(share):
+        source.read(f"{name}.weight", (delta.channels, 1, delta.length), weight_F1L.narrow(0, first, count), start=start)
+        first += count
+    return weight_F1L[:, 0].t().contiguous()
+
+
+def _strengths(source: WeightSource, names: DeltaNames, prefix: str, share: DeltaShare, num_inputs: int) -> Tensor:
+    """Returns the projection to each value head's strength of writing and to its decay, [2 H, E] in float32."""
+    delta, count = share.delta, share.num_value_heads
+    weight_2HE = source.new(2 * count, num_inputs).float()
+    if names.a != names.b:
+        for part, name in enumerate((names.b, names.a)):
+            shape, out_HE = (delta.num_value_heads, num_inputs), weight_2HE.narrow(0, part * count, count)
+            source.read(f"{prefix}{name}.weight", shape, out_HE, start=share.first_value_head)
+        return weight_2HE
+    group = delta.num_value_heads // delta.num_key_heads
+    for head in range(share.num_key_heads):
+        for part in range(2):
+            out_GE = weight_2HE.narrow(0, part * count + head * group, group)
+            start = (2 * (share.first_key_head + head) + part) * group
+            source.read(f"{prefix}{names.b}.weight", (2 * delta.num_value_heads, num_inputs), out_GE, start=start)
+    return weight_2HE

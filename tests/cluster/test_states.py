@@ -1,0 +1,124 @@
+"""A model with a gated delta rule on two nodes of two ranks: states are resumed from, and an answer survives its node."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
+from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+
+pytestmark = pytest.mark.long
+
+PAGE, INTERVAL = 16, 512
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 4096,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    model_dir = tmp_path_factory.mktemp("models") / "qwen35"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        torch.manual_seed(11)
+        model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3_5TextConfig(**SHAPE)).float()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.1)
+        model.save_pretrained(model_dir)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_DIR / name, model_dir / name)
+    with LocalCluster(ClusterSpec(model_dir, tp=2)) as running:
+        yield running
+
+
+@pytest.fixture
+def stub(cluster: LocalCluster) -> Iterator[InferenceServiceStub]:
+    with grpc.insecure_channel(cluster.router_address) as channel:
+        yield InferenceServiceStub(channel)
+
+
+def asked(prompt: list[int], num_tokens: int, **sampling: Any) -> inference.CompleteRequest:
+    params = inference.SamplingParams(**{"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True, **sampling})
+    return inference.CompleteRequest(token_ids=inference.TokenIds(ids=prompt), sampling=params)
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    found: list[int] = torch.randint(3, 1000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return found
+
+
+def computed(response: inference.CompleteResponse) -> int:
+    return response.usage.prompt_tokens - response.usage.cached_prompt_tokens
+
+
+def test_a_second_turn_computes_what_is_new_and_at_most_two_pages(stub: InferenceServiceStub) -> None:
+    prompt = prompt_of(1301, 1)
+    first = stub.Complete(asked(prompt, 90), timeout=60)
+    assert first.usage.cached_prompt_tokens == 0
+    turn = [*prompt, *first.choices[0].token_ids, *prompt_of(33, 2)]
+    second = stub.Complete(asked(turn, 24), timeout=60)
+    assert second.node_id == first.node_id
+    assert 33 <= computed(second) <= 33 + 2 * PAGE
+    cold = stub.Complete(asked([*turn, *second.choices[0].token_ids], 1), timeout=60)
+    assert computed(cold) <= 2 * PAGE
+
+
+def test_a_prompt_that_differs_in_the_middle_computes_at_most_an_interval_more(stub: InferenceServiceStub) -> None:
+    prompt = prompt_of(1500, 3)
+    stub.Complete(asked(prompt, 8), timeout=60)
+    other = stub.Complete(asked([*prompt[:1400], *prompt_of(50, 4)], 24), timeout=60)
+    assert computed(other) <= 50 + INTERVAL
+    again = stub.Complete(asked([*prompt[:1400], *prompt_of(50, 4)], 24), timeout=60)
+    assert computed(again) <= 2 * PAGE
+    assert again.choices[0].token_ids == other.choices[0].token_ids
+
+
+def test_choices_of_one_prompt_are_those_of_requests_alone(stub: InferenceServiceStub) -> None:
+    prompt = prompt_of(420, 6)
+    sampling = {"temperature": 1.0, "seed": 5}
+    many = stub.Complete(asked(prompt, 30, n=4, **sampling), timeout=60)
+    alone = stub.Complete(asked(prompt, 30, **sampling), timeout=60)
+    assert many.choices[0].token_ids == alone.choices[0].token_ids
+    assert len({tuple(choice.token_ids) for choice in many.choices}) == 4
+
+
+def test_a_node_killed_in_an_answer_changes_no_token(stub: InferenceServiceStub, cluster: LocalCluster) -> None:
+    prompt = prompt_of(600, 7)
+    undisturbed = stub.Complete(asked(prompt, 120), timeout=60)
+    tokens: list[int] = []
+    nodes: list[str] = []
+    killed = ""
+    for response in stub.StreamComplete(inference.StreamCompleteRequest(complete=asked(prompt, 120)), timeout=60):
+        event = response.event
+        if event.HasField("delta"):
+            assert event.delta.first_index == len(tokens)
+            tokens += event.delta.token_ids
+            nodes.append(event.delta.node_id)
+            if len(tokens) >= 30 and not killed:
+                killed = nodes[0]
+                cluster.kill(killed)
+    assert tokens == list(undisturbed.choices[0].token_ids)
+    assert len(set(nodes)) == 2
