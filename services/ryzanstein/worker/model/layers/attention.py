@@ -23,9 +23,9 @@ from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
+from ryzanstein.worker.model.layers.mlp import new_sigmoid
 from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
 from ryzanstein.worker.model.layers.rotary import new_rotation
-from ryzanstein.worker.model.layers.routing import new_sigmoid
 from ryzanstein.worker.model.layers.source import WeightSource
 
 
