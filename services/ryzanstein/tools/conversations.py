@@ -17,6 +17,7 @@ CONVERSATIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "exaone4": ("hermes", "think"),
         "glm4_moe": ("glm", "think"),
         "glm4_moe_lite": ("glm", "think"),
+        "gpt_oss": ("harmony", "harmony"),
         "granite": ("granite", "response"),
         "granitemoe": ("granite", ""),
         "granitemoehybrid": ("hermes", ""),
@@ -30,7 +31,10 @@ CONVERSATIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "olmo3": ("olmo3", "think"),
         "qwen2": ("hermes", ""),
         "qwen3": ("hermes", "think"),
+        "qwen3_5_moe_text": ("qwen_xml", "think"),
+        "qwen3_5_text": ("qwen_xml", "think"),
         "qwen3_moe": ("hermes", "think"),
+        "qwen3_next": ("hermes", "think"),
         "seed_oss": ("seed", "seed"),
     }
 )
