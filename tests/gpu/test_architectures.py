@@ -26,7 +26,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(name: str, tmp_path:
     on_cpu = [answer.cpu() if isinstance(answer, torch.Tensor) else answer for answer in answers]
     differences = logit_differences(case, on_cpu)
     assert len(differences) == 2 + 1 + 2 * (NUM_GREEDY // 6 - 1)
-    assert max(differences) < 2e-4
+    assert max(differences) < 3e-4  # of a state that adds up for 90 tokens; of attention they are below 2e-4
     for plan, tokens in zip(case.plans, on_cpu, strict=True):
         if len(plan.sampled) == 2 and not plan.full_logits:
             assert tokens[0] == case.ids[0][plan.num_context[0] + 1]
