@@ -35,6 +35,15 @@ def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorE
     return found
 
 
+def stacked_name(name: str) -> str | None:
+    """Returns the tensor that has this projection of an expert in every checkpoint (Granite's do); None: it may be its own."""
+    gate_ups, downs, own = _STACKS[-1]
+    layer, _, projection = name.partition(own)
+    if projection.endswith((".gate_proj.weight", ".up_proj.weight")):
+        return layer + gate_ups
+    return layer + downs if projection.endswith(".down_proj.weight") else None
+
+
 def _apart(gate_up: TensorEntry, down: TensorEntry) -> Iterator[tuple[str, TensorEntry]] | None:
     """Returns the tensors of all experts by the ends of their names; None: the shapes do not fit each other."""
     known = {gate_up.dtype, down.dtype} <= set(ITEM_BYTES) and len(gate_up.shape) == len(down.shape) == 3
