@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
@@ -18,7 +19,7 @@ from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.replies.reader import read_message
 from ryzanstein.worker.constraints.lark import grammar
 from ryzanstein.worker.text.call_grammar import ALONE, MAX_CALLS, call_constraint, form_or_calls
-from ryzanstein.worker.text.calling import ENFORCED, Calling, instructions
+from ryzanstein.worker.text.calling import ENFORCED, PYTHON, Calling, enforceable, instructions
 from ryzanstein.worker.text.tokenizer import TextModel
 
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Rome", "K\\u00f6ln"]}}, "required": ["city"]}'
@@ -172,6 +173,8 @@ WRITTEN = {
     "ministral": ("", "[TOOL_CALLS]{0}[ARGS]{1}", "", ""),
     "granite": ("<|tool_call|>[", _OBJECT, ", ", "]"),
     "hunyuan": ("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"),
+    "lfm2": ("<|tool_call_start|>[", "{0}({1})", ", ", "]<|tool_call_end|>"),
+    "olmo3": ("<function_calls>", "{0}({1})", "\n", "</function_calls>"),
     "cohere": ("<|START_ACTION|>[", '{{"tool_name": "{0}", "parameters": {1}}}', ", ", "]<|END_ACTION|>"),
     "deepseek": (_DEEPSEEK[0], f"{_DEEPSEEK[1]}{{0}}{_DEEPSEEK[2]}{{1}}{_DEEPSEEK[3]}", "\n", _DEEPSEEK[4]),
     "harmony": (
@@ -185,6 +188,9 @@ WRITTEN = {
 
 def written(family: str, *calls: tuple[str, str]) -> str:
     before, call, between, behind = WRITTEN[family]
+    if family in PYTHON:
+        members = [", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(args).items()) for _, args in calls]
+        calls = tuple((name, each) for (name, _), each in zip(calls, members, strict=True))
     return before + between.join(call.format(*each) for each in calls) + behind
 
 
@@ -199,7 +205,9 @@ def test_what_the_grammar_admits_is_what_the_family_reads(family: str) -> None:
         assert admits(one, family, text) is (len(calls) == 1)
         assert admits(named, family, text) is (calls == [now])
         read = read_message(ReplyFormat(calls=family, tools=("weather", "now")), "g", 0, text)
-        assert [(call.name, call.arguments) for call in read.tool_calls] == calls
+        assert [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
+            (name, json.loads(arguments)) for name, arguments in calls
+        ]
         assert read.content == ""
     assert not admits(must, family, written(family, ("weather", '{"city":"Paris"}')))
     assert not admits(must, family, written(family, ("nope", "{}")))
@@ -233,7 +241,7 @@ def test_a_form_is_alone_where_calls_have_no_grammar_or_both_are_too_long() -> N
     for form, tools, family in (
         (choice, TOOLS, "hermes"),
         (FORM, TOOLS, "gemma"),
-        (FORM, TOOLS, "lfm2"),
+        (FORM, TOOLS, "glm"),
         (long, many, "hermes"),
     ):
         assert form_or_calls(form, tools, ReplyStyle(family), lambda text: None) is form
@@ -245,3 +253,49 @@ def test_arguments_are_an_object_also_where_the_schema_allows_null() -> None:
     )
     assert admits(tools, "deepseek", written("deepseek", ("now", "{}")))
     assert not admits(tools, "deepseek", written("deepseek", ("now", "null")))
+
+
+MIXED = """{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"enum": [true, null]},
+"d": {"type": "array", "items": {"type": "integer"}}}, "required": ["b"], "additionalProperties": false}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('a=1, b="x, \\"y\\")"', True),
+        ('b=""', True),
+        ('b="x", c=null, d=[1,2]', True),
+        ('a=1, b="x", d=[]', True),
+        ("a=1", False),
+        ('b="x", a=1', False),
+        ('b="x",', False),
+        ('b="x", e=1', False),
+        ("b=1", False),
+        ("", False),
+    ],
+)
+def test_arguments_in_python_are_those_of_the_schema(text: str, right: bool) -> None:
+    tools = Tools((Tool("f", "", MIXED),), ToolMode.REQUIRED)
+    answer = f"<|tool_call_start|>[f({text})]<|tool_call_end|>"
+    assert admits(tools, "lfm2", answer) is right
+    if right:
+        (call,) = read_message(ReplyFormat(calls="lfm2", tools=("f",)), "g", 0, answer).tool_calls
+        jsonschema.validate(json.loads(call.arguments), json.loads(MIXED))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        '{"type": "object", "properties": {"a b": {}}}',
+        '{"type": "object", "properties": {"a": {}}, "required": ["b"]}',
+        '{"type": "object", "anyOf": [{"required": ["a"]}]}',
+        '{"type": "object", "properties": {"a": {"$ref": "#"}}}',
+    ],
+)
+def test_arguments_that_python_has_no_grammar_for_are_generic(parameters: str) -> None:
+    tools = Tools((Tool("f", "", parameters),), ToolMode.REQUIRED)
+    assert enforceable("hermes", tools)
+    assert not enforceable("lfm2", tools)
+    style = Calling("lfm2", native=True).style(ChatPrompt(TALK[:2], tools=tools), "")
+    assert style == ReplyStyle("generic")
+    assert form_or_calls(FORM, tools, ReplyStyle("lfm2"), lambda text: None) is FORM

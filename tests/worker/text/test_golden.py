@@ -12,11 +12,14 @@ from tests.replies.test_replies import pieces_read
 
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.reply_format import ReplyFormat, ReplyStyle
+from ryzanstein.generation.tools import Tool, Tools
 from ryzanstein.replies.families import FAMILIES
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_message
 from ryzanstein.replies.tags import REASONING
 from ryzanstein.tools.conversations import CONVERSATIONS
+from ryzanstein.wire import events
+from ryzanstein.wire.events import reply_from_wire, style_from_wire, style_to_wire
 from ryzanstein.worker.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.config import CallFormat, ReasoningTags
 from ryzanstein.worker.text.call_grammar import _AROUND
@@ -85,6 +88,49 @@ def test_calls_are_told_back_as_the_model_writes_them(name: str, write_model: Ca
     message = read_message(format_of(golden), "g", 0, turn)
     assert message.reasoning == "Hm."
     assert called(message) == CALLS
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_format_crosses_the_wire(name: str) -> None:
+    """An earlier peer is not told of tags that it does not know: it would take an opened answer for reasoning."""
+    for opened in (False, True):
+        style = ReplyStyle(GOLDEN[name].calls, thinking=True, opened=opened, tags=GOLDEN[name].tags)
+        format = format_of(GOLDEN[name], opened=opened)
+        assert style_from_wire(style_to_wire(style)) == style
+        assert reply_from_wire(events.reply_to_wire(format)) == format  # type: ignore[arg-type]
+        assert style_to_wire(style).thinking is (style.tags == "think")
+
+
+def test_what_only_a_newer_node_knows_is_content() -> None:
+    newer = reply_format(PROMPT, ReplyStyle("newer", thinking=True, tags="newer"))
+    assert newer is None
+    assert reply_format(PROMPT, ReplyStyle("glm", thinking=True, tags="newer")) == ReplyFormat(
+        "glm", tools=NAMES, tags="newer", texts=("weather:city", "weather:code"), nullable=("weather:code",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "nullable"),
+    [
+        ({"type": "string"}, True, False),
+        ({"type": ["string", "null"]}, True, True),
+        ({"type": ["string", "integer"]}, False, False),
+        ({"$ref": "#/$defs/t"}, True, False),
+        ({"$ref": "#"}, False, False),
+        ({"enum": ["a", None]}, True, True),
+        ({"enum": ["a", 1]}, False, False),
+        ({"const": "a"}, True, False),
+        ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/t"}]}, True, False),
+        ({}, False, False),
+        (True, False, False),
+    ],
+)
+def test_which_arguments_are_texts_is_said_by_their_schema(schema: object, text: bool, nullable: bool) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}, "$defs": {"t": {"type": "string"}}}
+    prompt = ChatPrompt(PROMPT.messages, tools=Tools((Tool("f", "", json.dumps(parameters)),)))
+    found = reply_format(prompt, ReplyStyle("glm"))
+    assert found is not None
+    assert (found.texts, found.nullable) == (("f:a",) * text, ("f:a",) * nullable)
 
 
 def test_every_format_has_its_golden_conversation() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -18,7 +19,7 @@ from ryzanstein.tools.progress import ConversionProgress
 from ryzanstein.worker.architectures.registry import spec_of
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
-from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS, is_stored_in_full
+from ryzanstein.worker.checkpoints.gguf.dialects.names import is_stored_in_full
 from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, by_source, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
 from ryzanstein.worker.checkpoints.gguf.rows import checked_tensor, read_rows
@@ -26,6 +27,7 @@ from ryzanstein.worker.checkpoints.gguf.sampling import sampling_of
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Numbers
 from ryzanstein.worker.checkpoints.gguf.tokenizer.conversion import generation_config, tokenizer_config, tokenizer_json
 from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import GgufVocabulary
+from ryzanstein.worker.checkpoints.stacked_experts import stacked_name
 from ryzanstein.worker.kernels.functions import block_types
 from ryzanstein.worker.kernels.functions.block_types import FLOATS, BlockType
 from ryzanstein.worker.model.listing import tensor_shapes
@@ -85,9 +87,10 @@ def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
             "serve the file itself"
         )
     parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
-    places = [SourcePlace(source, found[0].shape, found) for source, found in by_source(parts).items()]
+    places = _stacked([SourcePlace(source, found[0].shape, found) for source, found in by_source(parts).items()])
     stored = [frozenset(checked_tensor(file, part).type for part in place.parts) for place in places]
-    unread = next(iter(file.tensors.keys() - {part.name for part in parts} - {ROPE_FACTORS}), None)
+    rest = file.tensors.keys() - {part.name for part in parts}
+    unread = next((name for name in rest if not name.startswith(description.unread)), None)
     if unread is not None:
         raise CheckpointError(f"{file.path}: tensor {excerpt(unread)} is not used by this architecture")
     vocabulary = description.vocabulary(file)
@@ -95,6 +98,23 @@ def read_model(file: GgufFile, dtype: BlockType) -> GgufModel:
     placed = tuple(_placed(file, place, kinds, dtype, main) for place, kinds in zip(places, stored, strict=True))
     described = {**config, **_token_ids(vocabulary), "torch_dtype": _TORCH_NAMES[main]}
     return GgufModel(described, vocabulary, placed, sampling_of(file.metadata))
+
+
+def _stacked(places: Sequence[SourcePlace]) -> list[SourcePlace]:
+    """Returns the places with one for all experts of a layer, where checkpoints always have them in one tensor."""
+    stacks: dict[str, list[SourcePlace]] = {}
+    for place in places:
+        stacks.setdefault(stacked_name(place.source) or place.source, []).append(place)
+    return [_stack(name, members) if name != members[0].source else members[0] for name, members in stacks.items()]
+
+
+def _stack(name: str, members: Sequence[SourcePlace]) -> SourcePlace:
+    """Returns a place for matrices of one shape, by expert: its gate, then its up; or its down."""
+    parts = [part for member in members for part in member.parts]
+    starts = accumulate((part.count for part in parts), initial=0)
+    placed = tuple(replace(part, source=name, start=start) for part, start in zip(parts, starts, strict=False))
+    num_experts = sum(not member.source.endswith(".up_proj.weight") for member in members)
+    return SourcePlace(name, (num_experts, sum(part.count for part in parts) // num_experts, members[0].shape[1]), placed)
 
 
 def to_directory(source: Path, target: Path, dtype: BlockType, out: TextIO, *, force: bool = False) -> None:

@@ -38,6 +38,15 @@ def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorE
     return found
 
 
+def stacked_name(name: str) -> str | None:
+    """Returns the tensor that has this projection of an expert in every checkpoint (Granite's do); None: it may be its own."""
+    gate_ups, downs, own = _STACKS[-1]
+    layer, _, projection = name.partition(own)
+    if projection.endswith((".gate_proj.weight", ".up_proj.weight")):
+        return layer + gate_ups
+    return layer + downs if projection.endswith(".down_proj.weight") else None
+
+
 def _separate_biases(found: dict[str, TensorEntry]) -> frozenset[str]:
     """Puts biases of each expert into the place of stacked ones. Returns the layers that have them."""
     layers = [name.removesuffix(_GATE_UP_BIASES) for name in found if name.endswith(_GATE_UP_BIASES)]

@@ -15,7 +15,6 @@ from torch import Tensor
 from ryzanstein.worker.architectures.registry import spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
-from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS
 from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, by_source, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile, GgufTensor
 from ryzanstein.worker.checkpoints.gguf.rows import checked_tensor, read_rows
@@ -36,14 +35,17 @@ def open_gguf(path: Path, *, as_stored: bool = False) -> tuple[DecoderSpec, Gguf
     spec = spec_of(description.config)
     spec = replace(spec, transposed=False) if as_stored else spec
     parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
-    return spec, GgufFiles(file, by_source(parts))
+    return spec, GgufFiles(file, by_source(parts), description.unread)
 
 
 class GgufFiles:
-    """A WeightFiles of one GGUF file. `parts` has those of each tensor by the name that the architecture uses."""
+    """A WeightFiles of one GGUF file. `parts` has those of each tensor by the name that the architecture uses.
 
-    def __init__(self, file: GgufFile, parts: Mapping[str, Sequence[Part]]) -> None:
-        self._file, self._parts = file, parts
+    Tensors whose names begin with one of `unread` are none of the decoder.
+    """
+
+    def __init__(self, file: GgufFile, parts: Mapping[str, Sequence[Part]], unread: tuple[str, ...]) -> None:
+        self._file, self._parts, self._unread = file, parts, unread
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._parts:
@@ -83,7 +85,7 @@ class GgufFiles:
         for source, parts in self._parts.items():
             for part in parts:
                 names.setdefault(part.name, []).append(source)
-        stored = (name for name in self._file.tensors if name != ROPE_FACTORS)
+        stored = (name for name in self._file.tensors if not name.startswith(self._unread))
         return ((source, str(self._file.path)) for name in stored for source in names.get(name, [name]))
 
     def close(self) -> None:

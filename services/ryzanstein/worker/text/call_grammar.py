@@ -9,7 +9,7 @@ space that could be repeated, so that no model runs on to its last token.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from ryzanstein.replies.families import DEEPSEEK_TOKENS
 from ryzanstein.replies.tags import TAGS
 from ryzanstein.worker.constraints.refusal import ConstraintRefused
 from ryzanstein.worker.constraints.schemas.schema import checked, checked_schema
+from ryzanstein.worker.text.calling import PYTHON, enforceable
 
 MAX_CALLS = 16
 """So many calls an answer may have where the request allows several."""
@@ -46,7 +47,7 @@ def form_or_calls(form: Constraint, tools: Tools, style: ReplyStyle, special_id:
 
     The form itself where there is no grammar of calls, or both together are too long. Raises ConstraintRefused.
     """
-    if form.kind not in _JSON or style.calls not in _AROUND:
+    if form.kind not in _JSON or not enforceable(style.calls, tools):
         return form
     text = form.text if form.kind is ConstraintKind.JSON_SCHEMA else '{"type": "object"}'
     answer = f"start: answer | calls\nanswer: %json {json.dumps(checked_schema(text, lenient=form.lenient))}\n"
@@ -88,11 +89,12 @@ def _calls(family: str, asked: Tools, schemas: Sequence[Any], literal: Callable[
     lines = [
         f"calls: {_words(begin, literal)} call{rest} {_words(end, literal)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(schemas))),
-        *(
-            f"call_{i}: {_call(family, tool, schema, literal)}"
-            for i, (tool, schema) in enumerate(zip(asked.callable, schemas, strict=True))
-        ),
     ]
+    for i, (tool, schema) in enumerate(zip(asked.callable, schemas, strict=True)):
+        if family in PYTHON:
+            lines += _python_call(i, tool.name, schema)
+        else:
+            lines.append(f"call_{i}: {_call(family, tool, schema, literal)}")
     return "\n".join(lines) + "\n"
 
 
@@ -110,6 +112,8 @@ _AROUND: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "cohere": (("<|START_ACTION|>", "["), (", ",), ("]", "<|END_ACTION|>")),
     "hunyuan": (("<tool_calls>", "["), (", ",), ("]", "</tool_calls>")),
     "harmony": ((), (), ()),
+    "lfm2": (("<|tool_call_start|>", "["), (", ",), ("]", "<|tool_call_end|>")),
+    "olmo3": (("<function_calls>",), ("\n",), ("</function_calls>",)),
     "deepseek": ((_CALLS_BEGIN,), ("\n",), (_CALLS_END,)),
 }
 
@@ -133,6 +137,22 @@ def _call(family: str, tool: Tool, schema: Any, literal: Callable[[str], str]) -
     if family in ("hermes", "generic"):
         before, after = ("<tool_call>", "\n", *before), (*after, "\n", "</tool_call>")
     return " ".join((_words(before, literal), arguments, _words(after, literal)))
+
+
+def _python_call(index: int, name: str, schema: Any) -> Iterator[str]:
+    """Yields the rules of a call in Python: its arguments in the schema's order, those that are not required or not.
+
+    Of argument k, `some` is what may follow another argument, and `first` what may follow none.
+    """
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    rule = f"call_{index}"
+    yield f"{rule}: {json.dumps(f'{name}(')} {rule}_first_0 {json.dumps(')')}"
+    for k, (key, each) in enumerate(properties.items()):
+        rest = "" if key in required else f" | {rule}_{{}}_{k + 1}"
+        yield f"{rule}_value_{k}: {json.dumps(f'{key}=')} %json {json.dumps(each)}"
+        yield f"{rule}_first_{k}: {rule}_value_{k} {rule}_some_{k + 1}{rest.format('first')}"
+        yield f'{rule}_some_{k}: ", " {rule}_value_{k} {rule}_some_{k + 1}{rest.format("some")}'
+    yield from (f'{rule}_{kind}_{len(properties)}: ""' for kind in ("first", "some"))
 
 
 def _words(texts: Sequence[str], literal: Callable[[str], str]) -> str:

@@ -20,8 +20,26 @@ from ryzanstein.replies.tags import HARMONY, TAGS
 from ryzanstein.worker.text.templates.sandbox import reads
 
 GENERIC = "generic"
-ENFORCED = frozenset({GENERIC, "hermes", "llama3", "mistral", "ministral", "deepseek", "granite", "cohere", "hunyuan", HARMONY})
-"""Families whose calls have a grammar here. The arguments of the others are no JSON: a call that must be is a generic one."""
+ENFORCED = frozenset(
+    {
+        GENERIC,
+        "hermes",
+        "llama3",
+        "mistral",
+        "ministral",
+        "deepseek",
+        "granite",
+        "cohere",
+        "hunyuan",
+        "lfm2",
+        "olmo3",
+        HARMONY,
+    }
+)
+"""Families whose calls have a grammar here. The arguments of others are no JSON: a call that must be is a generic one."""
+PYTHON = frozenset({"lfm2", "olmo3"})
+"""Of those, families whose arguments are values by their names, so that these have to be known."""
+_PLAIN_KEYS = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$schema"})
 # What only the template of a family has, the most telling first. `None`: a form that is not read
 # here, so that the generic one is used instead.
 _SIGNS: tuple[tuple[str, str | None], ...] = (
@@ -100,7 +118,7 @@ class Calling:
     def style(self, prompt: ChatPrompt, text: str) -> ReplyStyle | None:
         """Returns how answers to the conversation with this text are read; None: as content alone."""
         calls = self.family if prompt.tools.callable else ""
-        if prompt.tools.must and calls not in ENFORCED:
+        if prompt.tools.must and not enforceable(calls, prompt.tools):
             calls = GENERIC
         if not calls and not self.thinking:
             return None
@@ -112,6 +130,27 @@ class Calling:
         calls = MARKERS[self.family] if prompt.tools.callable else ()
         tags = TAGS[self.tags].texts if self.tags in TAGS else HARMONY_TOKENS
         return (*calls, *tags) if self.thinking else calls
+
+
+def enforceable(family: str, tools: Tools) -> bool:
+    """Returns whether a call of these functions has a grammar in the family's form."""
+    return family in ENFORCED and (family not in PYTHON or all(_is_plain(tool.parameters) for tool in tools.callable))
+
+
+def _is_plain(parameters: str) -> bool:
+    """Returns whether a schema lists all arguments by names that Python has, and says nothing of several together."""
+    if not parameters:
+        return True
+    schema = json.loads(parameters)
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    return (
+        schema.keys() <= _PLAIN_KEYS
+        and isinstance(properties, dict)
+        and isinstance(required, list)
+        and set(required) <= properties.keys()
+        and all(map(str.isidentifier, properties))
+        and '"$ref"' not in parameters
+    )
 
 
 def has_calls(prompt: ChatPrompt) -> bool:

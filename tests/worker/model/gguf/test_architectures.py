@@ -131,6 +131,34 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}),
+    "granitemoe": (
+        "granitemoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **{key: value for key, value in LATENTS.items() if key != "first_k_dense_replace"},
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "rms_norm_eps": 1e-6,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
     "ernie4_5_moe": (
         "ernie4_5_moe",
         {
@@ -194,7 +222,8 @@ def test_a_model_comes_back_bit_by_bit(
         close = 2e-7 if model_type.startswith(PLUS_ONE) and "norm" in key else 0
         assert (tensor - new[key]).abs().max() <= close, key
     assert (logits(before) - logits(after)).abs().max() <= (1e-5 if model_type.startswith(PLUS_ONE) else 0)
-    if model_type != "mistral":  # read as Llama, which is the same without a window
+    # Read as Llama, which is the same without a window, and as DeepSeek V3, which is the same.
+    if model_type not in ("mistral", "glm4_moe_lite"):
         assert read_spec(after) == read_spec(before)
 
 
@@ -408,6 +437,22 @@ def test_metadata_that_do_not_fit_are_refused_by_key(
     with pytest.raises(ModelRefused, match=reason):
         from_gguf(path)
     assert not (tmp_path / "converted").exists()
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3, yarn"])
+def test_layers_that_predict_further_tokens_are_not_read(
+    name: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path], weights_of: Any
+) -> None:
+    model_type, changes = MODELS[name]
+    before = tiny(model_type, **changes)
+    prefix = {"glm4_moe": "glm4moe", "deepseek_v3": "deepseek2"}[model_type]
+    after = from_gguf(rewritten(to_gguf(before), {f"{prefix}.nextn_predict_layers": 1}))
+    old, new = weights_of(before), weights_of(after)
+    assert new.keys() == {key for key in old if ".layers.3." not in key}
+    assert all(torch.equal(tensor, old[key]) for key, tensor in new.items())
+    assert read_spec(after).num_layers == 3
+    with pytest.raises(ModelRefused, match="nextn_predict_layers must be below the number of blocks"):
+        from_gguf(rewritten(to_gguf(before), {f"{prefix}.nextn_predict_layers": 4}))
 
 
 WRONG_EXPERTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -7,10 +7,12 @@ only the format is tried, in `tests/worker/text/golden.py`.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from tests.worker.text.golden import CALLS, TOOLS, asked
+from tests.worker.text.golden import CALLS, GOLDEN, TOOLS, asked
 
 from ryzanstein.generation.prompts import ChatPrompt
 from ryzanstein.generation.reply_format import ReplyStyle
@@ -19,8 +21,10 @@ from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_message
 from ryzanstein.replies.tags import TAGS
 from ryzanstein.worker.text.calling import Calling
+from ryzanstein.worker.text.choice import ChoiceText, TextOptions
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
 from ryzanstein.worker.text.templates.rendering import Rendered, TemplateSource
+from ryzanstein.worker.text.tokenizer import TextModel
 
 from .conftest import FETCHED
 
@@ -103,3 +107,33 @@ def test_calls_are_told_back_as_they_were(name: str) -> None:
     assert "".join(message.reasoning for message in read) == ("Hm." if expected.reasoning else "")
     assert "sunny over there" in told.text
     assert "noon is past now" in told.text
+
+
+def test_channels_of_a_real_tokenizer_are_seen_and_read(tmp_path: Path) -> None:
+    """gpt-oss' marks are special tokens, which other answers are without."""
+    source = FETCHED / "gptoss" / "models"
+    shutil.copy(source / "tokenizer.json", tmp_path)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    settings["chat_template"] = (FETCHED / "templates" / "openai-gpt-oss-120b.jinja").read_text()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = {
+        "model_type": "llama",
+        "max_position_embeddings": 32768,
+        "vocab_size": 201_088,
+        "eos_token_id": [200_002, 200_012],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = TextModel.load(tmp_path)
+    prompt = ChatPrompt(asked(), tools=TOOLS)
+    ids = model.encode_prompt(prompt)
+    assert model.spelled(ids).endswith("<|start|>assistant")
+    assert [model.spelled([each]) for each in ids].count("<|call|>") == len(CALLS), "a token, not its letters"
+    assert model.shows_special(prompt, model.calling)
+    text = ChoiceText(model, TextOptions(with_special=True, ends=model.eos_token_ids))
+    answer = model.encode_bare(GOLDEN["harmony"].answer + "<|call|>")
+    written = "".join(text.push(each).text for each in answer) + text.flush()
+    style = model.calling.style(prompt, model.spelled(ids))
+    assert style is not None
+    message = read_message(reply_format(prompt, style), "g", 0, written)
+    assert (message.reasoning, message.content) == ("Hm.", "I look.")
+    assert [(call.name, json.loads(call.arguments)) for call in message.tool_calls] == CALLS

@@ -8,7 +8,7 @@ from typing import Any
 
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.hyper_parameters import config_of
+from ryzanstein.worker.checkpoints.gguf.dialects.hyper_parameters import config_of, further_layers
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts
 from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS
 from ryzanstein.worker.checkpoints.gguf.dialects.table import dialect_of_file
@@ -18,10 +18,14 @@ from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import GgufVocabula
 
 @dataclass(frozen=True, slots=True)
 class GgufDescription:
-    """`config` is what config.json of a checkpoint would say."""
+    """`config` is what config.json of a checkpoint would say.
+
+    Tensors whose names begin with one of `unread` are none of the decoder.
+    """
 
     dialect: Dialect
     config: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, file: GgufFile) -> GgufDescription:
@@ -31,7 +35,9 @@ class GgufDescription:
         shapes = {each.name: each.shape for each in file.tensors.values()}
         stored = file.tensors.get(ROPE_FACTORS)
         factors = None if stored is None else dequantize(stored.blocks, stored.type)
-        return cls(dialect, config_of(GgufFacts(name, file.metadata, shapes, factors), dialect))
+        facts = GgufFacts(name, file.metadata, shapes, factors)
+        unread = (ROPE_FACTORS, *(f"blk.{layer}." for layer in further_layers(facts, dialect)))
+        return cls(dialect, config_of(facts, dialect), unread)
 
     def vocabulary(self, file: GgufFile) -> GgufVocabulary:
         """Raises CheckpointError."""

@@ -19,6 +19,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts, Meta
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
+_FURTHER = "nextn_predict_layers"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _CONTEXT = "max_position_embeddings"
 
@@ -68,12 +69,24 @@ def _common(reader: MetadataReader, dialect: Dialect) -> dict[str, Any]:
 
 def _layers(reader: MetadataReader, dialect: Dialect) -> int:
     """Returns the number of layers, each of which has its tensors: no decoder is described that a file cannot have."""
-    count = reader.count("block_count")
+    count = _further(reader).start
     for layer in range(count):
         name = f"blk.{layer}.{dialect.each_layer}"
         if name not in reader.facts.shapes:
             raise CheckpointError(f"{reader.facts.file}: tensor {excerpt(name)} is missing")
     return count
+
+
+def further_layers(facts: GgufFacts, dialect: Dialect) -> range:
+    """Returns the layers behind a file's decoder, which predict further tokens. Raises CheckpointError."""
+    return _further(MetadataReader(facts, dialect.name))
+
+
+def _further(reader: MetadataReader) -> range:
+    count, further = reader.count("block_count"), reader.count(_FURTHER, 0)
+    if further >= count:
+        reader.refuse(_FURTHER, f"must be below the number of blocks, got {further}")
+    return range(count - further, count)
 
 
 def _epsilon(dialect: Dialect) -> str:

@@ -316,6 +316,25 @@ MINISTRAL3 = Dialect(
     fixed={**_SILU, "sliding_window": None},
     heads=GrowingHeads(),
 )
+GRANITE_MOE = replace(
+    GRANITE,
+    name="granitemoe",
+    model_type="granitemoe",
+    class_name="GraniteMoeForCausalLM",
+    fixed=_SILU,
+    features=(Experts(),),
+)
+GLM4_MOE = Dialect(
+    "glm4moe",
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    fixed=_SILU,
+    present={**_ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
+    mlp_norm="post_attention_norm",
+    heads=_PARTLY,
+    features=(Experts("moe_intermediate_size"), DeepseekExperts(SIGMOID)),
+)
+GLM4_MOE_LITE = replace(DEEPSEEK_V3, model_type="glm4_moe_lite", class_name="Glm4MoeLiteForCausalLM")
 OLMO3 = replace(OLMO2, model_type="olmo3", class_name="Olmo3ForCausalLM", features=(PatternWindows(),))
 
 GPT_OSS = Dialect(
@@ -334,7 +353,7 @@ DIALECTS = (
     *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
     *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
-    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS),
+    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS, GRANITE_MOE, GLM4_MOE, GLM4_MOE_LITE),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 
