@@ -16,6 +16,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.sizes import slot_width
+from ryzanstein.worker.cache.states import StateCache
 from ryzanstein.worker.checkpoints.checkpoint import WeightFiles
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
@@ -58,7 +59,8 @@ class Walk:
         layout = CacheLayout(num_blocks, _BLOCK, device)
         batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
         readers = torch_readers(batches, windows, 0, knows_causal=spec.score_cap is None)
-        builder = InputBuilder(layout, Extents(windows, _BLOCK), readers)
+        states = StateCache(spec, ALONE, 1, device) if spec.deltas else None
+        builder = InputBuilder(layout, Extents(windows, _BLOCK), readers, states=states)
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
