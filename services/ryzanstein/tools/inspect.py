@@ -19,8 +19,8 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
 from ryzanstein.files.models_home import model_path
 from ryzanstein.process.gpus import Device
-from ryzanstein.worker.cache.state_sizes import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.engine.extents import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.settings.quantization import Quantization
 from ryzanstein.worker.sizing import MemoryNeed, node_memory_bytes

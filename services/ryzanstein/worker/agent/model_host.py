@@ -21,8 +21,8 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, EngineTraits, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
-from ryzanstein.worker.cache.state_sizes import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
+from ryzanstein.worker.engine.extents import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.supervision.autopsy import Autopsy
 from ryzanstein.worker.supervision.group import EngineFactory, EngineGroup, RankLoss
 from ryzanstein.worker.supervision.messages import RankReady

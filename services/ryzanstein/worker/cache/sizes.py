@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
-from ryzanstein.worker.cache.state_sizes import SLOTS_OF_SEQUENCE, state_bytes
+from ryzanstein.worker.cache.state_sizes import state_bytes
 from ryzanstein.worker.cache.zones import Zones
 from ryzanstein.worker.collectives.parallel import TensorParallel
-from ryzanstein.worker.engine.extents import Extents
+from ryzanstein.worker.engine.extents import SLOTS_OF_SEQUENCE, Extents
 from ryzanstein.worker.refusal import ModelRefused
 
 DEFAULT_KV_BYTES = 1 << 30

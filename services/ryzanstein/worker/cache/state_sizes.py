@@ -9,8 +9,6 @@ from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
 
 ITEM_BYTES = 4
-SLOTS_OF_SEQUENCE = 3
-"""Of a sequence that runs: one that a step reads, one that it writes, and one for what others come back to."""
 
 
 @dataclass(frozen=True, slots=True)

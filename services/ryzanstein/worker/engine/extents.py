@@ -48,6 +48,8 @@ AllLasting = tuple[Lasting | None, ...]
 # Pages before the last full one from which a sequence can be resumed, too. The next turn of a
 # conversation may write the last tokens of an answer differently.
 SLACK = 1
+SLOTS_OF_SEQUENCE = 3
+"""Slots for states that a sequence needs: one that a step reads, one that it writes, and one for what others come back to."""
 _MOST_PAGES = 1 << 40
 
 
@@ -176,8 +178,8 @@ class EngineSettings:
             raise ValueError(f"num_blocks {self.num_blocks} must be at least {len(self.windows)}: one for each group of layers")
         if 0 < self.hot_pages < (least := self.extents.hot_pages_for(self.max_sequences)):
             raise ValueError(f"hot_pages {self.hot_pages} must be at least {least}: running sequences must never lack one")
-        if 0 < self.num_states < 3 * self.max_sequences:
-            raise ValueError(f"num_states {self.num_states} must be at least {3 * self.max_sequences}: see StateSlots")
+        if 0 < self.num_states < (least := SLOTS_OF_SEQUENCE * self.max_sequences):
+            raise ValueError(f"num_states {self.num_states} must be at least {least}: running sequences must never lack one")
         if self.borrowable_blocks < 0:
             raise ValueError(f"borrowable_blocks must be at least 0: {self.borrowable_blocks}")
         if self.token_budget < self.max_sequences:

@@ -15,6 +15,7 @@ from ryzanstein.worker.kernels.compiling import compile_library, find_compiler, 
 from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
 from ryzanstein.worker.kernels.functions.blocks import BLOCKS
 from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
+from ryzanstein.worker.kernels.functions.delta import DeltaRuns, DeltaShape
 from ryzanstein.worker.kernels.functions.draw import Draw
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.levels import ProcessorLevel, best_level
@@ -68,7 +69,7 @@ def results(normal: Normal) -> Callable[..., dict[str, Tensor]]:
 
     def everything(kernels: NativeKernels, numbers: Normal = normal) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _attended_parts, _drawn):
+        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _attended_parts, _drawn, _delta):
             found |= compute(kernels, numbers)
         return found
 
@@ -124,6 +125,17 @@ def _rotated(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     qkv_TC, pages_NC = normal(15, 9, 8 * 50), torch.zeros(20, 4 * 50, dtype=torch.float16)
     kernels.rotation.rotate_and_store(qkv_TC[:, :300].view(9, 6, 50), angles, qkv_TC[:, 200:], pages_NC, torch.arange(9) * 2)
     return {"rotary_angles": torch.cat((cos_T1R, sin_T1R)), "rotate": qkv_TC, "store": pages_NC}
+
+
+def _delta(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    columns = ([0, 2, 3], [0, 5, 21], [5, 16, 1], [4, 0, 1], [0, 2, 3])
+    runs, shape = DeltaRuns(*map(torch.tensor, columns)), DeltaShape(2 * 2 * 36 + 4 * 75, 4, 2, 4, 36, 75)
+    slots_NW, weights_4F = normal(40, 5, 3 * shape.num_channels + 4 * 36 * 75), normal(41, 4, shape.num_channels)
+    mixed_TF = kernels.delta.convolve(normal(42, 22, shape.num_channels), weights_4F, slots_NW, runs, shape)
+    heads = (normal(43, 4), normal(44, 4), normal(45, 75), 1e-6)
+    rows = (mixed_TF, normal(46, 22, 8), normal(47, 22, 300))
+    out_T = kernels.delta.rule(*rows, heads, slots_NW=slots_NW, runs=runs, shape=shape)
+    return {"delta_convolve": mixed_TF, "delta_rule": out_T, "delta_rule slots": slots_NW}
 
 
 def _attended(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:

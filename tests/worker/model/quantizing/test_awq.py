@@ -16,7 +16,7 @@ from ryzanstein.tools.quantize.reading.origin import Origin
 from ryzanstein.tools.quantize.reading.walk import Walk
 
 GRID = Grid(4, 32)
-# Norms without, with one plus, with shifts; one norm for both halves; norms after the halves; fused projections; plain MLPs.
+# Norms without, with one plus, with shifts; one norm for both halves; norms after them; fused projections; gates; plain MLPs.
 FOLDED = {
     "llama": {},
     "qwen2": {},
@@ -25,6 +25,7 @@ FOLDED = {
     "cohere": {},
     "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 128, "rotary_dim": 8},
     "phi3": {},
+    "qwen3_5_text": {"head_dim": 16, "layer_types": ["full_attention"] * 2},
     "mixtral": {"num_local_experts": 4},
 }
 

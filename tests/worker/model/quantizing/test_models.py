@@ -86,6 +86,17 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "plain MLP": ("starcoder2", {}),
     "one layer": ("llama", {"num_hidden_layers": 1}),
     "short convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "delta rule": (
+        "qwen3_5_text",
+        {
+            "head_dim": 16,
+            "full_attention_interval": 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+    ),
     "odd width": ("llama", {"intermediate_size": 88}),  # 16 does not divide it: down_proj stays in floats
 }
 
@@ -95,8 +106,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
 def test_architectures(kind: str, method: str, tiny: Callable[..., Path], text: Path, quantized: Callable[..., Path]) -> None:
     model_type, changes = ARCHITECTURES[kind]
     source = tiny(model_type, **changes)
-    target = quantized(source, method=method, calibration=(text,), num_tokens=TOKENS)
-    assert 0 < off(opened(target), opened(source)) < (0.45 if model_type == "lfm2" else 0.35)
+    # Keys of length 1 make more of an error the smaller they were: those of random weights are all small.
+    bits, bound = {"delta rule": (8, 0.05), "short convolutions": (4, 0.45)}.get(kind, (4, 0.35))
+    target = quantized(source, method=method, bits=bits, calibration=(text,), num_tokens=TOKENS)
+    assert 0 < off(opened(target), opened(source)) < bound
     stays = "down_proj stays in floats" in (target.parent / "said.txt").read_text()
     assert stays == (kind == "odd width")
 

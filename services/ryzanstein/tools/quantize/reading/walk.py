@@ -16,6 +16,7 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.sizes import slot_width
+from ryzanstein.worker.cache.states import StateCache
 from ryzanstein.worker.checkpoints.checkpoint import WeightFiles
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
@@ -58,7 +59,9 @@ class Walk:
         layout = CacheLayout(num_blocks, _BLOCK, device)
         batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
         attending = torch_readers(batches, groups.windows, 0, knows_causal=spec.has_plain_scores)
-        builder = InputBuilder(layout, Extents(groups.windows, _BLOCK), with_taps(attending, layout, groups.taps))
+        readers = with_taps(attending, layout, groups.taps)
+        states = StateCache(spec, ALONE, 1, device) if spec.deltas else None
+        builder = InputBuilder(layout, Extents(groups.windows, _BLOCK), readers, states=states)
         tables = [list(range(num_blocks))] * len(groups.windows)
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], tables, [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]

@@ -51,18 +51,17 @@ class TorchDelta:
     """The convolution and the rule of one layer."""
 
     def __init__(self, share: DeltaShare, weight_LF: Tensor, numbers: HeadNumbers) -> None:
-        self._share, self._weight_LF, self._numbers = share, weight_LF, numbers
+        self._share, self._weight_LF, self._numbers = share, weight_LF.float(), numbers
 
     def convolve(self, x_TF: Tensor, states: LayerStates, inputs: StateInputs) -> Tensor:
         """Returns the sums over each token and those before it, and keeps the last ones in the slots."""
         tails_NLF, (taps_LT, tails_RL) = states.tails_NLF, inputs.taps(len(self._weight_LF))
-        found_SLF = tails_NLF[inputs.source_S].to(x_TF.dtype)
-        known_XF = torch.cat((x_TF, found_SLF.flatten(0, 1)))
-        tails_NLF[inputs.target_R] = known_XF[tails_RL].float()
+        known_XF = torch.cat((x_TF.float(), tails_NLF[inputs.source_S].flatten(0, 1)))
+        tails_NLF[inputs.target_R] = known_XF[tails_RL]
         sum_TF = known_XF[taps_LT[0]] * self._weight_LF[0]
         for taps_T, weight_F in zip(taps_LT[1:], self._weight_LF[1:], strict=True):
             sum_TF.addcmul_(known_XF[taps_T], weight_F)
-        return sum_TF
+        return sum_TF.to(x_TF.dtype)
 
     def recur(
         self, mixed_TF: Tensor, strengths_T2H: Tensor, gate_T: Tensor, states: LayerStates, inputs: StateInputs
