@@ -85,6 +85,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "fused": ("phi3", {}),
     "plain MLP": ("starcoder2", {}),
     "one layer": ("llama", {"num_hidden_layers": 1}),
+    "short convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "delta rule": (
         "qwen3_5_text",
         {
@@ -105,8 +106,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
 def test_architectures(kind: str, method: str, tiny: Callable[..., Path], text: Path, quantized: Callable[..., Path]) -> None:
     model_type, changes = ARCHITECTURES[kind]
     source = tiny(model_type, **changes)
-    # Keys of length 1 make more of an error the smaller they were: those of random weights are all small.
-    bits, bound = (8, 0.05) if kind == "delta rule" else (4, 0.35)
+    # Products of projections, and keys that are made as long as others, make more of an error: 4 bits show too much of it.
+    bits, bound = (8, 0.05) if kind in ("delta rule", "short convolutions") else (4, 0.35)
     target = quantized(source, method=method, bits=bits, calibration=(text,), num_tokens=TOKENS)
     assert 0 < off(opened(target), opened(source)) < bound
     stays = "down_proj stays in floats" in (target.parent / "said.txt").read_text()

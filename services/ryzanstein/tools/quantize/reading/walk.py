@@ -28,7 +28,7 @@ from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import InputBuilder
 from ryzanstein.worker.model.inputs.layout import CacheLayout
 from ryzanstein.worker.model.inputs.masks import ScoreMasks
-from ryzanstein.worker.model.inputs.readers import torch_readers
+from ryzanstein.worker.model.inputs.readers import torch_readers, with_taps
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
@@ -54,22 +54,24 @@ class Walk:
     def __init__(self, spec: DecoderSpec, length: int) -> None:
         self.spec, self.length = spec, length
         num_blocks = -(-length // _BLOCK)
-        windows = layer_groups(spec).windows
+        groups = layer_groups(spec)
+        windows = groups.windows
         device, dtype = torch.device("cpu"), torch.float32
         layout = CacheLayout(num_blocks, _BLOCK, device)
         batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
-        readers = torch_readers(batches, windows, 0, knows_causal=spec.score_cap is None)
+        readers = with_taps(torch_readers(batches, windows, 0, knows_causal=spec.score_cap is None), layout, groups.taps)
         states = StateCache(spec, ALONE, 1, device) if spec.deltas else None
         builder = InputBuilder(layout, Extents(windows, _BLOCK), readers, states=states)
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], [list(range(num_blocks))] * len(windows), [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
-        self._pages = LayerPages(torch.zeros(num_blocks * _BLOCK + 1, slot_width(spec, ALONE)))
+        planes_PNC = torch.zeros(groups.num_planes, num_blocks * _BLOCK + 1, slot_width(spec, ALONE))
+        self._pages = [LayerPages(planes_PNC[0], planes_PNC=planes_PNC[: layer.planes]) for layer in spec.layers]
 
     def layer(self, weights: LayerWeights, index: int) -> Layer:
         """Reads a layer's weights and returns the layer."""
         layer = DecoderLayer(weights, ALONE, self.spec, index)
-        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages)
+        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages[index])
 
     def embedded(self, files: WeightFiles, ids_WT: Tensor) -> Iterator[Tensor]:
         """Yields the first layer's input of each window, [T, E]."""
