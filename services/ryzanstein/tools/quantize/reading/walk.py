@@ -66,14 +66,13 @@ class Walk:
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], tables, [0]))
         rotaries = [Rotary(rotary, device, None) for rotary in spec.rotaries]
         self._angles = [rotary.angles(self._inputs.positions_T, dtype) for rotary in rotaries]
-        num_planes = max(layer.planes for layer in spec.layers)
-        planes_PNC = torch.zeros(num_planes, num_blocks * _BLOCK + 1, slot_width(spec, ALONE))
-        self._pages = LayerPages(planes_PNC[0], planes_PNC=planes_PNC)
+        planes_PNC = torch.zeros(groups.num_planes, num_blocks * _BLOCK + 1, slot_width(spec, ALONE))
+        self._pages = [LayerPages(planes_PNC[0], planes_PNC=planes_PNC[: layer.planes]) for layer in spec.layers]
 
     def layer(self, weights: LayerWeights, index: int) -> Layer:
         """Reads a layer's weights and returns the layer."""
         layer = DecoderLayer(weights, ALONE, self.spec, index)
-        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages)
+        return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages[index])
 
     def embedded(self, files: WeightFiles, ids_WT: Tensor) -> Iterator[Tensor]:
         """Yields the first layer's input of each window, [T, E]."""
