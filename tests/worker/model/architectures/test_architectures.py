@@ -38,7 +38,7 @@ class Case:
 
 
 def case_has_states(name: str) -> bool:
-    """Of a delta rule transformers computes chunks: its logits in float32 are up to 2e-4 from those in float64, ours no more."""
+    """Of a delta rule transformers computes chunks: in float32 its own logits are up to 2e-4 from those in float64."""
     return name.startswith(("qwen3_5", "qwen3_next"))
 
 
