@@ -190,6 +190,8 @@ BASES: Mapping[str, dict[str, Any]] = {
     "arcee": SHAPE,
     "nemotron": {**SHAPE, "partial_rotary_factor": 0.5},
     "jais2": {**SHAPE, "head_dim": 8},
+    "apertus": SHAPE,
+    "gpt_oss": {**SHAPE, **WINDOW, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.5},
     "vaultgemma": {**SHAPE, **WINDOW, "head_dim": 12, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
 }
 
