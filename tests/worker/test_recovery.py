@@ -140,7 +140,10 @@ def overwrite(pid: int, known: bytes) -> int:
             if not rights.startswith("rw") or inode != "0" or end - start > 2**28:
                 continue
             memory.seek(start)
-            held = memory.read(end - start)
+            try:
+                held = memory.read(end - start)
+            except OSError:  # unmapped since the list was read
+                continue
             at = held.find(known)
             while at >= 0:
                 memory.seek(start + at)

@@ -169,8 +169,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "rope_scaling.factor must be a number above 0, got nan",
     ),
     "quantized": (
-        edit(quantization_config={"quant_method": "mxfp4"}),
-        "(quant_method 'mxfp4'): only gptq, awq, compressed-tensors, fp8, bitnet are read",
+        edit(quantization_config={"quant_method": "hqq"}),
+        "(quant_method 'hqq'): only gptq, awq, compressed-tensors, fp8, bitnet, mxfp4 are read",
     ),
     "a model_type of a megabyte": (edit(model_type="x" * 10**6), "is not supported, only ["),
     "a model_type that is half a character": (spell(CONFIG, '{"model_type": "\\ud800", "vocab_size": 3}'), CONFIG),
