@@ -1,6 +1,6 @@
 """How the models of each architecture call functions and reason, as far as a golden conversation tries it.
 
-What is not here is served as text: functions are told in the generic form.
+The models of other architectures get the generic form: the prompt describes the functions, and a call is text.
 """
 
 from __future__ import annotations

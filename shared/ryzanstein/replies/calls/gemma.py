@@ -10,19 +10,14 @@ import math
 import re
 from typing import Any
 
-from ryzanstein.replies.calls.literals import WORDS
+from ryzanstein.replies.calls.literals import WORDS, NoLiteral, past_comma, past_space
 from ryzanstein.replies.parts import Sink
 from ryzanstein.replies.source import Source, Step
 
 _NAME = re.compile(r"\s*call:([A-Za-z0-9_.-]{1,64})\s*")
 _KEY = re.compile(r"[^:{}\[\],]{1,256}")
 _SCALAR = re.compile(r"[^{}\[\],]*")
-_SPACE = re.compile(r"\s*")
 _MAX_DEPTH = 32
-
-
-class _NoCall(Exception):
-    """The text is not written like this."""
 
 
 def gemma_call(source: Source, sink: Sink, end: str, quote: str) -> Step[None]:
@@ -40,7 +35,7 @@ def gemma_call(source: Source, sink: Sink, end: str, quote: str) -> Step[None]:
             yield
     try:
         name, arguments = _read("".join(pieces), quote)
-    except _NoCall:
+    except NoLiteral:
         name, arguments = "", {}
     if not sink.accepts(name):
         sink.content(source.since_mark())
@@ -53,10 +48,10 @@ def gemma_call(source: Source, sink: Sink, end: str, quote: str) -> Step[None]:
 def _read(text: str, quote: str) -> tuple[str, Any]:
     found = _NAME.match(text)
     if found is None or not text.startswith("{", found.end()):
-        raise _NoCall
+        raise NoLiteral
     arguments, end = _Values(text, quote).value(found.end(), 0)
     if text[end:].strip():
-        raise _NoCall
+        raise NoLiteral
     return found[1], arguments
 
 
@@ -68,12 +63,12 @@ class _Values:
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         if depth > _MAX_DEPTH:
-            raise _NoCall
+            raise NoLiteral
         text, quote = self._text, self._quote
         if text.startswith(quote, at):
             end = text.find(quote, at + len(quote))
             if end < 0:
-                raise _NoCall
+                raise NoLiteral
             return text[at + len(quote) : end], end + len(quote)
         if text.startswith("{", at):
             return self._object(at + 1, depth)
@@ -85,46 +80,30 @@ class _Values:
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
         text, members = self._text, dict[str, Any]()
-        at = _past_space(text, at)
+        at = past_space(text, at)
         while not text.startswith("}", at):
             key = _KEY.match(text, at)
             if key is None or not text.startswith(":", key.end()):
-                raise _NoCall
+                raise NoLiteral
             name = key[0].strip().removeprefix(self._quote).removesuffix(self._quote)
-            members[name], at = self.value(_past_space(text, key.end() + 1), depth + 1)
-            at = _past_comma(text, at, "}")
+            members[name], at = self.value(past_space(text, key.end() + 1), depth + 1)
+            at = past_comma(text, at, "}")
         return members, at + 1
 
     def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
         text, values = self._text, list[Any]()
-        at = _past_space(text, at)
+        at = past_space(text, at)
         while not text.startswith("]", at):
             value, at = self.value(at, depth + 1)
             values.append(value)
-            at = _past_comma(text, at, "]")
+            at = past_comma(text, at, "]")
         return values, at + 1
-
-
-def _past_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None
-    return found.end()
-
-
-def _past_comma(text: str, at: int, close: str) -> int:
-    """Returns where the next value or the closing bracket is."""
-    at = _past_space(text, at)
-    if text.startswith(",", at):
-        return _past_space(text, at + 1)
-    if not text.startswith(close, at):
-        raise _NoCall
-    return at
 
 
 def _scalar(text: str) -> Any:
     """Returns a number, true, false or null (also as Python writes them); another text is a string without quotation marks."""
     if not text:
-        raise _NoCall
+        raise NoLiteral
     if text in WORDS:
         return WORDS[text]
     try:

@@ -41,8 +41,8 @@ def dumped(value: Any) -> str:
 
 def literal(text: str) -> Any:
     """Returns the value of a literal. Raises NoLiteral."""
-    value, end = _value(text, _past_space(text, 0), 0)
-    if _past_space(text, end) != len(text):
+    value, end = _value(text, past_space(text, 0), 0)
+    if past_space(text, end) != len(text):
         raise NoLiteral
     return value
 
@@ -110,44 +110,46 @@ def _escape(text: str, at: int) -> tuple[str, int]:
 
 
 def _ends(text: str, at: int) -> bool:
-    behind = text[_past_space(text, at) :][:1]
+    behind = text[past_space(text, at) :][:1]
     return not behind or behind in FOLLOWS
 
 
 def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     members: dict[str, Any] = {}
-    at = _past_space(text, at)
+    at = past_space(text, at)
     while not text.startswith("}", at):
         key, at = _value(text, at, depth + 1)
-        at = _past_space(text, at)
+        at = past_space(text, at)
         if not text.startswith(":", at) or isinstance(key, (list, dict)):
             raise NoLiteral
         name = key if isinstance(key, str) else json.dumps(key)
-        members[name], at = _value(text, _past_space(text, at + 1), depth + 1)
-        at = _past_comma(text, at, "}")
+        members[name], at = _value(text, past_space(text, at + 1), depth + 1)
+        at = past_comma(text, at, "}")
     return members, at + 1
 
 
 def _items(text: str, at: int, depth: int, close: str) -> tuple[list[Any], int]:
     items: list[Any] = []
-    at = _past_space(text, at)
+    at = past_space(text, at)
     while not text.startswith(close, at):
         item, at = _value(text, at, depth + 1)
         items.append(item)
-        at = _past_comma(text, at, close)
+        at = past_comma(text, at, close)
     return items, at + 1
 
 
-def _past_comma(text: str, at: int, close: str) -> int:
-    at = _past_space(text, at)
+def past_comma(text: str, at: int, close: str) -> int:
+    """Returns where the next value or the closing bracket is. Raises NoLiteral."""
+    at = past_space(text, at)
     if text.startswith(",", at):
-        return _past_space(text, at + 1)
+        return past_space(text, at + 1)
     if not text.startswith(close, at):
         raise NoLiteral
     return at
 
 
-def _past_space(text: str, at: int) -> int:
+def past_space(text: str, at: int) -> int:
+    """Returns where the white space that begins at `at` ends."""
     found = _SPACE.match(text, at)
     assert found is not None
     return found.end()

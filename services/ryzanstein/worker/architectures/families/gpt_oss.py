@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
-from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
+from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, with_rotation
 from ryzanstein.worker.architectures.spec import ClippedGate, DecoderSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 
@@ -20,6 +21,7 @@ _ROTATION: Mapping[str, Any] = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+    "rope_theta": 150000.0,
 }
 
 
@@ -29,13 +31,6 @@ def _gpt_oss(spec: DecoderSpec, values: Values) -> DecoderSpec:
     experts = moe_spec(values, spec.intermediate_size, RoutingSpec(normalized=True, added=0.0))
     experts = replace(experts, biased=True, gate=gate)
     return replace(spec, layers=tuple(replace(layer, experts=experts) for layer in spec.layers))
-
-
-def _with_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the config with transformers' default rotation, where it has none."""
-    if any(config.get(key) is not None for key in ("rope_parameters", "rope_scaling")):
-        return config
-    return {**config, "rope_parameters": {**_ROTATION, "rope_theta": config.get("rope_theta", 150000.0)}}
 
 
 GPT_OSS = Architecture(
@@ -55,7 +50,7 @@ GPT_OSS = Architecture(
         "rope_theta": 150000.0,
     },
     fixed={"hidden_act": "silu"},
-    older=_with_rotation,
+    older=partial(with_rotation, usual=_ROTATION),
     refine=_gpt_oss,
     refined="attention with sinks; experts with biases and clipped gates; MXFP4 is kept as it is",
 )

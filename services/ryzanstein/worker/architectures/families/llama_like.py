@@ -97,6 +97,13 @@ def _stablelm(spec: DecoderSpec, values: Values) -> DecoderSpec:
     return replace(spec, names=replace(spec.names, mlp_norm=None)) if spec.parallel else spec
 
 
+def with_rotation(config: Mapping[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config with the architecture's usual rotation, where it has no settings of one. Its base may stand alone."""
+    if any(config.get(key) is not None for key in ("rope_parameters", "rope_scaling")):
+        return config
+    return {**config, "rope_parameters": {**usual, "rope_theta": config.get("rope_theta", usual["rope_theta"])}}
+
+
 def with_own_head_dim(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the config without a null size of heads: the width over their number, whatever an absent one means."""
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")

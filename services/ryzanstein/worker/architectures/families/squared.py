@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES, QK_NORM_NAMES
+from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES, QK_NORM_NAMES, with_rotation
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 
@@ -19,18 +20,12 @@ _APERTUS_ROTATION: Mapping[str, Any] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+    "rope_theta": 12e6,
 }
 
 
 def _apertus(spec: DecoderSpec, values: Values) -> DecoderSpec:
     return replace(spec, activation="xielu")
-
-
-def _apertus_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the config with transformers' default rotation, where it has none."""
-    if any(config.get(key) is not None for key in ("rope_parameters", "rope_scaling")):
-        return config
-    return {**config, "rope_parameters": {**_APERTUS_ROTATION, "rope_theta": config.get("rope_theta", 12e6)}}
 
 
 ARCEE = Architecture(
@@ -81,7 +76,7 @@ APERTUS = Architecture(
     defaults={"rms_norm_eps": 1e-5, "intermediate_size": 14336, "rope_theta": 12e6},
     fixed={"hidden_act": "silu"},
     required={"hidden_act": "xielu"},
-    older=_apertus_rotation,
+    older=partial(with_rotation, usual=_APERTUS_ROTATION),
     refine=_apertus,
     refined="the activation's slopes are learned",
 )

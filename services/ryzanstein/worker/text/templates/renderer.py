@@ -61,7 +61,7 @@ class Renderer:
             self._source = source
 
     def _way(self, template: ChatTemplate, prompt: ChatPrompt, calls: str) -> tuple[Render, Chosen]:
-        """Returns how the conversation is told: its calls as text where the template leaves them out."""
+        """Returns the conversation as the template reads it: with calls as text where it leaves them out."""
         if not template.reads_messages:
             given = TemplateInput.of(prompt)
             return template.text, Chosen(given, template.text(given))
