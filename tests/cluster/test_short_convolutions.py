@@ -5,18 +5,14 @@ Its cache is float16 and its weights are rounded: what is kept of a token has to
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-import torch
+from tests.cluster.random_models import asked, computed, prompt_of, survives_its_node, write_model
 
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
-from ryzanstein.demo import MODEL_DIR
-from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 pytestmark = pytest.mark.long
@@ -37,19 +33,7 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    model_dir = tmp_path_factory.mktemp("models") / "lfm2"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        torch.manual_seed(11)
-        model = transformers.AutoModelForCausalLM.from_config(transformers.Lfm2Config(**SHAPE)).float()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(torch.randn_like(weight) * 0.15)
-        model.save_pretrained(model_dir)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL_DIR / name, model_dir / name)
+    model_dir = write_model(tmp_path_factory.mktemp("models") / "lfm2", "Lfm2Config", SHAPE, 0.15)
     with LocalCluster(ClusterSpec(model_dir, tp=2, rank_flags=("--kv-dtype", "float16", "--quantization", "int8"))) as running:
         yield running
 
@@ -60,16 +44,6 @@ def stub(cluster: LocalCluster) -> Iterator[InferenceServiceStub]:
         yield InferenceServiceStub(channel)
 
 
-def asked(prompt: list[int], num_tokens: int) -> inference.CompleteRequest:
-    sampling = inference.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    return inference.CompleteRequest(token_ids=inference.TokenIds(ids=prompt), sampling=sampling)
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    found: list[int] = torch.randint(3, 1000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return found
-
-
 def test_a_second_turn_computes_what_is_new_and_at_most_a_page(stub: InferenceServiceStub) -> None:
     prompt = prompt_of(701, 1)
     first = stub.Complete(asked(prompt, 90), timeout=60)
@@ -77,8 +51,7 @@ def test_a_second_turn_computes_what_is_new_and_at_most_a_page(stub: InferenceSe
     turn = [*prompt, *first.choices[0].token_ids, *prompt_of(33, 2)]
     second = stub.Complete(asked(turn, 8), timeout=60)
     assert second.node_id == first.node_id
-    computed = second.usage.prompt_tokens - second.usage.cached_prompt_tokens
-    assert 33 <= computed <= 33 + PAGE
+    assert 33 <= computed(second) <= 33 + PAGE
 
 
 def test_another_continuation_of_the_same_prompt_computes_at_most_a_page_more(stub: InferenceServiceStub) -> None:
@@ -94,26 +67,9 @@ def test_three_choices_are_the_one_alone(stub: InferenceServiceStub) -> None:
     """They share the prompt's pages, and write what follows apart."""
     prompt = prompt_of(205, 9)
     alone = stub.Complete(asked(prompt, 40), timeout=60)
-    request = asked(prompt, 40)
-    request.sampling.n = 3
-    together = stub.Complete(request, timeout=60)
+    together = stub.Complete(asked(prompt, 40, n=3), timeout=60)
     assert [list(choice.token_ids) for choice in together.choices] == [list(alone.choices[0].token_ids)] * 3
 
 
 def test_a_node_killed_in_an_answer_changes_no_token(stub: InferenceServiceStub, cluster: LocalCluster) -> None:
-    prompt = prompt_of(300, 7)
-    undisturbed = stub.Complete(asked(prompt, 120), timeout=60)
-    tokens: list[int] = []
-    nodes: list[str] = []
-    killed = ""
-    for response in stub.StreamComplete(inference.StreamCompleteRequest(complete=asked(prompt, 120)), timeout=60):
-        event = response.event
-        if event.HasField("delta"):
-            assert event.delta.first_index == len(tokens)
-            tokens += event.delta.token_ids
-            nodes.append(event.delta.node_id)
-            if len(tokens) >= 30 and not killed:
-                killed = nodes[0]
-                cluster.kill(killed)
-    assert tokens == list(undisturbed.choices[0].token_ids)
-    assert len(set(nodes)) == 2
+    survives_its_node(stub, cluster, asked(prompt_of(300, 7), 120))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-import torch
+from tests.cluster.random_models import asked, computed, prompt_of, survives_its_node, write_model
 
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
-from ryzanstein.demo import MODEL_DIR
-from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 pytestmark = pytest.mark.long
@@ -37,19 +33,7 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    model_dir = tmp_path_factory.mktemp("models") / "qwen35"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        torch.manual_seed(11)
-        model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3_5TextConfig(**SHAPE)).float()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(torch.randn_like(weight) * 0.1)
-        model.save_pretrained(model_dir)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL_DIR / name, model_dir / name)
+    model_dir = write_model(tmp_path_factory.mktemp("models") / "qwen35", "Qwen3_5TextConfig", SHAPE, 0.1)
     with LocalCluster(ClusterSpec(model_dir, tp=2)) as running:
         yield running
 
@@ -58,20 +42,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def stub(cluster: LocalCluster) -> Iterator[InferenceServiceStub]:
     with grpc.insecure_channel(cluster.router_address) as channel:
         yield InferenceServiceStub(channel)
-
-
-def asked(prompt: list[int], num_tokens: int, **sampling: Any) -> inference.CompleteRequest:
-    params = inference.SamplingParams(**{"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True, **sampling})
-    return inference.CompleteRequest(token_ids=inference.TokenIds(ids=prompt), sampling=params)
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    found: list[int] = torch.randint(3, 1000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return found
-
-
-def computed(response: inference.CompleteResponse) -> int:
-    return response.usage.prompt_tokens - response.usage.cached_prompt_tokens
 
 
 def test_a_second_turn_computes_what_is_new_and_at_most_two_pages(stub: InferenceServiceStub) -> None:
@@ -106,19 +76,4 @@ def test_choices_of_one_prompt_are_those_of_requests_alone(stub: InferenceServic
 
 
 def test_a_node_killed_in_an_answer_changes_no_token(stub: InferenceServiceStub, cluster: LocalCluster) -> None:
-    prompt = prompt_of(600, 7)
-    undisturbed = stub.Complete(asked(prompt, 120), timeout=60)
-    tokens: list[int] = []
-    nodes: list[str] = []
-    killed = ""
-    for response in stub.StreamComplete(inference.StreamCompleteRequest(complete=asked(prompt, 120)), timeout=60):
-        event = response.event
-        if event.HasField("delta"):
-            assert event.delta.first_index == len(tokens)
-            tokens += event.delta.token_ids
-            nodes.append(event.delta.node_id)
-            if len(tokens) >= 30 and not killed:
-                killed = nodes[0]
-                cluster.kill(killed)
-    assert tokens == list(undisturbed.choices[0].token_ids)
-    assert len(set(nodes)) == 2
+    survives_its_node(stub, cluster, asked(prompt_of(600, 7), 120))
