@@ -44,7 +44,9 @@ class Mixture:
     def __call__(self, x_TE: Tensor) -> Tensor:
         weights_Tk, chosen_Tk = self._route(x_TE)
         out_TE = torch.zeros_like(x_TE) if self._shared is None else self._shared(x_TE)
-        for index in chosen_Tk.unique().tolist():  # in order: a token's experts are added alike whatever others choose
+        for index in sorted(
+            set(chosen_Tk.flatten().tolist())
+        ):  # in order: a token's experts are added alike whatever others choose
             if (expert := self._experts.get(index)) is not None:
                 row_t, rank_t = (chosen_Tk == index).nonzero(as_tuple=True)
                 out_TE.index_add_(0, row_t, expert(x_TE[row_t]).mul_(weights_Tk[row_t, rank_t].unsqueeze(1)))
