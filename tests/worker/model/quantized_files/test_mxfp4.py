@@ -162,3 +162,15 @@ def test_tensors_that_do_not_fit_are_named(
     with pytest.raises(ModelRefused) as refusal:
         runner(tmp_path, **OPTIONS)
     assert said in str(refusal.value)
+
+
+def test_more_experts_than_any_model_has_are_refused(
+    published: tuple[Path, Tensor], runner: Callable[..., ModelRunner], tmp_path: Path
+) -> None:
+    tensors = load_file(published[0] / "model.safetensors")
+    tensors[f"{DOWNS}_blocks"] = torch.zeros(2**17 + 1, 1, 1, 16, dtype=torch.uint8)
+    tensors[f"{DOWNS}_scales"] = torch.zeros(2**17 + 1, 1, 1, dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((published[0] / "config.json").read_bytes())
+    with pytest.raises(ModelRefused, match="is one of more than 131072 matrices of experts"):
+        runner(tmp_path, **OPTIONS)

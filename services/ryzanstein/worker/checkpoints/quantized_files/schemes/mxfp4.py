@@ -17,21 +17,27 @@ from ryzanstein.worker.checkpoints.quantized_files.scales import Powers, SameZer
 from ryzanstein.worker.checkpoints.quantized_files.stored_tensors import StoredTensors
 
 _INPUTS, _BYTES = 32, 16
-_MAX_EXPERTS = 4096
+_MAX_MATRICES = 2**17
+"""Of all layers together; the largest known model has 13,824. Each is listed by itself."""
 _PROJECTIONS = (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",)))
 
 
 def find(tensors: StoredTensors, settings: Values) -> Iterator[FoundMatrix]:
     """Yields the matrices of a checkpoint. Raises CheckpointError."""
+    num_matrices = 0
     for stored, projections in _PROJECTIONS:
         for module in modules_with(tensors, f".{stored}_blocks"):
-            yield from _matrices(tensors, module, stored, projections)
+            for found in _matrices(tensors, module, stored, projections):
+                num_matrices += 1
+                if num_matrices > _MAX_MATRICES:
+                    raise tensors.error(found.matrix.stored, f"is one of more than {_MAX_MATRICES} matrices of experts")
+                yield found
 
 
 def _matrices(tensors: StoredTensors, module: str, stored: str, projections: tuple[str, ...]) -> Iterator[FoundMatrix]:
     blocks, scales = f"{module}.{stored}_blocks", f"{module}.{stored}_scales"
     shape, step = tensors.find(blocks).shape, len(projections)
-    if len(shape) != 4 or shape[3] != _BYTES or not all(shape) or shape[0] > _MAX_EXPERTS or shape[1] % step:
+    if len(shape) != 4 or shape[3] != _BYTES or not all(shape) or shape[1] % step:
         raise tensors.error(blocks, f"has shape {list(shape)}, needs experts, outputs, blocks and {_BYTES} bytes")
     tensors.expect(blocks, ("U8",), shape)
     tensors.expect(scales, ("U8",), shape[:3])
