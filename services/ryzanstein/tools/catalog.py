@@ -142,7 +142,7 @@ def _positions(architecture: Architecture) -> str:
     choices = architecture.choices
     if choices.positions == "rotary":
         return _where("neighbours paired", choices.interleaved)
-    return "ALiBi" if choices.positions == "alibi" else "learned"
+    return "ALiBi" if choices.positions == "alibi" else choices.positions
 
 
 def _attention(architecture: Architecture) -> str:

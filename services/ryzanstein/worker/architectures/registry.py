@@ -21,6 +21,7 @@ from ryzanstein.worker.architectures.families import (
     lfm2,
     llama_like,
     mistral,
+    nemotron_h,
     olmo,
     qwen_hybrid,
     squared,
@@ -92,6 +93,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qwen_hybrid.QWEN35,
         qwen_hybrid.QWEN35_MOE,
         qwen_hybrid.QWEN3_NEXT,
+        nemotron_h.NEMOTRON_H,
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V3,
     )

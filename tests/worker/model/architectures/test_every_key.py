@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.worker.model.architectures.checkpoints import CORRECTIONS, at_its_mark
+from tests.worker.model.architectures.checkpoints import CORRECTIONS, at_its_mark, with_steps
 
 from ryzanstein.worker.architectures.registry import ARCHITECTURES, read_spec, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
@@ -202,6 +202,28 @@ BASES: Mapping[str, dict[str, Any]] = {
     "jais2": {**SHAPE, "head_dim": 8},
     "apertus": SHAPE,
     "gpt_oss": {**SHAPE, **WINDOW, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.5},
+    "nemotron_h": {
+        **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
+        "head_dim": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 6,
+        "n_groups": 2,
+        "ssm_state_size": 12,
+    },
+    "nemotron_h experts": {
+        **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
+        "head_dim": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 6,
+        "n_groups": 2,
+        "ssm_state_size": 12,
+        "n_routed_experts": 6,
+        "n_group": 2,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+    },
     "vaultgemma": {**SHAPE, **WINDOW, "head_dim": 12, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
 }
 
@@ -288,7 +310,10 @@ OTHERS: Mapping[str, list[Any]] = {
     "attn_config": [{"clip_qkv": 0.5}, {"softmax_scale": 0.5}, {"alibi": False}, {"qk_ln": True}, {"alibi_bias_max": 16}],
     "mlp_only_layers": [[], [0], [0, 1], None, [-1], [7]],
     "no_rope_layers": [[1, 1], [0, 0], [0, 1], [1], None],
-    "layers_block_type": [*KINDS, *MAMBA_KINDS],
+    "layers_block_type": [*KINDS, *MAMBA_KINDS, ["mamba", "attention", "mlp", "mlp"], ["mlp", "mlp"]],
+    "hybrid_override_pattern": ["M*-", "-M*", "*"],
+    "mamba_hidden_act": ACTS,
+    "mlp_hidden_act": ACTS,
     "full_attn_idxs": [[0], [1], [0, 1], [], None],
     "mlp_layer_types": [["sparse", "sparse"], ["dense", "dense"], ["sparse"], ["other", "sparse"], None],
     "position_embedding_type": ["rope", "nope", None],
@@ -467,7 +492,7 @@ def theirs(checkpoint: Checkpoint) -> torch.Tensor | None:
         )
         if any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")):
             return None
-        logits = model.eval()(torch.tensor([checkpoint.ids]))[0][0].float()
+        logits = with_steps(model).eval()(torch.tensor([checkpoint.ids]))[0][0].float()
         return logits[[length - 1 for length in LENGTHS]] if logits.isfinite().all() else None
     return None
 

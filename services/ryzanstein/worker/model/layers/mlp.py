@@ -43,7 +43,8 @@ def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefi
     """Returns the MLP of a layer without experts."""
     names = spec.names
     if names.gate is None:
-        return PlainMLP(source, tp, spec, prefix)
+        plain = (prefix + names.up, prefix + names.down, prefix + names.activation)
+        return PlainMLP(source, tp, spec, plain, spec.intermediate_size)
     return GatedMLP(source, tp, spec, (prefix + names.gate, prefix + names.up, prefix + names.down), spec.intermediate_size)
 
 
@@ -125,18 +126,23 @@ class GatedMLP:
 
 
 class PlainMLP:
-    """A plain MLP, down(activation(up(x)))."""
+    """A plain MLP, down(activation(up(x))).
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
-        width, names = spec.intermediate_size, spec.names
+    `names` are the names of up, down and the activation, which may be learned.
+    """
+
+    def __init__(
+        self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, names: tuple[str, str, str], width: int
+    ) -> None:
+        up, down, activation = names
         own = tp.columns(width)
-        rows = Rows(prefix + names.up, width, (own,))
+        rows = Rows(up, width, (own,))
         self._up = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.mlp_bias, transposed=spec.transposed)
         self._down = RowParallelLinear(
-            source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
+            source, tp, down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
         learned = spec.activation == "xielu"
-        self._activate = Xielu(source, prefix + names.activation) if learned else new_activation(source, spec.activation)
+        self._activate = Xielu(source, activation) if learned else new_activation(source, spec.activation)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))
