@@ -13,6 +13,7 @@ from ryzanstein.worker.architectures.families import (
     deepseek,
     ernie,
     experts,
+    falcon_h1,
     gemma,
     glm,
     gpt,
@@ -94,6 +95,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qwen_hybrid.QWEN35_MOE,
         qwen_hybrid.QWEN3_NEXT,
         nemotron_h.NEMOTRON_H,
+        falcon_h1.FALCON_H1,
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V3,
     )

@@ -98,6 +98,18 @@ MAMBA = {
     "mamba_d_state": 10,
     "mamba_d_conv": 4,
 }
+FALCON_H1 = {**SHAPE, "mamba_d_ssm": 66, "mamba_d_state": 10, "num_hidden_layers": 2}
+FALCON_FACTORS = {
+    "embedding_multiplier": 2.5,
+    "lm_head_multiplier": 0.4,
+    "mlp_multipliers": [0.7, 1.6],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.6, 1.2, 0.8, 1.5, 0.7],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.5,
+}
 NEMOTRON_H = {
     **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
     "head_dim": 10,
@@ -384,6 +396,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_act": "gelu",
             "position_embedding_type": "rope",
         },
+    ),
+    "falcon_h1 states": ("FalconH1Config", {**FALCON_H1, "mamba_n_heads": 6, "mamba_n_groups": 1}),
+    "falcon_h1 states, factors": (
+        "FalconH1Config",
+        {
+            **FALCON_H1,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            **FALCON_FACTORS,
+        },
+    ),
+    "falcon_h1 states, norm first": (
+        "FalconH1Config",
+        {**FALCON_H1, "mamba_n_heads": 3, "mamba_n_groups": 1, "mamba_rms_norm": True, "mamba_conv_bias": False},
     ),
     "nemotron_h states": ("NemotronHConfig", NEMOTRON_H),
     "nemotron_h states, experts": (

@@ -74,6 +74,14 @@ DELTA = {
     "linear_value_head_dim": 6,
 }
 DELTA_EXPERTS = {"num_experts": 5, "shared_expert_intermediate_size": 40}
+FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mlp_multipliers": [0.7, 1.6],
+    "ssm_multipliers": [0.6, 1.2, 0.8, 1.5, 0.7],
+}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0}
 SHARED = {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "num_nextn_predict_layers": 0}
 
@@ -211,6 +219,8 @@ BASES: Mapping[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 12,
     },
+    "falcon_h1": {**SHAPE, **FALCON_H1},
+    "falcon_h1 norms": {**SHAPE, **FALCON_H1, "mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True},
     "nemotron_h experts": {
         **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
         "head_dim": 8,
@@ -318,6 +328,9 @@ OTHERS: Mapping[str, list[Any]] = {
     "mlp_layer_types": [["sparse", "sparse"], ["dense", "dense"], ["sparse"], ["other", "sparse"], None],
     "position_embedding_type": ["rope", "nope", None],
     "mamba_d_head": ["auto", 8, 9, None],
+    "mamba_d_ssm": [None, 48, 64, 63],
+    "mlp_multipliers": [[0.5, 1.6], [0.7, 0.9], [1.0], None],
+    "ssm_multipliers": [*([2.0 if part == each else 0.7 for part in range(5)] for each in range(5)), [1.0] * 4, None],
     "time_step_limit": [[0.9, 1.1], [0.0, 0.3], [0.5, 0.2], [0.1], "all", None],
     "sliding_window_pattern": [1, 2, 3, "LLLG", None],
     "per_layer_config": [{"0": {"num_key_value_heads": 1}}, {}],

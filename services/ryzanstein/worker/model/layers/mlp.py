@@ -119,10 +119,14 @@ class GatedMLP:
         )
         own, options = tp.columns(width), {"bias": spec.mlp_bias, "transposed": spec.transposed}
         self._down = RowParallelLinear(source, tp, down, width, spec.hidden_size, own=own, **options)
-        self._gate = new_gate(source, spec)
+        self._gate, self._factors, self._num_gates = new_gate(source, spec), spec.factors, own[1]
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._down(self._gate(self._gate_up(x_TE)))
+        gate_up_TW, factors = self._gate_up(x_TE), self._factors
+        if factors.gate != 1:
+            gate_up_TW[:, : self._num_gates].mul_(factors.gate)
+        out_TE = self._down(self._gate(gate_up_TW))
+        return out_TE if factors.mlp_out == 1 else out_TE.mul_(factors.mlp_out)
 
 
 class PlainMLP:
