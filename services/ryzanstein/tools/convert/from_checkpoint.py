@@ -96,6 +96,8 @@ def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
     for first in range(0, part.stored_count, step):
         rows = own[first : first + step] if order is None else own[order[first : first + step]]
         numbers = _floats(np.ascontiguousarray(rows), entry.dtype)
+        if part.decays:
+            numbers = -np.exp(numbers.astype(np.float64)).astype(np.float32)
         yield numbers + np.float32(1) if part.plus_one else numbers
 
 

@@ -45,7 +45,15 @@ def _part_rows(tensor: GgufTensor, part: Part, begin: int, end: int) -> Iterator
         local = slice(row - part.start, min(row + step, end) - part.start)
         rows = slice(part.first + local.start, part.first + local.stop) if order is None else part.first + order[local]
         numbers = _floats(tensor, part, rows)
-        yield row, numbers - np.float32(1) if part.plus_one else numbers
+        yield row, _restored(numbers, part)
+
+
+def _restored(numbers: Numbers, part: Part) -> Numbers:
+    """Returns numbers as a checkpoint has them."""
+    if part.decays:
+        with np.errstate(divide="ignore", invalid="ignore"):  # what grows is no decay: NaN
+            return np.log(-numbers.astype(np.float64)).astype(np.float32)
+    return numbers - np.float32(1) if part.plus_one else numbers
 
 
 def _floats(tensor: GgufTensor, part: Part, rows: slice | Order) -> Numbers:
