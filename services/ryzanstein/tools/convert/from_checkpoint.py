@@ -22,9 +22,10 @@ from ryzanstein.worker.architectures.spec import DecoderSpec, Llama3Scaling
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.hyper_parameters import metadata_of
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts
-from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS, is_stored_in_full
-from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, StoredPlace, by_stored, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.dialects.table import dialect_of_model
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import ROPE_FACTORS, is_stored_in_full
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Part
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.places import StoredPlace, by_stored, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.checkpoints.gguf.rope_factors import rope_factors
 from ryzanstein.worker.checkpoints.gguf.rows import WINDOW_NUMBERS
@@ -95,8 +96,7 @@ def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
     step = max(1, WINDOW_NUMBERS // part.stored_width)
     for first in range(0, part.stored_count, step):
         rows = own[first : first + step] if order is None else own[order[first : first + step]]
-        numbers = _floats(np.ascontiguousarray(rows), entry.dtype)
-        yield numbers + np.float32(1) if part.plus_one else numbers
+        yield part.to_file(_floats(np.ascontiguousarray(rows), entry.dtype))
 
 
 def _mapped(entry: TensorEntry, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:

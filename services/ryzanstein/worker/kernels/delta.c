@@ -22,7 +22,7 @@ enum { PARALLEL = 64 * 1024 }; /* operations from which threads pay for their st
 typedef struct {
     const i64 *begin_S, *first_R, *count_R, *source_R, *target_R; /* sequence s has runs begin_S[s] to begin_S[s + 1] - 1 */
     float *slots_NW;
-    i64 T, S, W, F, L, J, H, K, V;
+    i64 T, S, W, F, L, J, H, K, V, tiled; /* tiled: value head h has key head h % J, not h / (H / J) */
 } Delta;
 
 /* out = the sum over a token and the L - 1 before it of channels times weights, the farthest first. */
@@ -173,7 +173,7 @@ void delta_rule(const Delta *d, const float *mixed_TF, const float *strengths_T2
             float q_TK[TOKENS * K], k_TK[TOKENS * K], side[K * VECTORS * LANES];
             Brought b = {.q_TK = q_TK, .k_TK = k_TK};
             const float rate = exponential(decay_H[h]);
-            const i64 place = (d->L - 1) * F + h * K * V, head = h / (H / J);
+            const i64 place = (d->L - 1) * F + h * K * V, head = d->tiled ? h % J : h / (H / J);
             for (i64 r = d->begin_S[s]; r < d->begin_S[s + 1]; r++) {
                 const float *from = d->slots_NW + d->source_R[r] * d->W + place;
                 float *to = d->slots_NW + d->target_R[r] * d->W + place;

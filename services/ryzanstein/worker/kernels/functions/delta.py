@@ -28,7 +28,10 @@ class DeltaRuns:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The sizes of a layer: channels, tokens that the convolution sees, heads and their dimensions."""
+    """The sizes of a layer: channels, tokens that the convolution sees, heads and their dimensions.
+
+    The value heads of a key head follow each other, or if `tiled` are J heads apart.
+    """
 
     num_channels: int
     length: int
@@ -36,6 +39,7 @@ class DeltaShape:
     num_value_heads: int
     key_dim: int
     value_dim: int
+    tiled: bool = False
 
 
 class _Delta(Structure):
@@ -43,7 +47,7 @@ class _Delta(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("begin", "first", "count", "source", "target", "slots")),
-        *((name, c_int64) for name in ("T", "S", "W", "F", "L", "J", "H", "K", "V")),
+        *((name, c_int64) for name in ("T", "S", "W", "F", "L", "J", "H", "K", "V", "tiled")),
     )
 
 
@@ -88,4 +92,6 @@ class DeltaFunctions:
 def _arguments(num_tokens: int, slots_NW: Tensor, runs: DeltaRuns, shape: DeltaShape) -> _Delta:
     columns = (runs.begin_S, runs.first_R, runs.count_R, runs.source_R, runs.target_R, slots_NW)
     sizes = (shape.num_channels, shape.length, shape.num_key_heads, shape.num_value_heads, shape.key_dim, shape.value_dim)
-    return _Delta(*(tensor.data_ptr() for tensor in columns), num_tokens, len(runs.begin_S) - 1, slots_NW.shape[1], *sizes)
+    return _Delta(
+        *(tensor.data_ptr() for tensor in columns), num_tokens, len(runs.begin_S) - 1, slots_NW.shape[1], *sizes, shape.tiled
+    )

@@ -19,7 +19,7 @@ class NativeDelta:
         self._functions, self._weight_LF = functions, weight_LF
         self._numbers = (numbers.decay_H, numbers.step_H, numbers.norm_V, numbers.eps)
         heads = (share.num_key_heads, share.num_value_heads)
-        self._shape = DeltaShape(share.num_channels, delta.length, *heads, delta.key_dim, delta.value_dim)
+        self._shape = DeltaShape(share.num_channels, delta.length, *heads, delta.key_dim, delta.value_dim, delta.tiled)
 
     def convolve(self, x_TF: Tensor, states: LayerStates, inputs: StateInputs) -> Tensor:
         """Returns the sums over each token and those before it, and keeps the last ones in the slots."""

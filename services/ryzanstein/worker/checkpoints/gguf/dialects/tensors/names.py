@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
+from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaNames, WeightNames
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON
 
@@ -14,9 +14,13 @@ ROPE_FACTORS = "rope_freqs.weight"
 CORRECTION = "exp_probs_b.bias"
 QUERY, KEY, VALUE, FUSED = "attn_q", "attn_k", "attn_v", "attn_qkv"
 LATENT = "attn_kv_b"
+DELTA_GATE = "attn_gate"
 GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
 _NORMS = ("_norm.weight", "_norm_2.weight")
-_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS)
+_IN_FULL = (
+    *("ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_ba.weight"),
+    *("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,7 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    mixing = _attention(spec) if spec.layers[layer].convolution is None else _convolution(names)
-    plain = (*_norms(names, dialect), *mixing, *_mlp(names))
+    plain = (*_norms(names, dialect), *_mixing(spec, layer), *_mlp(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
@@ -93,6 +96,14 @@ def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, s
     yield names.mlp_post_norm, "post_ffw_norm"
 
 
+def _mixing(spec: DecoderSpec, layer: int) -> Iterator[tuple[str | None, str]]:
+    if spec.layers[layer].convolution is not None:
+        return _convolution(spec.names)
+    if spec.names.delta is not None and spec.layers[layer].delta is not None:
+        return _delta(spec.names.delta)
+    return _attention(spec)
+
+
 def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
     names, latent = spec.names, spec.latent
     yield names.attention_out, "attn_output"
@@ -114,6 +125,15 @@ def _convolution(names: WeightNames) -> Iterator[tuple[str | None, str]]:
     yield names.convolution_in, "shortconv.in_proj"
     yield names.convolution, "shortconv.conv"
     yield names.convolution_out, "shortconv.out_proj"
+
+
+def _delta(names: DeltaNames) -> Iterator[tuple[str | None, str]]:
+    """Yields the tensors of a delta rule. Of projections that are one in a checkpoint it yields one."""
+    yield names.qkv, FUSED
+    yield None if names.z == names.qkv else names.z, DELTA_GATE
+    yield from ((names.b, "ssm_ba"),) if names.a == names.b else ((names.b, "ssm_beta"), (names.a, "ssm_alpha"))
+    yield from ((names.convolution, "ssm_conv1d"), (names.decay, "ssm_a"), (names.step, "ssm_dt.bias"))
+    yield from ((names.norm, "ssm_norm"), (names.out, "ssm_out"))
 
 
 def _mlp(names: WeightNames) -> Iterator[tuple[str | None, str]]:
