@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import pytest
 from tests.worker.model.lone_engine import LoneRank
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.architectures.registry import read_spec
+from ryzanstein.worker.cache.sizes import CacheRequest, cache_size
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
@@ -93,6 +98,21 @@ def test_slots_bound_how_many_sequences_run(load: Callable[..., Any]) -> None:
     plenty = load()
     assert (plenty.num_states, plenty.max_sequences) == (12, 4)
     assert plenty.kv_bytes == plenty.num_blocks * plenty.block_bytes + 12 * plenty.state_bytes
+
+
+def test_without_a_budget_states_of_eight_sequences_fit(model_dirs: Callable[[str], Path]) -> None:
+    """Of a model of 9B a state has 50 MiB."""
+    spec = read_spec(model_dirs("qwen3_5_text"))
+    wide = replace(spec.deltas[0], num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128)
+    layers = [replace(layer, delta=None if layer.delta is None else wide) for layer in spec.layers]
+    large = replace(spec, layers=tuple(layers * (24 // len(spec.deltas))))
+    request = CacheRequest(None, None, 16, 32, 512, 4)
+    size = cache_size(large, TensorParallel(0, 1, LocalCollectives()), request)
+    assert size.state_bytes > 48 << 20
+    assert size.max_sequences == 8
+    assert size.num_blocks * size.block_bytes <= 1 << 29
+    halved = cache_size(large, TensorParallel(0, 1, LocalCollectives()), replace(request, kv_bytes=1 << 30))
+    assert halved.max_sequences == 3
 
 
 def test_half_of_the_cache_is_for_states(load: Callable[..., Any]) -> None:

@@ -22,13 +22,15 @@ DEFAULT_KV_BYTES = 1 << 30
 _TAILS = 0.05
 _BOUND_BYTES = 4
 _STATES = 0.5  # the part of the budget for states
+_RUNNING = 8  # sequences whose states do not count where no budget is set: with few, a node serves hardly anybody
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
     """What is asked for: pages for all layers, or bytes for each rank; without both, a default.
 
-    `num_states` are slots for states; None: as many as running sequences want, up to half of the bytes.
+    `num_states` are slots for states; None: as many as running sequences want, up to half of the bytes,
+    but by default at least those of `_RUNNING` sequences.
     A number takes `item_bytes`. At most `max_sequences` run, a step feeds `token_budget` tokens.
     """
 
@@ -111,6 +113,8 @@ def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> 
     slot_bytes = state_bytes(spec, tp)
     num_states = _num_states(request, slot_bytes) if slot_bytes else 0
     budget = (request.kv_bytes or DEFAULT_KV_BYTES) - num_states * slot_bytes
+    if request.kv_bytes is None:
+        budget = max(budget, int((1 - _STATES) * DEFAULT_KV_BYTES))
     if num_blocks is not None:
         budget = num_blocks * block_bytes
     hot_page_bytes = 0 if zones is None else spec.num_layers * size * slot_width(spec, tp) * request.item_bytes
@@ -133,6 +137,8 @@ def _num_states(request: CacheRequest, slot_bytes: int) -> int:
         return request.num_states
     budget = request.kv_bytes or DEFAULT_KV_BYTES
     found = min(wanted, int(_STATES * budget) // slot_bytes)
+    if request.kv_bytes is None:
+        return max(found, min(wanted, SLOTS_OF_SEQUENCE * _RUNNING))
     if found < least:
         raise ModelRefused(
             f"a cache of {budget} bytes per rank has {int(_STATES * budget)} for states of {slot_bytes} bytes, and a sequence "
