@@ -1,4 +1,4 @@
-"""A model with a gated delta rule on two nodes of two ranks: states are resumed from, and an answer survives its node."""
+"""Models that keep states, on two nodes of two ranks: states are resumed from, and an answer survives its node."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ SHAPE: dict[str, Any] = {
     "head_dim": 16,
     "intermediate_size": 96,
     "max_position_embeddings": 4096,
+}
+DELTA: dict[str, Any] = {
+    **SHAPE,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 32,
@@ -31,9 +34,20 @@ SHAPE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    model_dir = write_model(tmp_path_factory.mktemp("models") / "qwen35", "Qwen3_5TextConfig", SHAPE, 0.1)
+MAMBA: dict[str, Any] = {
+    **{key: SHAPE[key] for key in SHAPE if key != "head_dim"},
+    "num_local_experts": 0,
+    "layer_types": ["mamba", "mamba", "mamba", "attention"] * 2,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 32,
+    "shared_intermediate_size": 96,
+}
+MODELS = {"delta": ("Qwen3_5TextConfig", DELTA), "mamba": ("GraniteMoeHybridConfig", MAMBA)}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    model_dir = write_model(tmp_path_factory.mktemp("models") / request.param, *MODELS[request.param], 0.1)
     with LocalCluster(ClusterSpec(model_dir, tp=2)) as running:
         yield running
 

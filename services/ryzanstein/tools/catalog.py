@@ -152,6 +152,7 @@ def _attention(architecture: Architecture) -> str:
         "over latents" if architecture.names.latent else "",
         "short convolutions in some layers" if architecture.names.convolution else "",
         "gated, a gated delta rule in most layers" if architecture.names.delta else "",
+        "Mamba 2 in most layers" if architecture.names.mamba else "",
         _where("biases", choices.qkv_bias),
         _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
         "windows" if choices.windowed else "",

@@ -12,6 +12,7 @@ import pytest
 from tests.worker.model.lone_engine import LoneRank
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.architectures.mixers import DeltaSpec
 from ryzanstein.worker.architectures.registry import read_spec
 from ryzanstein.worker.cache.sizes import CacheRequest, cache_size
 from ryzanstein.worker.collectives.local import LocalCollectives
@@ -59,7 +60,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [rng.randrange(3, 251) for _ in range(length)]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "granitemoehybrid states", "granitemoehybrid states of groups"])
 def test_what_is_resumed_has_the_bits_of_what_is_computed(load: Callable[..., Any], name: str) -> None:
     loaded, prompt = load(name), prompt_of(90, 1)
     served = Served(loaded)
@@ -103,9 +104,9 @@ def test_slots_bound_how_many_sequences_run(load: Callable[..., Any]) -> None:
 def test_without_a_budget_states_of_eight_sequences_fit(model_dirs: Callable[[str], Path]) -> None:
     """Of a model of 9B a state has 50 MiB."""
     spec = read_spec(model_dirs("qwen3_5_text"))
-    wide = replace(spec.deltas[0], num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128)
-    layers = [replace(layer, delta=None if layer.delta is None else wide) for layer in spec.layers]
-    large = replace(spec, layers=tuple(layers * (24 // len(spec.deltas))))
+    wide = DeltaSpec(16, 32, 128, 128, 4)
+    layers = [replace(layer, state=None if layer.state is None else wide) for layer in spec.layers]
+    large = replace(spec, layers=tuple(layers * (24 // len(spec.states))))
     request = CacheRequest(None, None, 16, 32, 512, 4)
     size = cache_size(large, TensorParallel(0, 1, LocalCollectives()), request)
     assert size.state_bytes > 48 << 20

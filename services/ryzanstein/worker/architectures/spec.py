@@ -8,9 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ryzanstein.worker.architectures.mixers import (
+    Activation,
+    ConvolutionSpec,
+    DeltaNames,
+    MambaNames,
+    StateSpec,
+)
 from ryzanstein.worker.settings.sparse import SparseRule
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "xielu"]
 QkvLayout = Literal["split", "stacked", "grouped"]
 
 
@@ -203,39 +209,14 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionSpec:
-    """A gated short convolution in the place of attention (LFM2, Liquid AI 2025).
+class Factors:
+    """Constants of Falcon H1: of the input and output of attention beside a state space, of gates before their activation, and
+    of the MLP's output."""
 
-    Each channel of the width is a sum over the token itself and the `length` - 1 tokens before it. In the
-    cache a token takes as many planes of a block as its channels need beside keys and values.
-    """
-
-    length: int
-    planes: int
-    bias: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSpec:
-    """A gated delta rule in the place of attention (Yang et al. 2025, "Gated Delta Networks"), with a short convolution.
-
-    Instead of keys and values a head keeps a matrix of `key_dim` rows and `value_dim` columns. Each
-    key head serves equally many value heads, which follow each other, or if `tiled` are as many
-    heads apart as there are key heads. Before the rule, queries, keys and values are sums over
-    the token itself and the `length` - 1 tokens before it.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    length: int
-    tiled: bool = False
-
-    @property
-    def channels(self) -> int:
-        """How many numbers of a token the convolution sees."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    gate: float = 1.0
+    mlp_out: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +225,8 @@ class LayerSpec:
 
     A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
     decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so. With
-    `convolution` or `delta` there is no attention.
+    `convolution` there is no attention. A layer that keeps a `state` may have attention beside it. A layer
+    may lack the MLP, or have nothing else.
     """
 
     window: int | None = None
@@ -253,32 +235,19 @@ class LayerSpec:
     attention_scale: float = 1.0
     sparse: SparseRule | None = None
     convolution: ConvolutionSpec | None = None
-    delta: DeltaSpec | None = None
+    state: StateSpec | None = None
+    attention: bool = True
+    mlp: bool = True
+
+    @property
+    def has_planes(self) -> bool:
+        """Whether it takes planes of blocks: for keys and values, or for the inputs of a short convolution."""
+        return self.attention or self.convolution is not None
 
     @property
     def planes(self) -> int:
         """How many planes of a block it takes."""
         return 1 if self.convolution is None else self.convolution.planes
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNames:
-    """The names of a gated delta rule's tensors within a layer.
-
-    `qkv` are queries, keys and values, `z` the output's gate, `b` the strength of writing, `a` the
-    decay; `decay` and `step` are each head's own numbers for it. Projections that have the same name
-    are stored by key head: of each all of its queries, keys, values and gates, or strengths and decays.
-    """
-
-    qkv: str
-    z: str
-    b: str
-    a: str
-    convolution: str
-    decay: str
-    step: str
-    norm: str
-    out: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +289,7 @@ class WeightNames:
     convolution: str = ""
     convolution_out: str = ""
     delta: DeltaNames | None = None
+    mamba: MambaNames | None = None
     latent: str = ""
     latent_norm: str = ""
     query_latent: str = ""
@@ -380,6 +350,7 @@ class DecoderSpec:
     residual_scale: float = 1.0
     latent: LatentSpec | None = None
     gated_attention: bool = False
+    factors: Factors = Factors()
 
     @property
     def num_layers(self) -> int:
@@ -401,9 +372,9 @@ class DecoderSpec:
         return "with short convolutions" if self.has_convolutions else ""
 
     @property
-    def deltas(self) -> tuple[DeltaSpec, ...]:
-        """Those of its layers that keep a state instead of keys and values."""
-        return tuple(layer.delta for layer in self.layers if layer.delta is not None)
+    def states(self) -> tuple[StateSpec, ...]:
+        """What those of its layers are that keep a state."""
+        return tuple(layer.state for layer in self.layers if layer.state is not None)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

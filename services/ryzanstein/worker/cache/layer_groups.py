@@ -5,7 +5,7 @@ far fewer tokens than those that read all. If a block spanned all layers, all wo
 layers are divided by extent, and each kind into groups of one size: a block is as large in every
 group. Where the counts have no common divisor, the last group of a kind is padded: its block has
 planes that no layer uses. A layer with a short convolution has a window, and may take several planes.
-A layer that keeps a state (see `states`) is in no group.
+A layer without keys and values is in no group: it keeps a state (see `states`), or nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reach(NamedTuple):
 @lru_cache
 def layer_groups(spec: DecoderSpec) -> LayerGroups:
     """Returns the groups of a decoder. A window of the whole context is none."""
-    reaches = [None if layer.delta is not None else _reach(layer, spec.context_length) for layer in spec.layers]
+    reaches = [_reach(layer, spec.context_length) if layer.has_planes else None for layer in spec.layers]
     # The layers that keep all tokens come first.
     counted = Counter(reach for reach in reaches if reach is not None)
     counts = dict(sorted(counted.items(), key=lambda item: (item[0].window is not None, item[0].window or 0)))

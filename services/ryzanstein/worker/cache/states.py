@@ -1,16 +1,15 @@
-"""What layers with a delta rule keep instead of keys and values: a state of fixed size for each sequence.
+"""What layers without keys and values, or beside them, keep of each sequence: a state of fixed size.
 
 A *slot* holds the state of all such layers after some number of a sequence's tokens. The engine decides
 which slots a step reads and writes (see `engine.memory.states`). Numbers are float32 whatever the
 model's dtype: a state is added to at every token, and rounding would add up.
 
 Legend: N slots, W numbers of a slot in one layer, L tokens that a convolution sees, F its channels of
-this rank, H value heads of this rank, K key dimension, V value dimension.
+this rank, H heads of this rank, K rows and V columns of a head's matrix.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import zeros
-from ryzanstein.worker.cache.state_sizes import DeltaShare
+from ryzanstein.worker.cache.state_sizes import SlotShape, slot_shape
 from ryzanstein.worker.collectives.parallel import TensorParallel
 
 _SPARE = 2  # slots behind those of the engine: one of zeros, one for what nobody reads
@@ -29,19 +28,18 @@ class LayerStates:
     """The slots of one layer, [N, W]. A slot begins with the last L - 1 tokens' channels; the heads' matrices follow."""
 
     slots_NW: Tensor
-    share: DeltaShare
+    shape: SlotShape
 
     @property
     def tails_NLF(self) -> Tensor:
         """The channels of the last tokens, the farthest first, [N, L - 1, F]."""
-        shape = (self.share.delta.length - 1, self.share.num_channels)
-        return self.slots_NW[:, : math.prod(shape)].view(len(self.slots_NW), *shape)
+        shape = self.shape
+        return self.slots_NW[:, : shape.num_tails].view(len(self.slots_NW), shape.length - 1, shape.num_channels)
 
     @property
     def matrices_NHKV(self) -> Tensor:
-        delta = self.share.delta
-        first = (delta.length - 1) * self.share.num_channels
-        return self.slots_NW[:, first:].view(-1, self.share.num_value_heads, delta.key_dim, delta.value_dim)
+        shape = self.shape
+        return self.slots_NW[:, shape.num_tails :].view(-1, shape.num_heads, shape.rows, shape.columns)
 
 
 class StateCache:
@@ -51,10 +49,10 @@ class StateCache:
         self.num_slots = num_slots
         self._layers: dict[int, LayerStates] = {}
         for index, layer in enumerate(spec.layers):
-            if layer.delta is not None:
-                share = DeltaShare.of(layer.delta, tp)
-                slots_NW, _ = zeros((num_slots + _SPARE, share.num_numbers), torch.float32, device)
-                self._layers[index] = LayerStates(slots_NW, share)
+            if layer.state is not None:
+                shape = slot_shape(layer.state, tp)
+                slots_NW, _ = zeros((num_slots + _SPARE, shape.num_numbers), torch.float32, device)
+                self._layers[index] = LayerStates(slots_NW, shape)
 
     def layer(self, index: int) -> LayerStates:
         """Returns the slots of a layer that keeps a state."""

@@ -27,6 +27,8 @@ _OPTIMIZATION = {
     "attention_seal.c": _FASTEST,
     "rows.c": _FAST,
     "delta.c": _FASTEST,
+    "mamba.c": _FASTEST,
+    "tails.c": _FASTEST,
     "floats.c": _FAST,
     "int8.c": _FAST,
     "block_rows.c": _FAST,
@@ -34,7 +36,7 @@ _OPTIMIZATION = {
 }
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _OPTIMIZATION)
 _HEADER_NAMES = (
-    *("lanes.h", "ints.h", "levels.h", "block_types.h", "panels.h", "floats.h", "hadamard.h"),
+    *("lanes.h", "ints.h", "levels.h", "block_types.h", "panels.h", "floats.h", "hadamard.h", "slots.h"),
     *("attention_pages.h", "attention_rows.h", "attention_hot.h", "attention_cold.h"),
     *("attention_sparse.h", "attention_parts.h"),
 )

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
-from ryzanstein.worker.kernels.functions.delta import DeltaFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
+from ryzanstein.worker.kernels.functions.recurrent.delta import DeltaFunctions
+from ryzanstein.worker.kernels.functions.recurrent.mamba import MambaFunctions
+from ryzanstein.worker.kernels.functions.recurrent.slots import TailFunctions
 from ryzanstein.worker.kernels.functions.rows import FloatFunctions, RotationFunctions, RowFunctions
 from ryzanstein.worker.kernels.functions.sampling import SamplingFunctions
 
@@ -25,3 +27,5 @@ class NativeKernels:
         self.floats, self.int8, self.blocks = FloatFunctions(loaded), Int8Functions(loaded), BlockFunctions(loaded)
         self.attention, self.sampling = AttentionFunctions(loaded), SamplingFunctions(loaded)
         self.delta = DeltaFunctions(loaded)
+        self.mamba = MambaFunctions(loaded)
+        self.tails = TailFunctions(loaded)

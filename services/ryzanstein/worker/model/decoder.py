@@ -29,26 +29,37 @@ from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, Vocabul
 
 
 class DecoderLayer:
-    """An attention half and an MLP half, each with the architecture's norms and a residual."""
+    """An attention half and an MLP half, or one of them, each with the architecture's norms and a residual."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> None:
         names, prefix = spec.names, spec.names.layer.format(layer=index)
-        self._attention_norm, self._attention_post_norm, self._mlp_norm, self._mlp_post_norm = (
-            optional_norm(source, prefix, name, spec.hidden_size, spec.norm)
-            for name in (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
-        )
-        self._attention = mixing_half(source, tp, spec, index)
+        self._mixing = mixing_half(source, tp, spec, index)
         self._mlp = feed_forward(source, tp, spec, index)
+        mixing_norms, mlp_norms = (names.attention_norm, names.attention_post_norm), (names.mlp_norm, names.mlp_post_norm)
+        wanted = (*(mixing_norms if self._mixing else (None, None)), *(mlp_norms if self._mlp else (None, None)))
+        self._attention_norm, self._attention_post_norm, self._mlp_norm, self._mlp_post_norm = (
+            optional_norm(source, prefix, name, spec.hidden_size, spec.norm) for name in wanted
+        )
         self._collectives, self._scale = tp.collectives, spec.residual_scale
         self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+        if self._mixing is None or self._mlp is None:
+            return self._half(x_TE, inputs, angles, pages)
         normed_TE = self._attention_norm(x_TE)
-        attended_TE = self._attention(normed_TE, inputs, angles, pages)
+        attended_TE = self._mixing(normed_TE, inputs, angles, pages)
         if self._parallel:
             mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
             return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
         x_TE = self._added(x_TE, attended_TE, self._attention_post_norm)
+        return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
+
+    def _half(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+        """Runs the only half of a layer (Nemotron H)."""
+        if self._mixing is not None:
+            attended_TE = self._mixing(self._attention_norm(x_TE), inputs, angles, pages)
+            return self._added(x_TE, attended_TE, self._attention_post_norm)
+        assert self._mlp is not None, "a layer has a half"
         return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
 
     def _added(self, x_TE: Tensor, part_TE: Tensor, post_norm: Norm) -> Tensor:

@@ -38,8 +38,9 @@ def _chosen(spec: DecoderSpec, sparse: SparseAttention) -> frozenset[int]:
     for index in sparse.layers:
         if index >= spec.num_layers:
             raise ModelRefused(f"sparse_attention: there is no layer {index}, the model has {spec.num_layers}")
-        if spec.layers[index].delta is not None:
-            raise ModelRefused(f"sparse_attention: layer {index} keeps a state, and no keys that a rule could leave out")
+        if not spec.layers[index].attention:
+            kept = "keeps a state, and no keys" if spec.layers[index].state is not None else "keeps no keys"
+            raise ModelRefused(f"sparse_attention: layer {index} {kept} that a rule could leave out")
         if not _reads_all(spec, spec.layers[index]):
             raise ModelRefused(f"sparse_attention: layer {index} has a window of its own: {spec.layers[index].window} tokens")
     chosen = sparse.layers or [i for i, layer in enumerate(spec.layers) if _reads_all(spec, layer)]
@@ -49,4 +50,4 @@ def _chosen(spec: DecoderSpec, sparse: SparseAttention) -> frozenset[int]:
 
 
 def _reads_all(spec: DecoderSpec, layer: LayerSpec) -> bool:
-    return layer.delta is None and (layer.window is None or layer.window >= spec.context_length)
+    return layer.attention and (layer.window is None or layer.window >= spec.context_length)

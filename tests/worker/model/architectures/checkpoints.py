@@ -90,6 +90,14 @@ DELTA_MOE = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+MAMBA = {
+    **HYBRID,
+    "num_local_experts": 0,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "mamba_d_state": 10,
+    "mamba_d_conv": 4,
+}
 LFM = {**SHAPE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -350,6 +358,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_dense_layers": 1,
             "moe_intermediate_size": 24,
             "routed_scaling_factor": 1.3,
+        },
+    ),
+    "granitemoehybrid states": ("GraniteMoeHybridConfig", MAMBA),
+    "granitemoehybrid states of groups": (
+        "GraniteMoeHybridConfig",
+        {
+            **MAMBA,
+            "num_local_experts": 5,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 3,
+            "mamba_d_state": 37,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "hidden_act": "gelu",
+            "position_embedding_type": "rope",
         },
     ),
 }

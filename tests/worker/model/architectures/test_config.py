@@ -238,6 +238,7 @@ def test_the_page_of_models_is_fresh() -> None:
     assert (REPOSITORY / "docs" / "reference" / "architectures.md").read_text() == page()
 
 
+MAMBA_LAST = {"layer_types": ["full_attention", "mamba"]}
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"block_ffn_dim_multiplier": 1e300}, "block_ffn_dim_multiplier makes an MLP of more than"),
     ("lfm2", {"num_key_value_heads": 1, "num_attention_heads": 1, "head_dim": 2}, "hidden_size .* is more than 64 times"),
@@ -246,7 +247,14 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan_v1_dense", {"head_dim": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 9.0}}, "alpha"),
     ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1e300}}, "alpha"),
     ("ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "llama_4_scaling_beta"),
-    ("granitemoehybrid", {"layer_types": ["linear_attention", "full_attention"]}, "'linear_attention' is not supported"),
+    ("granitemoehybrid", {"layer_types": ["linear_attention", "conv"]}, "'conv' is not supported"),
+    ("granitemoehybrid", {"layer_types": ["linear_attention", "mamba"]}, "without keys and values is not supported"),
+    ("granitemoehybrid", {**MAMBA_LAST, "mamba_n_heads": 100}, "mamba_n_heads is 100 of 81 numbers"),
+    ("granitemoehybrid", {**MAMBA_LAST, "mamba_n_groups": 3}, "mamba_n_groups is 3, over which 128 heads do not divide"),
+    ("granitemoehybrid", {**MAMBA_LAST, "mamba_d_state": 10**6}, "mamba_d_state must be at most 1024"),
+    ("granitemoehybrid", {**MAMBA_LAST, "mamba_d_conv": 10**6}, "mamba_d_conv must be at most 64"),
+    ("granitemoehybrid", {**MAMBA_LAST, "time_step_limit": [1.0, 0.5]}, "time_step_limit must be two numbers in order"),
+    ("granitemoehybrid", {**MAMBA_LAST, "time_step_limit": [0.0, {"__float__": "NaN"}]}, "time_step_limit must be two"),
 ]
 
 

@@ -145,6 +145,16 @@ BASES: Mapping[str, dict[str, Any]] = {
         "shared_intermediate_size": 24,
         "logits_scaling": 2.0,
     },
+    "granitemoehybrid states": {
+        **SHAPE,
+        "num_local_experts": 0,
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 12,
+        "layer_types": ["linear_attention", "full_attention"],
+        "shared_intermediate_size": 40,
+        "residual_multiplier": 0.7,
+    },
     "granitemoe": {**SHAPE, "num_local_experts": 4, "attention_multiplier": 0.3, "logits_scaling": 2.0},
     "granitemoeshared": {**SHAPE, "num_local_experts": 4, "shared_intermediate_size": 24, "embedding_multiplier": 2.0},
     "olmo3": {**SHAPE, **WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
@@ -243,6 +253,7 @@ KINDS: list[Any] = [
     "full_attention",
 ]
 DELTA_KINDS = [["linear_attention", "full_attention"], ["full_attention", "linear_attention"], ["linear_attention"] * 2]
+MAMBA_KINDS = [["mamba", "attention"], ["attention", "attention"], ["mamba", "full_attention"], ["hybrid", "hybrid"]]
 ACTS = [
     "gelu",
     "gelu_new",
@@ -260,7 +271,14 @@ ACTS = [
 OTHERS: Mapping[str, list[Any]] = {
     "rope_parameters": ROPES,
     "rope_scaling": ROPES,
-    "layer_types": [*KINDS, ["conv", "conv"], ["full_attention", "conv"], ["conv", "full_attention"], *DELTA_KINDS],
+    "layer_types": [
+        *KINDS,
+        ["conv", "conv"],
+        ["full_attention", "conv"],
+        ["conv", "full_attention"],
+        *DELTA_KINDS,
+        *MAMBA_KINDS,
+    ],
     "hidden_act": ACTS,
     "hidden_activation": ACTS,
     "activation": ACTS,
@@ -270,10 +288,12 @@ OTHERS: Mapping[str, list[Any]] = {
     "attn_config": [{"clip_qkv": 0.5}, {"softmax_scale": 0.5}, {"alibi": False}, {"qk_ln": True}, {"alibi_bias_max": 16}],
     "mlp_only_layers": [[], [0], [0, 1], None, [-1], [7]],
     "no_rope_layers": [[1, 1], [0, 0], [0, 1], [1], None],
-    "layers_block_type": KINDS,
+    "layers_block_type": [*KINDS, *MAMBA_KINDS],
     "full_attn_idxs": [[0], [1], [0, 1], [], None],
     "mlp_layer_types": [["sparse", "sparse"], ["dense", "dense"], ["sparse"], ["other", "sparse"], None],
     "position_embedding_type": ["rope", "nope", None],
+    "mamba_d_head": ["auto", 8, 9, None],
+    "time_step_limit": [[0.9, 1.1], [0.0, 0.3], [0.5, 0.2], [0.1], "all", None],
     "sliding_window_pattern": [1, 2, 3, "LLLG", None],
     "per_layer_config": [{"0": {"num_key_value_heads": 1}}, {}],
     "eos_token_id": [[1, 2], 3, None],

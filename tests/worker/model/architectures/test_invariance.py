@@ -18,7 +18,10 @@ FORMATS: dict[str, dict[str, str]] = {
     "int8 weights": {"quantization": "int8"},
     "float16 cache": {"kv_dtype": "float16"},
 }
-IN_EVERY_FORMAT = ("llama", "gemma2", "gpt2", "bloom", "qwen2_moe", "deepseek_v3", "lfm2 several planes", "qwen3_5_text")
+IN_EVERY_FORMAT = (
+    *("llama", "gemma2", "gpt2", "bloom", "qwen2_moe", "deepseek_v3", "lfm2 several planes", "qwen3_5_text"),
+    "granitemoehybrid states",
+)
 
 
 @pytest.mark.parametrize("name", at_its_mark(CASES))
@@ -64,7 +67,8 @@ def test_usual_widths(
 @pytest.mark.long
 def test_two_ranks(model_dirs: Callable[[str], Path], tmp_path: Path) -> None:
     """Each has half of the heads, columns and experts; sums over ranks have their own order, which is always the same."""
-    ids, names = SCHEDULES.sequence_ids(), ("llama", "qwen2_moe", "deepseek_v3", "bloom", "olmo2", "lfm2", "qwen3_5_text")
+    ids = SCHEDULES.sequence_ids()
+    names = ("llama", "qwen2_moe", "deepseek_v3", "bloom", "olmo2", "lfm2", "qwen3_5_text", "granitemoehybrid states")
     parts = [SCHEDULES.alone(ids), *(SCHEDULES.company(ids, random.Random(seed)) for seed in range(2))]
     plans = [plan for steps in parts for plan, _ in steps]
     jobs = [(model_dirs(name), {**OPTIONS, "num_threads": 1}, plans) for name in names]

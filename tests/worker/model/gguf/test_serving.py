@@ -13,6 +13,7 @@ from tests.worker.model.rank_processes import answers_of_ranks
 from torch import Tensor
 
 from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
+from ryzanstein.worker.architectures.mixers import DeltaSpec
 from ryzanstein.worker.checkpoints.checkpoint import MappedWeights
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
@@ -255,7 +256,7 @@ def test_value_heads_stay_in_blocks_in_the_order_of_the_file(to_file_of: Callabl
     path, name = to_file_of("qwen3_5_text", "q4_k"), "model.layers.0.linear_attn.out_proj.weight"
     for as_stored in (False, True):
         spec, files = open_gguf(path, as_stored=as_stored)
-        assert [delta.tiled for delta in spec.deltas] == [as_stored] * 3
+        assert [state.tiled for state in spec.states if isinstance(state, DeltaSpec)] == [as_stored] * 3
         assert (files.blocks(name) is not None) == as_stored
 
 

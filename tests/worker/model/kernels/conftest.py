@@ -15,8 +15,9 @@ from ryzanstein.worker.kernels.compiling import compile_library, find_compiler, 
 from ryzanstein.worker.kernels.functions.attention import ColdKeys, PagedKeys
 from ryzanstein.worker.kernels.functions.blocks import BLOCKS
 from ryzanstein.worker.kernels.functions.cold_layout import CHANNELS, FP8, FP8_VALUES, INT8, ColdLayout
-from ryzanstein.worker.kernels.functions.delta import DeltaRuns, DeltaShape
 from ryzanstein.worker.kernels.functions.draw import Draw
+from ryzanstein.worker.kernels.functions.recurrent.mamba import GroupScales, MambaHeads
+from ryzanstein.worker.kernels.functions.recurrent.slots import SlotRuns, SlotSizes
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.levels import ProcessorLevel, best_level
 from ryzanstein.worker.kernels.native import NativeKernels
@@ -69,7 +70,7 @@ def results(normal: Normal) -> Callable[..., dict[str, Tensor]]:
 
     def everything(kernels: NativeKernels, numbers: Normal = normal) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _attended_parts, _drawn, _delta):
+        for compute in (_products, _rows, _rotated, _attended, _attended_cold, _attended_parts, _drawn, _delta, _mamba):
             found |= compute(kernels, numbers)
         return found
 
@@ -129,13 +130,28 @@ def _rotated(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
 
 def _delta(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     columns = ([0, 2, 3], [0, 5, 21], [5, 16, 1], [4, 0, 1], [0, 2, 3])
-    runs, shape = DeltaRuns(*map(torch.tensor, columns)), DeltaShape(2 * 2 * 36 + 4 * 75, 4, 2, 4, 36, 75)
-    slots_NW, weights_4F = normal(40, 5, 3 * shape.num_channels + 4 * 36 * 75), normal(41, 4, shape.num_channels)
-    mixed_TF = kernels.delta.convolve(normal(42, 22, shape.num_channels), weights_4F, slots_NW, runs, shape)
+    runs, sizes = SlotRuns(*map(torch.tensor, columns)), SlotSizes(2 * 2 * 36 + 4 * 75, 4, 2, 4, 36, 75)
+    slots_NW, weights_4F = normal(40, 5, 3 * sizes.num_channels + 4 * 36 * 75), normal(41, 4, sizes.num_channels)
+    mixed_TF = kernels.tails.convolve(normal(42, 22, sizes.num_channels), (weights_4F, None), slots_NW, runs, sizes)
     heads = (normal(43, 4), normal(44, 4), normal(45, 75), 1e-6)
     rows = (mixed_TF, normal(46, 22, 8), normal(47, 22, 300))
-    out_T = kernels.delta.rule(*rows, heads, slots_NW=slots_NW, runs=runs, shape=shape)
+    out_T = kernels.delta.rule(*rows, heads, slots_NW=slots_NW, runs=runs, sizes=sizes)
     return {"delta_convolve": mixed_TF, "delta_rule": out_T, "delta_rule slots": slots_NW}
+
+
+def _mamba(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
+    columns = ([0, 2, 3], [0, 5, 21], [5, 16, 1], [4, 0, 1], [0, 2, 3])
+    runs, sizes = SlotRuns(*map(torch.tensor, columns)), SlotSizes(6 * 75 + 2 * 2 * 37, 4, 2, 6, 37, 75)
+    slots_NW, weights_4F = normal(50, 5, 3 * sizes.num_channels + 6 * 37 * 75), normal(51, 4, sizes.num_channels)
+    weights = (weights_4F, normal(52, sizes.num_channels))
+    mixed_TF = kernels.tails.convolve(normal(53, 22, sizes.num_channels), weights, slots_NW, runs, sizes)
+    heads, gate_T = MambaHeads(normal(54, 6), normal(55, 6), normal(56, 6), (0.1, 2.0)), normal(57, 22, 450)
+    rows = (mixed_TF, normal(58, 22, 9)[:, :6], gate_T)
+    out_T = kernels.mamba.scan(*rows, heads, slots_NW=slots_NW, runs=runs, sizes=sizes)
+    squares_TG = kernels.mamba.squares(out_T, 2)
+    normed_T = kernels.mamba.norm(out_T.clone(), squares_TG, GroupScales(normal(59, 450), 300, 1e-5), gate_T)
+    scanned = {"mamba_convolve": mixed_TF, "mamba_scan": out_T, "mamba_scan slots": slots_NW}
+    return scanned | {"mamba_norm squares": squares_TG, "mamba_norm": normed_T}
 
 
 def _attended(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:

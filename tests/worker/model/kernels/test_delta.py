@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ryzanstein.worker.architectures.spec import DeltaSpec
+from ryzanstein.worker.architectures.mixers import DeltaSpec
 from ryzanstein.worker.cache.state_sizes import DeltaShare
 from ryzanstein.worker.cache.states import LayerStates
 from ryzanstein.worker.engine.plan import StateRun, StepPlan
@@ -17,8 +17,9 @@ from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.inputs.states.runs import StateRuns
-from ryzanstein.worker.model.layers.delta.native import NativeDelta
-from ryzanstein.worker.model.layers.delta.rule import HeadNumbers, TorchDelta
+from ryzanstein.worker.model.layers.recurrent.convolution import NativeConvolution, TorchConvolution
+from ryzanstein.worker.model.layers.recurrent.delta_native import NativeDelta
+from ryzanstein.worker.model.layers.recurrent.delta_rule import HeadNumbers, TorchDelta
 
 NUM_SLOTS = 12
 SHAPES: list[tuple[Any, ...]] = [
@@ -35,8 +36,10 @@ class Layer:
         delta = DeltaSpec(*shape)
         self.share = DeltaShare(delta, 0, delta.num_key_heads, delta.num_value_heads)
         numbers = HeadNumbers(*(self.new(size) for size in (delta.num_value_heads,) * 2), self.new(delta.value_dim), 1e-6)
-        weights = (self.share, self.new(delta.length, self.share.num_channels), numbers)
-        self.native, self.torch = NativeDelta(kernels.delta, *weights), TorchDelta(*weights)
+        self.num_channels = self.share.slot.num_channels
+        weight_LF = self.new(delta.length, self.num_channels)
+        self.native = NativeConvolution(kernels.tails, weight_LF, None), NativeDelta(kernels.delta, self.share, numbers)
+        self.torch = TorchConvolution(weight_LF, None), TorchDelta(self.share, numbers)
 
     def new(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.random)
@@ -45,25 +48,26 @@ class Layer:
         """Channels, strengths and gates. Rows are wider than what is read of them, as those of a product."""
         width = self.share.num_value_heads * self.share.delta.value_dim
         return [
-            self.new(count, self.share.num_channels + 5),
+            self.new(count, self.num_channels + 5),
             self.new(count, 2 * self.share.num_value_heads),
             self.new(count, width),
         ]
 
     def states(self) -> LayerStates:
-        slots = torch.zeros(NUM_SLOTS + 2, self.share.num_numbers)
-        return LayerStates(slots, self.share)
+        return LayerStates(torch.zeros(NUM_SLOTS + 2, self.share.slot.num_numbers), self.share.slot)
 
 
 def run(
-    rule: Any, states: LayerStates, tokens: list[torch.Tensor], context: list[int], runs: list[list[StateRun]]
+    ways: tuple[Any, Any], states: LayerStates, tokens: list[torch.Tensor], context: list[int], runs: list[list[StateRun]]
 ) -> torch.Tensor:
     num_new = [sum(count for count, _, _ in own) for own in runs]
     plan = StepPlan(1, [0] * sum(num_new), num_new, context, [], [], runs=[each for own in runs for each in own])
     cache = type("Slots", (), {"num_slots": NUM_SLOTS})()
     inputs = StateInputs(plan, FedTokens.of(plan), cache, CacheLayout(1, 1, torch.device("cpu")))
-    mixed = rule.convolve(tokens[0][:, : states.share.num_channels], states, inputs)
-    return rule.recur(mixed, tokens[1], tokens[2], states, inputs)
+    convolve, rule = ways
+    mixed = convolve(tokens[0][:, : states.shape.num_channels], states, inputs)
+    out: torch.Tensor = rule(mixed, tokens[1], tokens[2], states, inputs)
+    return out
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -71,10 +75,10 @@ def test_the_kernel_equals_torch(shape: tuple[Any, ...], kernels: NativeKernels)
     layer = Layer(shape, kernels)
     first, second = layer.tokens(40), layer.tokens(9)
     results = []
-    for rule in (layer.native, layer.torch):
+    for ways in (layer.native, layer.torch):
         states = layer.states()
-        out = [run(rule, states, first, [0, 0], [[(20, -1, 3), (13, 3, 4)], [(7, -1, 5)]])]
-        out.append(run(rule, states, second, [33, 20, 7], [[(1, 4, 0)], [(2, 3, 1), (5, 1, 6)], [(1, 5, 2)]]))
+        out = [run(ways, states, first, [0, 0], [[(20, -1, 3), (13, 3, 4)], [(7, -1, 5)]])]
+        out.append(run(ways, states, second, [33, 20, 7], [[(1, 4, 0)], [(2, 3, 1), (5, 1, 6)], [(1, 5, 2)]]))
         results.append((out, states.slots_NW))
     (ours, our_slots), (theirs, their_slots) = results
     for one, other in zip([*ours, our_slots], [*theirs, their_slots], strict=True):

@@ -128,7 +128,7 @@ def _work(model: Path, options: list[KvOption], texts: list[str], num_tokens: in
     assert kernels is not None, "they were required"
     if loaded.spec.latent is not None:
         raise errors.failed_precondition("MODEL_INVALID", f"{model}: latents are not compressed")
-    if loaded.spec.deltas:
+    if loaded.spec.states:
         raise errors.failed_precondition("MODEL_INVALID", f"{model}: a model with states is not compressed")
     read = read_texts(tokenizer, texts, num_tokens, prompts)
     return KvWork(SharedModel(loaded.decoder, loaded.spec, kernels.attention), tokenizer, options, read)

@@ -69,6 +69,8 @@ def _links(sites: Sequence[Site], spec: DecoderSpec, index: int) -> Iterator[_Li
         return
     dense = spec.layers[index].experts is None
     attention, feed_forward = found(names.query, names.key, names.value), found(names.gate, names.up) if dense else []
+    if spec.layers[index].state is not None:
+        attention = []  # the norm has another reader
     shared_norm = spec.parallel and names.mlp_norm is None
     if names.attention_norm is not None and spec.norm.weight and (dense or not shared_norm):
         yield _Link([*attention, *(feed_forward if shared_norm else [])], prefix + names.attention_norm, True)

@@ -60,7 +60,7 @@ class Walk:
         batches = DecodeBatches(layout, ScoreMasks(layout, dtype, alibi_bias(spec, ALONE, dtype, device)))
         attending = torch_readers(batches, groups.windows, 0, knows_causal=spec.has_plain_scores)
         readers = with_taps(attending, layout, groups.taps)
-        states = StateCache(spec, ALONE, 1, device) if spec.deltas else None
+        states = StateCache(spec, ALONE, 1, device) if spec.states else None
         builder = InputBuilder(layout, Extents(groups.windows, _BLOCK), readers, states=states)
         tables = [list(range(num_blocks))] * len(groups.windows)
         self._inputs = builder.build(StepPlan(0, [0] * length, [length], [0], tables, [0]))

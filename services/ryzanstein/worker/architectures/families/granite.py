@@ -7,9 +7,16 @@ from dataclasses import replace
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA, LLAMA_NAMES
+from ryzanstein.worker.architectures.families.mamba import (
+    ATTENTION,
+    MAMBA,
+    MAMBA_DEFAULTS,
+    layer_kinds,
+    mamba_names,
+    mamba_spec,
+)
 from ryzanstein.worker.architectures.spec import DecoderSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
-from ryzanstein.worker.refusal import excerpt
 
 _BIASES = Choices(qkv_bias="attention_bias", out_bias="attention_bias")
 _SHARED, _SHARED_PROJECTIONS = "shared_mlp.", ("input_linear", "input_linear", "output_linear")
@@ -48,28 +55,25 @@ def _moe_shared(spec: DecoderSpec, values: Values) -> DecoderSpec:
 def _hybrid(spec: DecoderSpec, values: Values) -> DecoderSpec:
     """Takes positions from `position_embedding_type`; without experts, the MLP is what is shared with them.
 
-    Raises CheckpointError for layers that are no attention.
+    Raises CheckpointError for layers that are neither attention nor Mamba 2, or without any attention.
     """
-    _refuse_state(spec, values)
-    rotated = values.optional("position_embedding_type") == "rope"
-    spec = replace(spec, layers=tuple(replace(layer, rotary=0 if rotated else None) for layer in spec.layers))
+    kinds = layer_kinds(values, spec.num_layers, (ATTENTION, MAMBA))
+    if kinds is None or ATTENTION not in kinds:
+        raise values.error("layer_types", f"has no {ATTENTION}: a model without keys and values is not supported")
+    mamba = mamba_spec(spec, values, values.count("mamba_expand") * spec.hidden_size) if MAMBA in kinds else None
+    rotary = 0 if values.optional("position_embedding_type") == "rope" else None
+    attention = tuple(replace(layer, rotary=rotary) for layer in spec.layers)
+    layers = (
+        replace(layer, rotary=None, state=mamba, attention=False) if kind == MAMBA else layer
+        for kind, layer in zip(kinds, attention, strict=True)
+    )
+    spec = replace(spec, layers=tuple(layers))
     width = values.count("shared_intermediate_size")
     if values.count("num_experts", least=0):
         return _sparse(spec, values, width)
     gate, up, down = (_SHARED + name for name in _SHARED_PROJECTIONS)
     names = replace(spec.names, gate=gate, up=up, down=down)
     return _granite(replace(spec, names=names, intermediate_size=width), values)
-
-
-def _refuse_state(spec: DecoderSpec, values: Values) -> None:
-    kinds = values.per_layer("layer_types", spec.num_layers)
-    if kinds is None:
-        kinds = values.per_layer("layers_block_type", spec.num_layers)
-    if kinds is None or len(kinds) > spec.num_layers:
-        raise values.error("layer_types", "must name full_attention for each layer: layers of Mamba 2 are not supported")
-    other = next((kind for kind in kinds if kind not in ("full_attention", "attention")), None)
-    if other is not None:
-        raise values.error("layer_types", f"{excerpt(other)} is not supported, only full_attention")
 
 
 GRANITE = Architecture(
@@ -102,11 +106,11 @@ GRANITE_MOE_SHARED = Architecture(
 )
 GRANITE_HYBRID = Architecture(
     model_type="granitemoehybrid",
-    title="Granite 4, those of attention alone",
-    names=_SHARED_SPARSE,
+    title="Granite 4",
+    names=replace(_SHARED_SPARSE, mamba=mamba_names("mamba.")),
     choices=_BIASES,
     renamed={"num_experts": "num_local_experts"},
-    defaults={**_EXPERTS, "shared_intermediate_size": 1024},
+    defaults={**_EXPERTS, **MAMBA_DEFAULTS, "shared_intermediate_size": 1024},
     refine=_hybrid,
     refined=f"{_FACTORS}; no positions where `position_embedding_type` is not `rope`; dense where `num_local_experts` is 0",
 )

@@ -8,7 +8,8 @@ from typing import Any
 
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
-from ryzanstein.worker.architectures.spec import ConvolutionSpec, DecoderSpec, LayerSpec, RoutingSpec, WeightNames
+from ryzanstein.worker.architectures.mixers import ConvolutionSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, RoutingSpec, WeightNames
 from ryzanstein.worker.architectures.values import MAX_COUNT, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 

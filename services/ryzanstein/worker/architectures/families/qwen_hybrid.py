@@ -9,7 +9,8 @@ from typing import Any
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import QWEN2_MOE, moe_spec, with_sparse_layers
 from ryzanstein.worker.architectures.families.llama_like import QK_NORM_NAMES
-from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaNames, DeltaSpec, LayerSpec, RoutingSpec
+from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import excerpt
 
@@ -110,7 +111,7 @@ def _delta(values: Values) -> DeltaSpec:
 
 
 def _recurrent(layer: LayerSpec, delta: DeltaSpec) -> LayerSpec:
-    return replace(layer, rotary=None, delta=delta)
+    return replace(layer, rotary=None, state=delta, attention=False)
 
 
 def _qwen35_moe(spec: DecoderSpec, values: Values) -> DecoderSpec:

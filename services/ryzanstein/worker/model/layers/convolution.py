@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import ConvolutionSpec, DecoderSpec
+from ryzanstein.worker.architectures.mixers import ConvolutionSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.collectives.parallel import TensorParallel

@@ -21,9 +21,11 @@ from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
 
 
-def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> FeedForward:
-    """Returns the second half of layer `index`."""
+def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> FeedForward | None:
+    """Returns the second half of layer `index`, or None if it has none."""
     prefix, experts = spec.names.layer.format(layer=index), spec.layers[index].experts
+    if not spec.layers[index].mlp:
+        return None
     return dense_mlp(source, tp, spec, prefix) if experts is None else Mixture(source, tp, spec, prefix, experts)
 
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import Activation, ClippedGate, DecoderSpec
+from ryzanstein.worker.architectures.mixers import Activation
+from ryzanstein.worker.architectures.spec import ClippedGate, DecoderSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.fused import gate_up_rows
@@ -96,10 +97,10 @@ class Xielu:
         return torch.where(x_TG > 0, above_TG, below_TG).add_(self._beta * x_TG).to(x_TG.dtype)
 
 
-def new_activation(source: WeightSource, spec: DecoderSpec) -> Callable[[Tensor], Tensor]:
+def new_activation(source: WeightSource, activation: Activation) -> Callable[[Tensor], Tensor]:
     if source.kernels is not None:
-        return partial(source.kernels.rows.activate, activation=spec.activation)
-    return ACTIVATIONS[spec.activation]
+        return partial(source.kernels.rows.activate, activation=activation)
+    return ACTIVATIONS[activation]
 
 
 class GatedMLP:
@@ -135,7 +136,7 @@ class PlainMLP:
             source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
         learned = spec.activation == "xielu"
-        self._activate = Xielu(source, prefix + names.activation) if learned else new_activation(source, spec)
+        self._activate = Xielu(source, prefix + names.activation) if learned else new_activation(source, spec.activation)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaSpec
+from ryzanstein.worker.architectures.mixers import DeltaSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import MetadataReader
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError
@@ -44,7 +45,7 @@ class DeltaRule:
         if delta.value_dim != delta.key_dim:
             both = f"{delta.value_dim} is not linear_key_head_dim {delta.key_dim}"
             raise CheckpointError(f"config.json: linear_value_head_dim {both}, which cannot be written as GGUF")
-        attention = next(index for index, layer in enumerate(spec.layers) if layer.delta is None)
+        attention = next(index for index, layer in enumerate(spec.layers) if layer.state is None)
         return {
             _INTERVAL: attention + 1,
             "ssm.conv_kernel": delta.length,
@@ -57,6 +58,7 @@ class DeltaRule:
 
 
 def _only(spec: DecoderSpec) -> DeltaSpec:
-    if not spec.deltas:
+    found = next((state for state in spec.states if isinstance(state, DeltaSpec)), None)
+    if found is None:
         raise CheckpointError("config.json: layer_types without linear_attention cannot be written as GGUF")
-    return spec.deltas[0]
+    return found

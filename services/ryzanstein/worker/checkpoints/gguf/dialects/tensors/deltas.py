@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import DELTA_GATE, FUSED, TensorRole
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import MINUS_EXP, Part
@@ -29,7 +30,7 @@ def as_stored(spec: DecoderSpec, dialect: Dialect) -> DecoderSpec:
         return spec
     apart = replace(names, qkv="linear_attn.in_proj_qkv", z="linear_attn.in_proj_z")
     layers = (
-        replace(layer, delta=replace(layer.delta, tiled=dialect.tiled)) if layer.delta is not None else layer
+        replace(layer, state=replace(layer.state, tiled=dialect.tiled)) if isinstance(layer.state, DeltaSpec) else layer
         for layer in spec.layers
     )
     return replace(spec, names=replace(spec.names, delta=apart), layers=tuple(layers))

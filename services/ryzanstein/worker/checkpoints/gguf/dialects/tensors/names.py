@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaNames, WeightNames
+from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON
 
@@ -99,7 +100,7 @@ def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, s
 def _mixing(spec: DecoderSpec, layer: int) -> Iterator[tuple[str | None, str]]:
     if spec.layers[layer].convolution is not None:
         return _convolution(spec.names)
-    if spec.names.delta is not None and spec.layers[layer].delta is not None:
+    if spec.names.delta is not None and isinstance(spec.layers[layer].state, DeltaSpec):
         return _delta(spec.names.delta)
     return _attention(spec)
 

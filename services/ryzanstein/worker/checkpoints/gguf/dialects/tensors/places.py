@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ryzanstein.worker.architectures.mixers import DeltaSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.deltas import DELTAS, delta_parts
@@ -66,8 +67,8 @@ class _New:
 def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, stored: Mapping[str, Any]) -> Iterator[Part]:
     heads = {QUERY: spec.num_heads, KEY: spec.num_kv_heads}.get(role.name) if dialect.permuted else None
     fused = role.tensor(FUSED, new.kind)
-    delta = None if role.layer is None else spec.layers[role.layer].delta
-    if delta is not None and spec.names.delta is not None and role.name in DELTAS:
+    delta = None if role.layer is None else spec.layers[role.layer].state
+    if isinstance(delta, DeltaSpec) and spec.names.delta is not None and role.name in DELTAS:
         whole = new.part(role.tensor(role.name, new.kind), new.shape, 0, new.num_rows)
         yield from delta_parts(delta, spec.names.delta, dialect, role, whole)
     elif role.name == LATENT and role.tensor(LATENT, new.kind) not in stored:

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import DecoderSpec, DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.state_sizes import DeltaShare
 from ryzanstein.worker.cache.states import LayerStates
@@ -27,14 +28,13 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.layers.delta.native import NativeDelta
-from ryzanstein.worker.model.layers.delta.rule import HeadNumbers, TorchDelta, read_by_head
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.mlp import new_activation
+from ryzanstein.worker.model.layers.recurrent.convolution import Piece, new_convolution, read_taps
+from ryzanstein.worker.model.layers.recurrent.delta_native import NativeDelta
+from ryzanstein.worker.model.layers.recurrent.delta_rule import HeadNumbers, TorchDelta, read_by_head
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
-
-Piece = tuple[int, int]
 
 
 class GatedDelta:
@@ -45,13 +45,14 @@ class GatedDelta:
         assert names is not None
         share = DeltaShare.of(delta, tp)
         rows = _rows_by_key_head if names.qkv == names.z else _rows
-        self._index, self._num_channels = index, share.num_channels
+        self._index, self._num_channels = index, share.slot.num_channels
         self._in = ColumnParallelLinear(source, spec.hidden_size, rows(names, prefix, share), bias=False)
         self._strengths = unpacked(_strengths(source, names, prefix, share, spec.hidden_size), None, source.kernels)
-        weight_LF = _convolution(source, prefix + names.convolution, share)
-        self._activate = new_activation(source, spec)
+        weight_LF = read_taps(source, prefix + names.convolution, _channels(share), (delta.channels, delta.length))
+        self._convolve = new_convolution(source.kernels, weight_LF, None)
+        self._activate = new_activation(source, spec.activation)
         numbers = HeadNumbers.read(source, names, prefix, share, spec.norm.eps)
-        self._rule = _new_rule(source, share, weight_LF, numbers)
+        self._rule = _new_rule(source, share, numbers)
         self._out = _output(source, tp, prefix + names.out, share, spec.hidden_size)
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
@@ -62,24 +63,20 @@ class GatedDelta:
         in_T = self._in(x_TE)
         qkv_TF, gate_T = in_T[:, : self._num_channels], in_T[:, self._num_channels :]
         strengths_T2H = self._strengths(x_TE.float())
-        mixed_TF = self._activate(self._rule.convolve(qkv_TF, states, inputs.states))
-        return self._out(self._rule.recur(mixed_TF, strengths_T2H, gate_T, states, inputs.states))
+        mixed_TF = self._activate(self._convolve(qkv_TF, states, inputs.states))
+        return self._out(self._rule(mixed_TF, strengths_T2H, gate_T, states, inputs.states))
 
 
 class _Rule(Protocol):
-    """The convolution and the rule of one layer; see `TorchDelta`."""
+    """The rule of one layer; see `TorchDelta`."""
 
-    def convolve(self, x_TF: Tensor, states: LayerStates, inputs: StateInputs) -> Tensor: ...
-
-    def recur(
+    def __call__(
         self, mixed_TF: Tensor, strengths_T2H: Tensor, gate_T: Tensor, states: LayerStates, inputs: StateInputs
     ) -> Tensor: ...
 
 
-def _new_rule(source: WeightSource, share: DeltaShare, weight_LF: Tensor, numbers: HeadNumbers) -> _Rule:
-    if source.kernels is None:
-        return TorchDelta(share, weight_LF, numbers)
-    return NativeDelta(source.kernels.delta, share, weight_LF, numbers)
+def _new_rule(source: WeightSource, share: DeltaShare, numbers: HeadNumbers) -> _Rule:
+    return TorchDelta(share, numbers) if source.kernels is None else NativeDelta(source.kernels.delta, share, numbers)
 
 
 class _SumOfPieces:
@@ -126,17 +123,6 @@ def _channels(share: DeltaShare) -> tuple[Piece, ...]:
     keys = (share.first_key_head * delta.key_dim, share.num_key_heads * delta.key_dim)
     whole = delta.num_key_heads * delta.key_dim
     return (keys, (whole + keys[0], keys[1]), *share.value_rows(2 * whole))
-
-
-def _convolution(source: WeightSource, name: str, share: DeltaShare) -> Tensor:
-    """Returns the weights of this rank's channels, [L, F]."""
-    delta = share.delta
-    weight_F1L = source.new(share.num_channels, 1, delta.length)
-    first = 0
-    for start, count in _channels(share):
-        source.read(f"{name}.weight", (delta.channels, 1, delta.length), weight_F1L.narrow(0, first, count), start=start)
-        first += count
-    return weight_F1L[:, 0].t().contiguous()
 
 
 def _strengths(source: WeightSource, names: DeltaNames, prefix: str, share: DeltaShare, num_inputs: int) -> Tensor:

@@ -3,8 +3,8 @@
 A head's matrix S is multiplied by its decay g; then key k writes value v: S + k (b (v - k S)), where b is
 the strength; the output is q S. Queries and keys have length 1. All of it is in float32.
 
-Legend: T tokens, S sequences, n those that are still fed, R runs, F channels, L tokens that a convolution sees, J key
-heads, H value heads, K key dimension, V value dimension, N slots.
+Legend: T tokens, S sequences, n those that are still fed, F channels, J key heads,
+H value heads, K key dimension, V value dimension, N slots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import DeltaNames
+from ryzanstein.worker.architectures.mixers import DeltaNames
 from ryzanstein.worker.cache.state_sizes import DeltaShare
 from ryzanstein.worker.cache.states import LayerStates
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
@@ -56,22 +56,12 @@ def read_by_head(source: WeightSource, name: str, share: DeltaShare, out_H: Tens
 
 
 class TorchDelta:
-    """The convolution and the rule of one layer."""
+    """The rule of one layer."""
 
-    def __init__(self, share: DeltaShare, weight_LF: Tensor, numbers: HeadNumbers) -> None:
-        self._share, self._weight_LF, self._numbers = share, weight_LF.float(), numbers
+    def __init__(self, share: DeltaShare, numbers: HeadNumbers) -> None:
+        self._share, self._numbers = share, numbers
 
-    def convolve(self, x_TF: Tensor, states: LayerStates, inputs: StateInputs) -> Tensor:
-        """Returns the sums over each token and those before it, and keeps the last ones in the slots."""
-        tails_NLF, (taps_LT, tails_RL) = states.tails_NLF, inputs.taps(len(self._weight_LF))
-        known_XF = torch.cat((x_TF.float(), tails_NLF[inputs.source_S].flatten(0, 1)))
-        tails_NLF[inputs.target_R] = known_XF[tails_RL]
-        sum_TF = known_XF[taps_LT[0]] * self._weight_LF[0]
-        for taps_T, weight_F in zip(taps_LT[1:], self._weight_LF[1:], strict=True):
-            sum_TF.addcmul_(known_XF[taps_T], weight_F)
-        return sum_TF.to(x_TF.dtype)
-
-    def recur(
+    def __call__(
         self, mixed_TF: Tensor, strengths_T2H: Tensor, gate_T: Tensor, states: LayerStates, inputs: StateInputs
     ) -> Tensor:
         """Returns the normed and gated outputs of the heads, [T, H V], and keeps the matrices in the slots."""

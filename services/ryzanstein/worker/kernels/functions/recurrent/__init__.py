@@ -1,0 +1,1 @@
+"""The functions of kernels that read and write slots of states."""

@@ -1,1 +1,0 @@
-"""Layers with a gated delta rule in the place of attention."""
