@@ -84,7 +84,7 @@ class Architecture:
     transformers uses for absent keys, `fixed` the values that transformers uses whatever the file
     has. `required` has the only supported value of each option that would change the model. `older`
     rewrites old spellings that only this architecture had. `refine` adds what the tables cannot
-    express; `refined` describes it in words.
+    express; `refined` describes it in words. `unequal`: it reads `per_layer_config`.
     """
 
     model_type: str
@@ -98,6 +98,7 @@ class Architecture:
     older: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     refine: Callable[[DecoderSpec, Values], DecoderSpec] | None = None
     refined: str = ""
+    unequal: bool = False
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """Returns the decoder that `config` describes.
@@ -105,7 +106,7 @@ class Architecture:
         Raises CheckpointError, which names the key that is missing, wrong or unknown.
         """
         config = config if self.older is None else self.older(config)
-        refuse_foreign(config)
+        refuse_foreign(config, unequal=self.unequal)
         values = Values(config, renamed=self.renamed, defaults=self.defaults, fixed=self.fixed)
         values.refuse_contradictions()
         for key, only in self.required.items():

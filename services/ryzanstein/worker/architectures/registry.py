@@ -76,6 +76,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gemma.GEMMA,
         gemma.GEMMA2,
         gemma.GEMMA3_TEXT,
+        gemma.GEMMA4_TEXT,
         gemma.VAULTGEMMA,
         gpt.GPT2,
         gpt.GPT_NEOX,

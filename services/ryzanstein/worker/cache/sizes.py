@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ryzanstein.worker.architectures.layer_heads import HeadsSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.state_sizes import state_bytes
@@ -80,10 +81,18 @@ class CacheSize:
 
 
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
-    """Returns the number of columns of a slot on this rank."""
+    """Returns the number of columns of a slot on this rank: enough for every layer's keys and values in its planes."""
+    if spec.has_own_heads:
+        return max(_own_width(spec, layer.heads, tp) for layer in spec.layers)
     num_parts = 2 if spec.latent is None else 1
     share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=spec.heads_apart)
     return num_parts * share.num_kv_heads * spec.head_dim
+
+
+def _own_width(spec: DecoderSpec, heads: HeadsSpec | None, tp: TensorParallel) -> int:
+    heads = heads or HeadsSpec(spec.num_kv_heads, spec.head_dim)
+    own = tp.heads(spec.num_heads, heads.num_kv_heads).num_kv_heads * heads.head_dim
+    return 2 * own if heads.planes == 1 else own
 
 
 def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:

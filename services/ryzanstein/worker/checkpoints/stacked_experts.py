@@ -17,6 +17,7 @@ from ryzanstein.worker.checkpoints.tensor_entry import ITEM_BYTES, TensorEntry
 
 _STACKS = (
     (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj", ".mlp.experts"),
+    (".experts.gate_up_proj", ".experts.down_proj", ".experts"),
     (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts"),
 )
 """The ends of the names of gates with ups and of downs, and of what each expert's tensors are named after."""
@@ -29,7 +30,7 @@ def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorE
     found = dict(entries)
     interleaved = _separate_biases(found)
     for gate_ups, downs, own in _STACKS:
-        for layer in [name.removesuffix(gate_ups) for name in entries if name.endswith(gate_ups)]:
+        for layer in [name.removesuffix(gate_ups) for name in found if name.endswith(gate_ups)]:
             gate_up, down = entries[layer + gate_ups], entries.get(layer + downs)
             apart = None if down is None else _apart(gate_up, down, interleaved=layer in interleaved)
             if apart is not None:
