@@ -91,7 +91,8 @@ def _notes() -> list[str]:
         f"- Of multimodal models of the types {_list(MULTIMODAL)} the text half is served, as far as",
         "  its own type is in the table; images are refused as parts of messages, and the tensors for them are not read.",
         "- `is_causal` false, `per_layer_config` but Gemma 4's, and other multimodal models (a `text_config`) are refused,",
-        f"  and so is a `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](../operate/quantize-and-convert.md)).",
+        f"  and so is a `quantization_config` other than {_list(QUANT_METHODS)}",
+        "  ([quantization](../operate/quantize-and-convert.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
 

@@ -16,7 +16,7 @@ from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _WHOLE, _WINDOWED = "full_attention", "sliding_attention"
-_SHARED = ("self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight", "self_attn.v_norm.weight")
+_SHARED = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight")
 _PER_LAYER = PerLayerNames(
     table="model.embed_tokens_per_layer",
     projection="model.per_layer_model_projection",
@@ -43,8 +43,11 @@ GEMMA4_NAMES = replace(
     per_layer=_PER_LAYER,
     router="router.proj",
     expert="experts.{expert}.",
-    ignored=(*LLAMA_NAMES.ignored, *_SHARED),
 )
+_ROTATIONS: Mapping[str, Mapping[str, Any]] = {
+    _WHOLE: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    _WINDOWED: {"rope_type": "default", "rope_theta": 1e4},
+}
 GEMMA4_DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 262_144,
@@ -88,8 +91,10 @@ def gemma4(spec: DecoderSpec, values: Values) -> DecoderSpec:
     ]
     shared = [_sharing(layer, kinds, first_shared, wide * spec.intermediate_size) for layer in own[first_shared:]]
     per_layer = values.count("hidden_size_per_layer_input", least=0)
+    unread = [f"layers.{index}.self_attn.{name}" for index in range(first_shared, spec.num_layers) for name in _SHARED]
     found = replace(
         spec,
+        names=replace(spec.names, ignored=(*spec.names.ignored, *unread)),
         layers=(*own[:first_shared], *shared),
         rotaries=rotaries,
         qk_norm=None if spec.qk_norm is None else replace(spec.qk_norm, values=True),
@@ -142,13 +147,14 @@ def _sharing(layer: LayerSpec, kinds: list[str], first_shared: int, width: int) 
 
 def _rotary(values: Values, kind: str, head_dim: int) -> RotarySpec:
     table = values.table("rope_parameters").table(kind)
-    whole = kind == _WHOLE
-    table.refuse_null("rope_theta")
-    theta = table.number("rope_theta", 1e6 if whole else 1e4)
-    name = table.config.get("rope_type", "proportional" if whole else "default")
-    if name != "proportional":
+    if not values.table("rope_parameters").config:
+        table = Values(_ROTATIONS[kind])
+    if "rope_type" not in table.config:
+        raise table.error("rope_type", "is missing")
+    theta = table.number("rope_theta")
+    if table.config["rope_type"] != "proportional":
         return RotarySpec(theta, head_dim, scaling=scaling(values, table))
-    part = table.number("partial_rotary_factor", 0.25 if whole and not table.config else 1.0)
+    part = table.number("partial_rotary_factor", 1.0)
     pairs = int(part * head_dim // 2)
     if not 0 < pairs <= head_dim // 2:
         raise table.error("partial_rotary_factor", f"{excerpt(part)} must be above 0 and at most 1")
