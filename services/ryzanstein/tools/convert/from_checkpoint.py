@@ -18,7 +18,7 @@ from ryzanstein.tools.convert.writer import PlannedTensor, write_header, write_t
 from ryzanstein.tools.progress import ConversionProgress
 from ryzanstein.worker.architectures.foreign import refuse_quantized
 from ryzanstein.worker.architectures.registry import read_config, spec_of
-from ryzanstein.worker.architectures.spec import DecoderSpec, Llama3Scaling
+from ryzanstein.worker.architectures.spec import DecoderSpec, Llama3Scaling, PartScaling
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.hyper_parameters import metadata_of
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts
@@ -27,7 +27,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import ROPE_FACTO
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Part
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.places import StoredPlace, by_stored, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.header import Value
-from ryzanstein.worker.checkpoints.gguf.rope_factors import rope_factors
+from ryzanstein.worker.checkpoints.gguf.rope_factors import part_factors, rope_factors
 from ryzanstein.worker.checkpoints.gguf.rows import WINDOW_NUMBERS
 from ryzanstein.worker.checkpoints.gguf.sampling import sampling_metadata
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes, Numbers
@@ -186,6 +186,8 @@ def _refuse_unread(entries: Mapping[str, TensorEntry], spec: DecoderSpec) -> Non
 
 def _factors(spec: DecoderSpec) -> Numbers | None:
     rotary = spec.rotaries[0] if spec.rotaries else None
+    if rotary is not None and isinstance(rotary.scaling, PartScaling):
+        return part_factors(rotary.scaling, rotary.dim)
     if rotary is None or not isinstance(rotary.scaling, Llama3Scaling):
         return None
     return rope_factors(rotary.scaling, rotary.theta, rotary.dim)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ryzanstein.worker.architectures.foreign import refuse_foreign
 from ryzanstein.worker.architectures.mixers import Activation
-from ryzanstein.worker.architectures.rotary_config import Rotated, rotary, served_context
+from ryzanstein.worker.architectures.rotary.config import Rotated, rotary, served_context
 from ryzanstein.worker.architectures.spec import (
     AlibiSpec,
     DecoderSpec,

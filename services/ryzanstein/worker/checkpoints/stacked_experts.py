@@ -40,9 +40,14 @@ def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorE
 
 
 def stacked_name(name: str) -> str | None:
-    """Returns the tensor that has this projection of an expert in every checkpoint (Granite's do); None: it may be its own."""
-    gate_ups, downs, own = _STACKS[-1]
+    """Returns the tensor that has this projection of an expert in every checkpoint; None: it may be its own.
+
+    So are Granite's and Gemma 4's.
+    """
+    gate_ups, downs, own = _STACKS[-1] if _STACKS[-1][2] in name else _STACKS[1]
     layer, _, projection = name.partition(own)
+    if layer.endswith(".mlp"):
+        return None
     if projection.endswith((".gate_proj.weight", ".up_proj.weight")):
         return layer + gate_ups
     return layer + downs if projection.endswith(".down_proj.weight") else None

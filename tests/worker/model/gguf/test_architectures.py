@@ -64,6 +64,14 @@ DELTA = {
     "linear_num_value_heads": 6,
     "attention_bias": False,
 }
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 32,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 320,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -143,6 +151,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5, as many value heads as keys": ("qwen3_5_text", {**DELTA, "linear_num_value_heads": 2}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 64}),
     "qwen3_next": ("qwen3_next", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 64, "norm_topk_prob": True}),
+    "gemma4": ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    "gemma4, keys are values": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4, experts": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}),
     "granitemoe": (
         "granitemoe",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ryzanstein.worker.architectures.config import MAX_LAYERS, Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
-from ryzanstein.worker.architectures.rotary_config import score_growth
+from ryzanstein.worker.architectures.rotary.config import score_growth
 from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, LatentSpec, MoeSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt

@@ -15,7 +15,7 @@ from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.gemma4 import GEMMA4_DEFAULTS, GEMMA4_NAMES, gemma4, whole_last_layer
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
-from ryzanstein.worker.architectures.rotary_kinds import with_rotary_kinds
+from ryzanstein.worker.architectures.rotary.kinds import with_rotary_kinds
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 

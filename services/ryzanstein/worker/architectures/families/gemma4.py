@@ -10,7 +10,7 @@ from typing import Any
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
 from ryzanstein.worker.architectures.layer_heads import BesideNames, HeadsSpec, PerLayerNames, PerLayerSpec
-from ryzanstein.worker.architectures.rotary_config import scaling
+from ryzanstein.worker.architectures.rotary.config import scaling
 from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, PartScaling, RotarySpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -51,6 +51,22 @@ class MetadataReader:
                 key, "is missing" if value is None else f"must be a count, the same for all layers, got {excerpt(value)}"
             )
         return int(value)
+
+    def counts(self, key: str, num_layers: int) -> list[int]:
+        """Returns a count above 0 for each layer; the file may have one for all."""
+        value = self.facts.metadata.get(f"{self.name}.{key}")
+        found: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * num_layers
+        if len(found) != num_layers or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found):
+            self.refuse(key, "is missing" if value is None else f"must be a count, or one for each of {num_layers} layers")
+        return found
+
+    def flags(self, key: str, num_layers: int) -> list[bool]:
+        """Returns true or false for each layer."""
+        value = self.facts.metadata.get(f"{self.name}.{key}")
+        found: list[Any] = value.tolist() if isinstance(value, np.ndarray) else []
+        if len(found) != num_layers or not all(isinstance(each, bool) for each in found):
+            self.refuse(key, "is missing" if value is None else f"must be true or false for each of {num_layers} layers")
+        return found
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.facts.metadata.get(f"{self.name}.{key}", default)

@@ -18,6 +18,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
     WholeHeads,
 )
 from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
+from ryzanstein.worker.checkpoints.gguf.dialects.layers import LayerHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.shapes import (
     AlternatingWindows,
     FalconGeneration,
@@ -120,6 +121,16 @@ GEMMA3 = Dialect(
     assumed={"final_logit_softcapping": None},
     fixed=_GEMMA,
     features=(GemmaWindows(period=6, usual=0, largest=62, bases=True),),
+)
+GEMMA4 = Dialect(
+    "gemma4",
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    own_widths=True,
+    scalars={"final_logit_softcapping": "final_logit_softcapping"},
+    assumed={"final_logit_softcapping": None},
+    fixed={"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False},
+    heads=LayerHeads(),
 )
 GRANITE = Dialect(
     "granite",
@@ -355,6 +366,7 @@ QWEN35_MOE = replace(
     name="qwen35moe",
     model_type="qwen3_5_moe_text",
     class_name="Qwen3_5MoeForCausalLM",
+    own_widths=True,
     fixed={**QWEN35.fixed, "intermediate_size": 1},
     features=(DeltaRule(), Experts("moe_intermediate_size", shared=True)),
 )
@@ -380,7 +392,7 @@ GPT_OSS = Dialect(
 
 DIALECTS = (
     *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
-    *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA4, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
     *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
     *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS, QWEN35, QWEN35_MOE, QWEN3_NEXT, GRANITE_MOE, GLM4_MOE, GLM4_MOE_LITE),

@@ -56,6 +56,10 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
     }
     if names.embedding_norm is not None:
         found[names.embedding_norm] = TensorRole("token_embd_norm")
+    if names.per_layer is not None:
+        found[names.per_layer.table] = TensorRole("per_layer_token_embd")
+        found[names.per_layer.projection] = TensorRole("per_layer_model_proj")
+        found[names.per_layer.projection_norm] = TensorRole("per_layer_proj_norm")
     if names.position is not None:
         found[names.position] = TensorRole("position_embd")
     for layer in range(spec.num_layers):
@@ -67,7 +71,7 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    plain = (*_norms(names, dialect), *_mixing(spec, layer), *_mlp(names))
+    plain = (*_norms(names, dialect), *_mixing(spec, layer), *_mlp(names), *_layerwise(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
@@ -120,6 +124,18 @@ def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
         yield names.query, FUSED
         return
     yield from ((names.query, QUERY), (names.key, KEY), (names.value, VALUE), (names.sinks, "attn_sinks.weight"))
+
+
+def _layerwise(names: WeightNames) -> Iterator[tuple[str | None, str]]:
+    yield names.layer_scale, "layer_output_scale.weight"
+    if names.per_layer is not None:
+        yield from ((names.per_layer.gate, "inp_gate"), (names.per_layer.out, "proj"), (names.per_layer.norm, "post_norm"))
+    if names.beside is not None:
+        yield names.beside.mlp_norm, "post_ffw_norm_1"
+        yield names.beside.experts_in_norm, "pre_ffw_norm_2"
+        yield names.beside.experts_out_norm, "post_ffw_norm_2"
+        yield names.beside.input_scale, "ffn_gate_inp.scale"
+        yield names.beside.expert_scale, "ffn_down_exps.scale"
 
 
 def _convolution(names: WeightNames) -> Iterator[tuple[str | None, str]]:
