@@ -15,7 +15,16 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 _PADDING = "[PAD"
 """llama.cpp's converter gives ids without a token this name, a number and a bracket."""
-_ENDINGS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|END_OF_TURN_TOKEN|>")
+_ENDINGS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<turn|>",
+)
 """Control tokens that end a turn, whatever the file says of them: those llama.cpp looks for that our models have."""
 
 
