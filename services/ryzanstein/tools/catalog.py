@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
 from ryzanstein.tools.conversations import CONVERSATIONS
-from ryzanstein.worker.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
+from ryzanstein.worker.architectures.config import ACTIVATIONS, Architecture, Flag
 from ryzanstein.worker.architectures.foreign import QUANT_METHODS
 from ryzanstein.worker.architectures.registry import ARCHITECTURES
 from ryzanstein.worker.architectures.rotary.config import SCALINGS
 from ryzanstein.worker.architectures.text_half import MULTIMODAL
-from ryzanstein.worker.architectures.values import MAX_COUNT
+from ryzanstein.worker.architectures.values import MAX_COUNT, MAX_LAYERS
 from ryzanstein.worker.checkpoints.gguf.dialects.table import DIALECTS
 
 _HEADER = (

@@ -22,7 +22,7 @@ from ryzanstein.worker.architectures.spec import (
     RotarySpec,
     WeightNames,
 )
-from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.architectures.values import MAX_LAYERS, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -36,8 +36,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-MAX_LAYERS = 4096
-"""More layers than any model has. Layer specs are built before any tensor is looked up."""
 _WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 Flag = bool | str

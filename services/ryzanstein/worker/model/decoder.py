@@ -60,7 +60,8 @@ class DecoderLayer:
     ) -> Tensor:
         """Returns the next layer's input. `own_TP` is what this layer has besides, where layers have that."""
         x_TE = self._halves(x_TE, inputs, angles, pages)
-        if self._input is not None and own_TP is not None:
+        if self._input is not None:
+            assert own_TP is not None
             x_TE = self._input(x_TE, own_TP)
         return x_TE if self._last_scale is None else x_TE.mul_(self._last_scale)
 

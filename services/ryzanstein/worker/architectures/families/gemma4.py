@@ -12,9 +12,10 @@ from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
 from ryzanstein.worker.architectures.layer_heads import BesideNames, HeadsSpec, PerLayerNames, PerLayerSpec
 from ryzanstein.worker.architectures.rotary.config import scaling
 from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, PartScaling, RotarySpec, RoutingSpec
-from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.architectures.values import MAX_LAYERS, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
+_PERIOD = 6  # layers, of which the last has no window
 _WHOLE, _WINDOWED = "full_attention", "sliding_attention"
 _SHARED = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight")
 _PER_LAYER = PerLayerNames(
@@ -70,10 +71,10 @@ GEMMA4_DEFAULTS: Mapping[str, Any] = {
 def whole_last_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the config with a last layer that has no window, as transformers makes it."""
     kinds, count = config.get("layer_types"), config.get("num_hidden_layers", GEMMA4_DEFAULTS["num_hidden_layers"])
-    if not isinstance(kinds, list) or not isinstance(count, int) or len(kinds) != count or not kinds:
-        kinds = [_WINDOWED if (index + 1) % 6 else _WHOLE for index in range(count)] if kinds is None else kinds
-        if not isinstance(kinds, list) or not kinds:
-            return config
+    if kinds is None and isinstance(count, int) and 0 < count <= MAX_LAYERS:
+        kinds = [_WINDOWED if (index + 1) % _PERIOD else _WHOLE for index in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count:
+        return config
     return {**config, "layer_types": [*kinds[:-1], _WHOLE]}
 
 
@@ -108,7 +109,7 @@ def gemma4(spec: DecoderSpec, values: Values) -> DecoderSpec:
 def _heads(spec: DecoderSpec, values: Values, kinds: list[str]) -> list[HeadsSpec]:
     """Returns the heads of each layer. Layers whose keys are wider than the least take two planes."""
     alternative = values.flag("attention_k_eq_v")
-    own = values.table("per_layer_config")
+    own = _numbered(values.table("per_layer_config"), spec.num_layers)
     if not own.config:
         other = {"head_dim": values.count("global_head_dim")}
         count = values.optional_count("num_global_key_value_heads")
@@ -121,6 +122,14 @@ def _heads(spec: DecoderSpec, values: Values, kinds: list[str]) -> list[HeadsSpe
         HeadsSpec(count, dim, 1 if count * dim <= unit else 2, alternative and kind == _WHOLE)
         for (count, dim), kind in zip(sizes, kinds, strict=True)
     ]
+
+
+def _numbered(table: Values, num_layers: int) -> Values:
+    """Returns a table by layer. transformers writes numbers with as many digits as the largest has."""
+    for key, value in table.config.items():
+        if not key.isdecimal() or not int(key) < num_layers or not isinstance(value, dict):
+            raise table.error(key, f"is not supported, only an object for each of {num_layers} layers by its number")
+    return Values({str(int(key)): value for key, value in table.config.items()}, table.where)
 
 
 def _size(spec: DecoderSpec, own: Values, index: int) -> tuple[int, int]:
