@@ -127,7 +127,7 @@ def _heads(spec: DecoderSpec, values: Values, kinds: list[str]) -> list[HeadsSpe
 def _numbered(table: Values, num_layers: int) -> Values:
     """Returns a table by layer. transformers writes numbers with as many digits as the largest has."""
     for key, value in table.config.items():
-        if not key.isdecimal() or not int(key) < num_layers or not isinstance(value, dict):
+        if not key.isdecimal() or len(key) > 9 or int(key) >= num_layers or not isinstance(value, dict):
             raise table.error(key, f"is not supported, only an object for each of {num_layers} layers by its number")
     return Values({str(int(key)): value for key, value in table.config.items()}, table.where)
 
