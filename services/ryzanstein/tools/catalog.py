@@ -143,7 +143,7 @@ def _positions(architecture: Architecture) -> str:
     choices = architecture.choices
     if choices.positions == "rotary":
         return _where("neighbours paired", choices.interleaved)
-    return "ALiBi" if choices.positions == "alibi" else "learned"
+    return "ALiBi" if choices.positions == "alibi" else choices.positions
 
 
 def _attention(architecture: Architecture) -> str:
@@ -153,7 +153,7 @@ def _attention(architecture: Architecture) -> str:
         "over latents" if architecture.names.latent else "",
         "short convolutions in some layers" if architecture.names.convolution else "",
         "gated, a gated delta rule in most layers" if architecture.names.delta else "",
-        "Mamba 2 in most layers" if architecture.names.mamba else "",
+        "with Mamba 2" if architecture.names.mamba else "",
         _where("biases", choices.qkv_bias),
         _where(_QK_NORMS[choices.qk_norm], choices.qk_normed) if choices.qk_norm else "",
         "windows" if choices.windowed else "",

@@ -60,7 +60,17 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [rng.randrange(3, 251) for _ in range(length)]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "granitemoehybrid states", "granitemoehybrid states of groups"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3_5_text",
+        "qwen3_next",
+        "granitemoehybrid states",
+        "granitemoehybrid states of groups",
+        "falcon_h1 states",
+        "nemotron_h states",
+    ],
+)
 def test_what_is_resumed_has_the_bits_of_what_is_computed(load: Callable[..., Any], name: str) -> None:
     loaded, prompt = load(name), prompt_of(90, 1)
     served = Served(loaded)

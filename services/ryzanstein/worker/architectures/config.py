@@ -57,7 +57,7 @@ class Choices:
     qk_norm_bias: bool = False
     qk_norm_last: bool = False
     qk_normed: Flag = True
-    positions: Literal["rotary", "alibi", "learned"] = "rotary"
+    positions: Literal["rotary", "alibi", "learned", "none"] = "rotary"
     position_offset: int = 0
     rotated: Rotated = "whole"
     interleaved: Flag = False

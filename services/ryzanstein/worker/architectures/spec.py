@@ -280,8 +280,8 @@ class WeightNames:
     Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
     is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
     `shared_expert` precede `gate`, `up` and `down` of an expert; those of the shared one may have
-    other names, `shared_projections`. Tensors whose names end in one of `ignored`, where * is
-    anything, may exist and are not read. If no tensor begins with `prefix`, the names are without it.
+    other names, `shared_projections`. A gate without a name does not exist. Tensors whose names end in one of
+    `ignored`, where * is anything, may exist and are not read. If no tensor begins with `prefix`, the names are without it.
     """
 
     embedding: str

@@ -98,6 +98,27 @@ MAMBA = {
     "mamba_d_state": 10,
     "mamba_d_conv": 4,
 }
+FALCON_H1 = {**SHAPE, "mamba_d_ssm": 66, "mamba_d_state": 10, "num_hidden_layers": 2}
+FALCON_FACTORS = {
+    "embedding_multiplier": 2.5,
+    "lm_head_multiplier": 0.4,
+    "mlp_multipliers": [0.7, 1.6],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.6, 1.2, 0.8, 1.5, 0.7],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.5,
+}
+NEMOTRON_H = {
+    **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
+    "head_dim": 10,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 1,
+    "ssm_state_size": 20,
+}
 LFM = {**SHAPE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 GEMMA4: dict[str, Any] = {
@@ -391,6 +412,57 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "position_embedding_type": "rope",
         },
     ),
+    "falcon_h1 states": ("FalconH1Config", {**FALCON_H1, "mamba_n_heads": 6, "mamba_n_groups": 1}),
+    "falcon_h1 states, factors": (
+        "FalconH1Config",
+        {
+            **FALCON_H1,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            **FALCON_FACTORS,
+        },
+    ),
+    "falcon_h1 states, norm first": (
+        "FalconH1Config",
+        {**FALCON_H1, "mamba_n_heads": 3, "mamba_n_groups": 1, "mamba_rms_norm": True, "mamba_conv_bias": False},
+    ),
+    "nemotron_h states": ("NemotronHConfig", NEMOTRON_H),
+    "nemotron_h states, experts": (
+        "NemotronHConfig",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+            "n_routed_experts": 6,
+            "n_group": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
+    "nemotron_h states, biases": (
+        "NemotronHConfig",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["full_attention", "mlp", "linear_attention", "mlp", "linear_attention"],
+            "n_groups": 3,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 11,
+            "ssm_state_size": 8,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "mlp_bias": True,
+            "use_conv_bias": False,
+            "mlp_hidden_act": "gelu",
+        },
+    ),
     "gemma4_text": ("Gemma4TextConfig", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
     "gemma4_text keys are values": (
         "Gemma4TextConfig",
@@ -435,6 +507,17 @@ ADDED_TWICE = {"falcon biases of position"}
 """transformers' eager attention adds Falcon's biases once with the mask and once by itself."""
 
 
+def with_steps(model: Any) -> Any:
+    """The model with steps of Nemotron H as in NVIDIA's own code.
+
+    transformers bounds those of a prompt, but not those of an answer, by `time_step_min`; NVIDIA's all by `time_step_limit`.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "NemotronHMamba2Mixer":
+            module.time_step_limit = module.config.time_step_limit
+    return model
+
+
 def write(name: str, seed: int, model_dir: Path) -> Any:
     """A checkpoint of a case."""
     return save(*CASES[name], seed, model_dir, kernel="sdpa" if name in ADDED_TWICE else "eager")
@@ -450,7 +533,7 @@ def save(config_class: str, fields: dict[str, Any], seed: int, model_dir: Path, 
         transformers.logging.disable_progress_bar()
         torch.manual_seed(seed)
         config = getattr(transformers, config_class)(**fields)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).float().eval()
+        model = with_steps(transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).float().eval())
         with torch.no_grad():
             corrections = [x for name, x in model.named_buffers() if name.endswith(CORRECTIONS)]
             for weight in (*model.parameters(), *corrections):

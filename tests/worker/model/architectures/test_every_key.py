@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.worker.model.architectures.checkpoints import CORRECTIONS, at_its_mark
+from tests.worker.model.architectures.checkpoints import CORRECTIONS, at_its_mark, with_steps
 
 from ryzanstein.worker.architectures.registry import ARCHITECTURES, read_spec, spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
@@ -74,6 +74,14 @@ DELTA = {
     "linear_value_head_dim": 6,
 }
 DELTA_EXPERTS = {"num_experts": 5, "shared_expert_intermediate_size": 40}
+FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mlp_multipliers": [0.7, 1.6],
+    "ssm_multipliers": [0.6, 1.2, 0.8, 1.5, 0.7],
+}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0}
 SHARED = {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "num_nextn_predict_layers": 0}
 
@@ -223,6 +231,30 @@ BASES: Mapping[str, dict[str, Any]] = {
     "jais2": {**SHAPE, "head_dim": 8},
     "apertus": SHAPE,
     "gpt_oss": {**SHAPE, **WINDOW, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.5},
+    "nemotron_h": {
+        **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
+        "head_dim": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 6,
+        "n_groups": 2,
+        "ssm_state_size": 12,
+    },
+    "falcon_h1": {**SHAPE, **FALCON_H1},
+    "falcon_h1 norms": {**SHAPE, **FALCON_H1, "mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True},
+    "nemotron_h experts": {
+        **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
+        "head_dim": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 6,
+        "n_groups": 2,
+        "ssm_state_size": 12,
+        "n_routed_experts": 6,
+        "n_group": 2,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+    },
     "vaultgemma": {**SHAPE, **WINDOW, "head_dim": 12, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
 }
 
@@ -309,11 +341,17 @@ OTHERS: Mapping[str, list[Any]] = {
     "attn_config": [{"clip_qkv": 0.5}, {"softmax_scale": 0.5}, {"alibi": False}, {"qk_ln": True}, {"alibi_bias_max": 16}],
     "mlp_only_layers": [[], [0], [0, 1], None, [-1], [7]],
     "no_rope_layers": [[1, 1], [0, 0], [0, 1], [1], None],
-    "layers_block_type": [*KINDS, *MAMBA_KINDS],
+    "layers_block_type": [*KINDS, *MAMBA_KINDS, ["mamba", "attention", "mlp", "mlp"], ["mlp", "mlp"]],
+    "hybrid_override_pattern": ["M*-", "-M*", "*"],
+    "mamba_hidden_act": ACTS,
+    "mlp_hidden_act": ACTS,
     "full_attn_idxs": [[0], [1], [0, 1], [], None],
     "mlp_layer_types": [["sparse", "sparse"], ["dense", "dense"], ["sparse"], ["other", "sparse"], None],
     "position_embedding_type": ["rope", "nope", None],
     "mamba_d_head": ["auto", 8, 9, None],
+    "mamba_d_ssm": [None, 48, 64, 63],
+    "mlp_multipliers": [[0.5, 1.6], [0.7, 0.9], [1.0], None],
+    "ssm_multipliers": [*([2.0 if part == each else 0.7 for part in range(5)] for each in range(5)), [1.0] * 4, None],
     "time_step_limit": [[0.9, 1.1], [0.0, 0.3], [0.5, 0.2], [0.1], "all", None],
     "sliding_window_pattern": [1, 2, 3, "LLLG", None],
     # Of keys that are there and not read transformers says so, which counts as no answer: `test_gemma4.py` has them.
@@ -490,7 +528,7 @@ def theirs(checkpoint: Checkpoint) -> torch.Tensor | None:
         )
         if any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")):
             return None
-        logits = model.eval()(torch.tensor([checkpoint.ids]))[0][0].float()
+        logits = with_steps(model).eval()(torch.tensor([checkpoint.ids]))[0][0].float()
         return logits[[length - 1 for length in LENGTHS]] if logits.isfinite().all() else None
     return None
 

@@ -38,7 +38,10 @@ class Layer:
         numbers = HeadNumbers(*(self.new(size) for size in (delta.num_value_heads,) * 2), self.new(delta.value_dim), 1e-6)
         self.num_channels = self.share.slot.num_channels
         weight_LF = self.new(delta.length, self.num_channels)
-        self.native = NativeConvolution(kernels.tails, weight_LF, None), NativeDelta(kernels.delta, self.share, numbers)
+        self.native = (
+            NativeConvolution(kernels.tails, self.share.slot, weight_LF, None),
+            NativeDelta(kernels.delta, self.share, numbers),
+        )
         self.torch = TorchConvolution(weight_LF, None), TorchDelta(self.share, numbers)
 
     def new(self, *shape: int) -> torch.Tensor:

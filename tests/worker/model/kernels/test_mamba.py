@@ -37,7 +37,7 @@ class Layer:
         self.num_channels, self.gated_first = self.share.slot.num_channels, gated_first
         heads = MambaHeads(*(self.new(self.mamba.num_heads) for _ in range(3)), (0.05, 3.0))
         weights = self.new(self.mamba.length, self.num_channels), self.new(self.num_channels)
-        self.native = NativeConvolution(kernels.tails, *weights), NativeMamba(kernels.mamba, self.share, heads)
+        self.native = NativeConvolution(kernels.tails, self.share.slot, *weights), NativeMamba(kernels.mamba, self.share, heads)
         self.torch = TorchConvolution(*weights), TorchMamba(self.share, heads)
         self.scales = GroupScales(self.new(self.mamba.width), self.mamba.width // self.mamba.num_groups, 1e-5)
 

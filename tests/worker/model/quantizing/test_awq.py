@@ -16,7 +16,8 @@ from ryzanstein.tools.quantize.reading.origin import Origin
 from ryzanstein.tools.quantize.reading.walk import Walk
 
 GRID = Grid(4, 32)
-# Norms without, with one plus, with shifts; one norm for both halves; norms after them; fused projections; gates; plain MLPs.
+# Norms without, with one plus, with shifts; one norm for both halves, or for attention and Mamba 2; norms after them; fused
+# projections; gates; plain MLPs.
 FOLDED = {
     "llama": {},
     "qwen2": {},
@@ -27,6 +28,7 @@ FOLDED = {
     "phi3": {},
     "qwen3_5_text": {"head_dim": 16, "layer_types": ["full_attention"] * 2},
     "mixtral": {"num_local_experts": 4},
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_state": 16},
 }
 
 

@@ -105,7 +105,7 @@ def with_experts(spec: DecoderSpec, values: Values, routing: RoutingSpec, sparse
     """Returns the decoder with routed and shared experts in the layers that are `sparse`."""
     width = values.count("moe_intermediate_size")
     experts = moe_spec(values, width, routing, shared_width=width * values.count("n_shared_experts"))
-    _check_groups(experts)
+    check_groups(experts)
     layers = (replace(layer, experts=experts if has else None) for layer, has in zip(spec.layers, sparse, strict=True))
     return replace(spec, layers=tuple(layers))
 
@@ -114,7 +114,7 @@ def _groups(values: Values, num_rated: int | None) -> GroupLimit | None:
     return None if num_rated is None else GroupLimit(values.count("n_group"), values.count("topk_group"), num_rated)
 
 
-def _check_groups(experts: MoeSpec) -> None:
+def check_groups(experts: MoeSpec) -> None:
     """Raises CheckpointError for impossible groups.
 
     Groups must be equal in size and have enough experts to be rated by. The chosen groups must have

@@ -13,8 +13,8 @@ from ryzanstein.worker.refusal import excerpt
 MAMBA = "linear_attention"
 ATTENTION = "full_attention"
 _KINDS = {"mamba": MAMBA, "attention": ATTENTION, "hybrid": "hybrid"}
-_MAX_LENGTH = 64  # known models have 4
-_MAX_DIM = 1024  # known models have at most 256
+MAX_LENGTH = 64  # known models have 4
+MAX_DIM = 1024  # known models have at most 256
 
 MAMBA_DEFAULTS: Mapping[str, Any] = {
     "mamba_n_heads": 128,
@@ -61,7 +61,7 @@ def layer_kinds(values: Values, num_layers: int, known: tuple[str, ...]) -> list
 def mamba_spec(spec: DecoderSpec, values: Values, width: int) -> MambaSpec:
     """Returns the state space of Granite 4 and Falcon H1, whose heads put out `width` numbers."""
     num_heads, num_groups = values.count("mamba_n_heads"), values.count("mamba_n_groups")
-    head_dim = width // num_heads if values.optional("mamba_d_head") == "auto" else values.count("mamba_d_head", most=_MAX_DIM)
+    head_dim = width // num_heads if values.optional("mamba_d_head") == "auto" else values.count("mamba_d_head", most=MAX_DIM)
     if num_heads * head_dim != width:
         raise values.error("mamba_n_heads", f"is {num_heads} of {head_dim} numbers, which are not the {width} of the layer")
     biased = values.flag("mamba_proj_bias")
@@ -69,8 +69,8 @@ def mamba_spec(spec: DecoderSpec, values: Values, width: int) -> MambaSpec:
         num_heads=num_heads,
         num_groups=checked_groups(values, "mamba_n_groups", num_groups, num_heads),
         head_dim=head_dim,
-        state_dim=values.count("mamba_d_state", most=_MAX_DIM),
-        length=values.count("mamba_d_conv", most=_MAX_LENGTH),
+        state_dim=values.count("mamba_d_state", most=MAX_DIM),
+        length=values.count("mamba_d_conv", most=MAX_LENGTH),
         activation=spec.activation,
         convolution_bias=values.flag("mamba_conv_bias"),
         in_bias=biased,

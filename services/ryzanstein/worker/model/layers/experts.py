@@ -9,13 +9,24 @@ expert.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
-from ryzanstein.worker.model.layers.mlp import FeedForward, GatedMLP, dense_mlp, new_clipped_gate, new_gate, new_sigmoid
+from ryzanstein.worker.model.layers.mlp import (
+    FeedForward,
+    GatedMLP,
+    PlainMLP,
+    dense_mlp,
+    new_activation,
+    new_clipped_gate,
+    new_gate,
+    new_sigmoid,
+)
 from ryzanstein.worker.model.layers.routing import ExpertRouter
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
@@ -61,22 +72,28 @@ class Mixture:
 
 
 class _Expert:
-    """One whole gated MLP.
+    """One whole MLP, gated if the architecture's are.
 
     The tensors of another rank's expert are read into empty tensors, so that every rank checks
     them.
     """
 
     def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec, *, here: bool) -> None:
-        width, (gate, up, down) = moe.width, (prefix + name for name in spec.names.expert_projections)
-        projections = [Rows(name, width, ((0, width if here else 0),)) for name in (gate, up)]
-        self._gate_up = ColumnParallelLinear(source, spec.hidden_size, projections, bias=moe.biased)
-        down_rows = Rows(down, spec.hidden_size, ((0, spec.hidden_size if here else 0),))
+        width, (gate, up, down) = moe.width, spec.names.expert_projections
+        projections = [Rows(prefix + name, width, ((0, width if here else 0),)) for name in (gate, up) if name]
+        self._in = ColumnParallelLinear(source, spec.hidden_size, projections, bias=moe.biased)
+        down_rows = Rows(prefix + down, spec.hidden_size, ((0, spec.hidden_size if here else 0),))
         self._down = ColumnParallelLinear(source, width, [down_rows], bias=moe.biased)
-        self._gate = new_gate(source, spec) if moe.gate is None else new_clipped_gate(source, moe.gate)
+        self._activate = _activation(source, spec, moe, gated=bool(gate))
 
     def __call__(self, x_tE: Tensor) -> Tensor:
-        return self._down(self._gate(self._gate_up(x_tE)))
+        return self._down(self._activate(self._in(x_tE)))
+
+
+def _activation(source: WeightSource, spec: DecoderSpec, moe: MoeSpec, *, gated: bool) -> Callable[[Tensor], Tensor]:
+    if not gated:
+        return new_activation(source, spec.activation)
+    return new_gate(source, spec) if moe.gate is None else new_clipped_gate(source, moe.gate)
 
 
 def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, width: int) -> FeedForward:
@@ -85,7 +102,9 @@ def _shared_expert(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, 
     Its output is gated if the architecture has a gate for it.
     """
     projections = spec.names.shared_projections or spec.names.expert_projections
-    gate, up, down = (prefix + spec.names.shared_expert + name for name in projections)
+    gate, up, down = (name and prefix + spec.names.shared_expert + name for name in projections)
+    if not gate:
+        return PlainMLP(source, tp, spec, (up, down, ""), width)
     mlp = GatedMLP(source, tp, spec, (gate, up, down), width)
     return mlp if spec.names.shared_gate is None else _Gated(source, prefix + spec.names.shared_gate, spec.hidden_size, mlp)
 

@@ -43,7 +43,8 @@ def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefi
     """Returns the MLP of a layer without experts."""
     names = spec.names
     if names.gate is None:
-        return PlainMLP(source, tp, spec, prefix)
+        plain = (prefix + names.up, prefix + names.down, prefix + names.activation)
+        return PlainMLP(source, tp, spec, plain, spec.intermediate_size)
     return GatedMLP(source, tp, spec, (prefix + names.gate, prefix + names.up, prefix + names.down), spec.intermediate_size)
 
 
@@ -118,25 +119,34 @@ class GatedMLP:
         )
         own, options = tp.columns(width), {"bias": spec.mlp_bias, "transposed": spec.transposed}
         self._down = RowParallelLinear(source, tp, down, width, spec.hidden_size, own=own, **options)
-        self._gate = new_gate(source, spec)
+        self._gate, self._factors, self._num_gates = new_gate(source, spec), spec.factors, own[1]
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._down(self._gate(self._gate_up(x_TE)))
+        gate_up_TW, factors = self._gate_up(x_TE), self._factors
+        if factors.gate != 1:
+            gate_up_TW[:, : self._num_gates].mul_(factors.gate)
+        out_TE = self._down(self._gate(gate_up_TW))
+        return out_TE if factors.mlp_out == 1 else out_TE.mul_(factors.mlp_out)
 
 
 class PlainMLP:
-    """A plain MLP, down(activation(up(x)))."""
+    """A plain MLP, down(activation(up(x))).
 
-    def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> None:
-        width, names = spec.intermediate_size, spec.names
+    `names` are the names of up, down and the activation, which may be learned.
+    """
+
+    def __init__(
+        self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, names: tuple[str, str, str], width: int
+    ) -> None:
+        up, down, activation = names
         own = tp.columns(width)
-        rows = Rows(prefix + names.up, width, (own,))
+        rows = Rows(up, width, (own,))
         self._up = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.mlp_bias, transposed=spec.transposed)
         self._down = RowParallelLinear(
-            source, tp, prefix + names.down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
+            source, tp, down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
         learned = spec.activation == "xielu"
-        self._activate = Xielu(source, prefix + names.activation) if learned else new_activation(source, spec.activation)
+        self._activate = Xielu(source, activation) if learned else new_activation(source, spec.activation)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ryzanstein.worker.cache.states import StateCache
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.kernels.functions.recurrent.slots import SlotRuns
 from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens, Integers
 from ryzanstein.worker.model.inputs.states.runs import StateRuns
 
@@ -34,12 +35,20 @@ class StateInputs:
         self.runs = runs = StateRuns.of(plan, cache.num_slots)
         columns = (runs.begin_S, runs.first_R, runs.count_R, runs.source_R, runs.target_R)
         self._taps: dict[int, tuple[Tensor, Tensor]] = {}
-        self.begin_S, self.first_R, self.count_R, self.source_R, self.target_R = map(layout.tensor, columns)
+        self.slot_runs = SlotRuns(*map(layout.tensor, columns))
+
+    @property
+    def source_R(self) -> Tensor:
+        return self.slot_runs.source_R
+
+    @property
+    def target_R(self) -> Tensor:
+        return self.slot_runs.target_R
 
     @cached_property
     def source_S(self) -> Tensor:
         """The slot with which each sequence begins."""
-        return self.source_R[self.begin_S[:-1]]
+        return self.source_R[self.slot_runs.begin_S[:-1]]
 
     def taps(self, length: int) -> tuple[Tensor, Tensor]:
         """Returns where a convolution finds its inputs: [L, T], and which of them each run leaves behind: [R, L - 1].

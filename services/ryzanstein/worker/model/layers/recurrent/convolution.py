@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ryzanstein.worker.cache.state_sizes import SlotShape
 from ryzanstein.worker.cache.states import LayerStates
-from ryzanstein.worker.kernels.functions.recurrent.slots import SlotRuns, SlotSizes, TailFunctions
+from ryzanstein.worker.kernels.functions.recurrent.slots import SlotSizes, TailFunctions
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.layers.source import WeightSource
@@ -30,8 +30,12 @@ class TailConvolution(Protocol):
         ...
 
 
-def new_convolution(kernels: NativeKernels | None, weight_LF: Tensor, bias_F: Tensor | None) -> TailConvolution:
-    return TorchConvolution(weight_LF, bias_F) if kernels is None else NativeConvolution(kernels.tails, weight_LF, bias_F)
+def new_convolution(
+    kernels: NativeKernels | None, shape: SlotShape, weight_LF: Tensor, bias_F: Tensor | None
+) -> TailConvolution:
+    if kernels is None:
+        return TorchConvolution(weight_LF, bias_F)
+    return NativeConvolution(kernels.tails, shape, weight_LF, bias_F)
 
 
 class TorchConvolution:
@@ -55,12 +59,12 @@ class TorchConvolution:
 class NativeConvolution:
     """The convolution by our own kernel, which sums in one order whatever the step has."""
 
-    def __init__(self, functions: TailFunctions, weight_LF: Tensor, bias_F: Tensor | None) -> None:
+    def __init__(self, functions: TailFunctions, shape: SlotShape, weight_LF: Tensor, bias_F: Tensor | None) -> None:
         self._functions, self._weights = functions, (weight_LF, bias_F)
+        self._sizes = slot_sizes(shape, shape.num_heads)
 
     def __call__(self, x_TF: Tensor, states: LayerStates, inputs: StateInputs) -> Tensor:
-        sizes = slot_sizes(states.shape, states.shape.num_heads)
-        return self._functions.convolve(x_TF, self._weights, states.slots_NW, slot_runs(inputs), sizes)
+        return self._functions.convolve(x_TF, self._weights, states.slots_NW, inputs.slot_runs, self._sizes)
 
 
 def read_taps(source: WeightSource, name: str, pieces: Sequence[Piece], whole: tuple[int, int]) -> Tensor:
@@ -77,8 +81,3 @@ def read_taps(source: WeightSource, name: str, pieces: Sequence[Piece], whole: t
 def slot_sizes(shape: SlotShape, num_groups: int) -> SlotSizes:
     """Returns the sizes as kernels take them."""
     return SlotSizes(shape.num_channels, shape.length, num_groups, shape.num_heads, shape.rows, shape.columns)
-
-
-def slot_runs(inputs: StateInputs) -> SlotRuns:
-    """Returns a step's runs as kernels take them."""
-    return SlotRuns(inputs.begin_S, inputs.first_R, inputs.count_R, inputs.source_R, inputs.target_R)

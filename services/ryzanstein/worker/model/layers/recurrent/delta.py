@@ -49,7 +49,7 @@ class GatedDelta:
         self._in = ColumnParallelLinear(source, spec.hidden_size, rows(names, prefix, share), bias=False)
         self._strengths = unpacked(_strengths(source, names, prefix, share, spec.hidden_size), None, source.kernels)
         weight_LF = read_taps(source, prefix + names.convolution, _channels(share), (delta.channels, delta.length))
-        self._convolve = new_convolution(source.kernels, weight_LF, None)
+        self._convolve = new_convolution(source.kernels, share.slot, weight_LF, None)
         self._activate = new_activation(source, spec.activation)
         numbers = HeadNumbers.read(source, names, prefix, share, spec.norm.eps)
         self._rule = _new_rule(source, share, numbers)

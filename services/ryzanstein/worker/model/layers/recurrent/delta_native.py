@@ -8,7 +8,7 @@ from ryzanstein.worker.cache.state_sizes import DeltaShare
 from ryzanstein.worker.cache.states import LayerStates
 from ryzanstein.worker.kernels.functions.recurrent.delta import DeltaFunctions
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
-from ryzanstein.worker.model.layers.recurrent.convolution import slot_runs, slot_sizes
+from ryzanstein.worker.model.layers.recurrent.convolution import slot_sizes
 from ryzanstein.worker.model.layers.recurrent.delta_rule import HeadNumbers
 
 
@@ -23,6 +23,6 @@ class NativeDelta:
         self, mixed_TF: Tensor, strengths_T2H: Tensor, gate_T: Tensor, states: LayerStates, inputs: StateInputs
     ) -> Tensor:
         """Returns the normed and gated outputs of the heads, [T, H V], and keeps the matrices in the slots."""
-        rows, runs, sizes = (mixed_TF, strengths_T2H, gate_T), slot_runs(inputs), self._sizes
+        rows, runs, sizes = (mixed_TF, strengths_T2H, gate_T), inputs.slot_runs, self._sizes
         slots_NW, tiled = states.slots_NW, self._tiled
         return self._functions.rule(*rows, self._numbers, slots_NW=slots_NW, runs=runs, sizes=sizes, tiled=tiled)

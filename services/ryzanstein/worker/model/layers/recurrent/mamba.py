@@ -57,7 +57,7 @@ class StateSpace:
         channels = [(first - mamba.width, count) for first, count in parts[1:4]]
         weight_LF = read_taps(source, prefix + names.convolution, channels, (mamba.channels, mamba.length))
         bias_F = _bias(source, prefix + names.convolution, channels, mamba) if mamba.convolution_bias else None
-        self._convolve = new_convolution(source.kernels, weight_LF, bias_F)
+        self._convolve = new_convolution(source.kernels, share.slot, weight_LF, bias_F)
         self._activate = new_activation(source, mamba.activation)
         self._rule = _new_rule(source, share, _heads(source, names, prefix, share))
         self._gated_first = mamba.norm != "before_gate"

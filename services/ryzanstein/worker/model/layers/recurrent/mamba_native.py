@@ -8,7 +8,7 @@ from ryzanstein.worker.cache.state_sizes import MambaShare
 from ryzanstein.worker.cache.states import LayerStates
 from ryzanstein.worker.kernels.functions.recurrent.mamba import GroupScales, MambaFunctions, MambaHeads
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
-from ryzanstein.worker.model.layers.recurrent.convolution import slot_runs, slot_sizes
+from ryzanstein.worker.model.layers.recurrent.convolution import slot_sizes
 
 
 class NativeMamba:
@@ -22,7 +22,7 @@ class NativeMamba:
         self, mixed_TF: Tensor, step_TH: Tensor, gate_T: Tensor | None, states: LayerStates, inputs: StateInputs
     ) -> Tensor:
         """Returns the outputs of the heads, [T, H V], gated if there are gates, and keeps the matrices in the slots."""
-        rows, runs = (mixed_TF, step_TH, gate_T), slot_runs(inputs)
+        rows, runs = (mixed_TF, step_TH, gate_T), inputs.slot_runs
         return self._functions.scan(*rows, self._heads, slots_NW=states.slots_NW, runs=runs, sizes=self._sizes)
 
     def squares(self, x_T: Tensor) -> Tensor:
