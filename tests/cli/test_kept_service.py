@@ -24,7 +24,7 @@ from ryzanstein.cli.up.kept_service import KeptService
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import inference_pb2_grpc
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
+pytestmark = pytest.mark.cluster
 
 KILLS = 7
 
@@ -47,6 +47,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     service.kill()
 
 
+@pytest.mark.long
 def test_a_service_that_ends_is_started_again_after_longer_and_longer_pauses(service: ServiceProcess) -> None:
     kept = KeptService(service, Backoff(1.0, 8.0, 60.0))
     service.start()
@@ -72,6 +73,7 @@ def test_a_service_that_ends_is_started_again_after_longer_and_longer_pauses(ser
     assert "in a row" not in line, "after a minute of health the count is forgotten"
 
 
+@pytest.mark.long
 def test_a_service_that_ends_by_itself_is_never_given_up(tmp_path: Path) -> None:
     ports = dict(zip(("grpc_port", "metrics_port"), free_ports(2), strict=True))
     service = ServiceProcess("odd", "orchestrator", ports, ("--no-such-setting",), tmp_path / "odd.log")
@@ -87,6 +89,7 @@ def test_a_service_that_ends_by_itself_is_never_given_up(tmp_path: Path) -> None
     assert lines[7].endswith(f"(8 times in a row, see {tmp_path / 'odd.log'})")
 
 
+@pytest.mark.long
 def test_what_cannot_even_be_started_is_tried_again(service: ServiceProcess, tmp_path: Path) -> None:
     kept = KeptService(service, Backoff(1.0, 1.0, 60.0))
     service.start()
@@ -139,6 +142,7 @@ class Answers(threading.Thread):
         self.whole += 1
 
 
+@pytest.mark.lab
 @pytest.mark.timeout(400)
 def test_one_service_killed_seven_times_takes_no_other_along(tmp_path: Path) -> None:
     ports = [part for port in ("--http-port", "--grpc-port", "--orchestrator-port") for part in (port, "0")]

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
 from ryzanstein.tools.conversations import CONVERSATIONS
-from ryzanstein.worker.architectures.config import ACTIVATIONS, MAX_LAYERS, Architecture, Flag
+from ryzanstein.worker.architectures.config import ACTIVATIONS, Architecture, Flag
 from ryzanstein.worker.architectures.foreign import QUANT_METHODS
 from ryzanstein.worker.architectures.registry import ARCHITECTURES
-from ryzanstein.worker.architectures.rotary_config import SCALINGS
+from ryzanstein.worker.architectures.rotary.config import SCALINGS
 from ryzanstein.worker.architectures.text_half import MULTIMODAL
-from ryzanstein.worker.architectures.values import MAX_COUNT
+from ryzanstein.worker.architectures.values import MAX_COUNT, MAX_LAYERS
 from ryzanstein.worker.checkpoints.gguf.dialects.table import DIALECTS
 
 _HEADER = (
@@ -90,8 +90,9 @@ def _notes() -> list[str]:
         "- Of a pair that is tied and stored once, either name is read.",
         f"- Of multimodal models of the types {_list(MULTIMODAL)} the text half is served, as far as",
         "  its own type is in the table; images are refused as parts of messages, and the tensors for them are not read.",
-        "- `is_causal` false, `per_layer_config` and other multimodal models (a `text_config`) are refused, and so is a",
-        f"  `quantization_config` other than {_list(QUANT_METHODS)} ([quantization](../operate/quantize-and-convert.md)).",
+        "- `is_causal` false, `per_layer_config` but Gemma 4's, and other multimodal models (a `text_config`) are refused,",
+        f"  and so is a `quantization_config` other than {_list(QUANT_METHODS)}",
+        "  ([quantization](../operate/quantize-and-convert.md)).",
         f"- Counts are at most {MAX_COUNT}, layers at most {MAX_LAYERS}. Numbers are finite.",
     ]
 

@@ -15,6 +15,7 @@ CONVERSATIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "ernie4_5": ("hermes", "response"),
         "ernie4_5_moe": ("hermes", "response"),
         "exaone4": ("hermes", "think"),
+        "gemma4_text": ("gemma4", "gemma4"),
         "glm4_moe": ("glm", "think"),
         "glm4_moe_lite": ("glm", "think"),
         "gpt_oss": ("harmony", "harmony"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ import pytest
 from tests.worker.model.lone_engine import LoneRank
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.architectures.mixers import DeltaSpec
+from ryzanstein.worker.architectures.registry import read_spec
+from ryzanstein.worker.cache.sizes import CacheRequest, cache_size
+from ryzanstein.worker.collectives.local import LocalCollectives
+from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import SubmitGroup
@@ -103,6 +109,21 @@ def test_slots_bound_how_many_sequences_run(load: Callable[..., Any]) -> None:
     plenty = load()
     assert (plenty.num_states, plenty.max_sequences) == (12, 4)
     assert plenty.kv_bytes == plenty.num_blocks * plenty.block_bytes + 12 * plenty.state_bytes
+
+
+def test_without_a_budget_states_of_eight_sequences_fit(model_dirs: Callable[[str], Path]) -> None:
+    """Of a model of 9B a state has 50 MiB."""
+    spec = read_spec(model_dirs("qwen3_5_text"))
+    wide = DeltaSpec(16, 32, 128, 128, 4)
+    layers = [replace(layer, state=None if layer.state is None else wide) for layer in spec.layers]
+    large = replace(spec, layers=tuple(layers * (24 // len(spec.states))))
+    request = CacheRequest(None, None, 16, 32, 512, 4)
+    size = cache_size(large, TensorParallel(0, 1, LocalCollectives()), request)
+    assert size.state_bytes > 48 << 20
+    assert size.max_sequences == 8
+    assert size.num_blocks * size.block_bytes <= 1 << 29
+    halved = cache_size(large, TensorParallel(0, 1, LocalCollectives()), replace(request, kv_bytes=1 << 30))
+    assert halved.max_sequences == 3
 
 
 def test_half_of_the_cache_is_for_states(load: Callable[..., Any]) -> None:

@@ -18,15 +18,16 @@ from ryzanstein.tools.convert.writer import PlannedTensor, write_header, write_t
 from ryzanstein.tools.progress import ConversionProgress
 from ryzanstein.worker.architectures.foreign import refuse_quantized
 from ryzanstein.worker.architectures.registry import read_config, spec_of
-from ryzanstein.worker.architectures.spec import DecoderSpec, Llama3Scaling
+from ryzanstein.worker.architectures.spec import DecoderSpec, Llama3Scaling, PartScaling
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.hyper_parameters import metadata_of
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts
-from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS, is_stored_in_full
-from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, StoredPlace, by_stored, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.dialects.table import dialect_of_model
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import ROPE_FACTORS, is_stored_in_full
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Part
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.places import StoredPlace, by_stored, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.header import Value
-from ryzanstein.worker.checkpoints.gguf.rope_factors import rope_factors
+from ryzanstein.worker.checkpoints.gguf.rope_factors import part_factors, rope_factors
 from ryzanstein.worker.checkpoints.gguf.rows import WINDOW_NUMBERS
 from ryzanstein.worker.checkpoints.gguf.sampling import sampling_metadata
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes, Numbers
@@ -95,10 +96,7 @@ def _stored_rows(part: Part, entry: TensorEntry) -> Iterator[Numbers]:
     step = max(1, WINDOW_NUMBERS // part.stored_width)
     for first in range(0, part.stored_count, step):
         rows = own[first : first + step] if order is None else own[order[first : first + step]]
-        numbers = _floats(np.ascontiguousarray(rows), entry.dtype)
-        if part.decays:
-            numbers = -np.exp(numbers.astype(np.float64)).astype(np.float32)
-        yield numbers + np.float32(1) if part.plus_one else numbers
+        yield part.to_file(_floats(np.ascontiguousarray(rows), entry.dtype))
 
 
 def _mapped(entry: TensorEntry, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
@@ -188,6 +186,8 @@ def _refuse_unread(entries: Mapping[str, TensorEntry], spec: DecoderSpec) -> Non
 
 def _factors(spec: DecoderSpec) -> Numbers | None:
     rotary = spec.rotaries[0] if spec.rotaries else None
+    if rotary is not None and isinstance(rotary.scaling, PartScaling):
+        return part_factors(rotary.scaling, rotary.dim)
     if rotary is None or not isinstance(rotary.scaling, Llama3Scaling):
         return None
     return rope_factors(rotary.scaling, rotary.theta, rotary.dim)

@@ -19,8 +19,9 @@ from ryzanstein.tools.progress import ConversionProgress
 from ryzanstein.worker.architectures.registry import spec_of
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
-from ryzanstein.worker.checkpoints.gguf.dialects.names import is_stored_in_full
-from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, by_source, tensor_parts
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import is_stored_in_full
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Part
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.places import by_source, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
 from ryzanstein.worker.checkpoints.gguf.rows import checked_tensor, read_rows
 from ryzanstein.worker.checkpoints.gguf.sampling import sampling_of

@@ -12,7 +12,7 @@ from ryzanstein.worker.checkpoints.chat_templates import templates_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.conversion import SPACE
 from ryzanstein.worker.checkpoints.gguf.tokenizer.score_merges import scores_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.splitting import name_of
-from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import BPE, SENTENCEPIECE, GgufVocabulary, TokenType
+from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import BPE, SENTENCEPIECE, SPACED_BPE, GgufVocabulary, TokenType
 from ryzanstein.worker.json_files import UnreadableFile, parse_object, read_bytes
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
@@ -67,13 +67,14 @@ class _Tokenizer:
         types = tuple(self._type(token_id, texts) for token_id in range(num_rows))
         sentencepiece = bool(self._model.get("byte_fallback"))
         before, after = self._around()
+        scores = self._scores(tokens, types) if sentencepiece else ()
         return GgufVocabulary(
-            model=SENTENCEPIECE if sentencepiece else BPE,
+            model=SENTENCEPIECE if scores else SPACED_BPE if sentencepiece else BPE,
             pre="default" if sentencepiece else name_of(self._tokenizer, self._file),
             tokens=tokens,
             types=types,
-            scores=self._scores(tokens, types) if sentencepiece else (),
-            merges=() if sentencepiece else tuple(" ".join(pair) for pair in self._merges()),
+            scores=scores,
+            merges=() if scores else tuple(" ".join(pair) for pair in self._merges()),
             special=self._special(),
             add_bos=before,
             add_eos=after,
@@ -98,11 +99,15 @@ class _Tokenizer:
         return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
 
     def _scores(self, tokens: Sequence[str], types: Sequence[TokenType]) -> tuple[float, ...]:
+        """Returns the scores of tokens; none where only a list of merges has their order, as Gemma 4's does."""
         pieces = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] == TokenType.NORMAL}
         scores = scores_of(self._merges(), pieces)
+        if scores is None and not self._has_space_prefix():
+            return ()
         if scores is None:
             self._refuse(
-                "its merges are not in the order of scores of their results, which is all that GGUF can store for them"
+                "its merges are not in the order of scores of their results, which is all that GGUF can store for them "
+                "where a text gets a space before it"
             )
         special = {TokenType.BYTE: 0.0, TokenType.UNKNOWN: 0.0}
         return tuple(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ryzanstein.worker.architectures.foreign import refuse_foreign
 from ryzanstein.worker.architectures.mixers import Activation
-from ryzanstein.worker.architectures.rotary_config import Rotated, rotary, served_context
+from ryzanstein.worker.architectures.rotary.config import Rotated, rotary, served_context
 from ryzanstein.worker.architectures.spec import (
     AlibiSpec,
     DecoderSpec,
@@ -22,7 +22,7 @@ from ryzanstein.worker.architectures.spec import (
     RotarySpec,
     WeightNames,
 )
-from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.architectures.values import MAX_LAYERS, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -36,8 +36,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-MAX_LAYERS = 4096
-"""More layers than any model has. Layer specs are built before any tensor is looked up."""
 _WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 Flag = bool | str
@@ -84,7 +82,7 @@ class Architecture:
     transformers uses for absent keys, `fixed` the values that transformers uses whatever the file
     has. `required` has the only supported value of each option that would change the model. `older`
     rewrites old spellings that only this architecture had. `refine` adds what the tables cannot
-    express; `refined` describes it in words.
+    express; `refined` describes it in words. `unequal`: it reads `per_layer_config`.
     """
 
     model_type: str
@@ -98,6 +96,7 @@ class Architecture:
     older: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     refine: Callable[[DecoderSpec, Values], DecoderSpec] | None = None
     refined: str = ""
+    unequal: bool = False
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         """Returns the decoder that `config` describes.
@@ -105,7 +104,7 @@ class Architecture:
         Raises CheckpointError, which names the key that is missing, wrong or unknown.
         """
         config = config if self.older is None else self.older(config)
-        refuse_foreign(config)
+        refuse_foreign(config, unequal=self.unequal)
         values = Values(config, renamed=self.renamed, defaults=self.defaults, fixed=self.fixed)
         values.refuse_contradictions()
         for key, only in self.required.items():

@@ -12,8 +12,8 @@ QUANT_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "bitnet", "mxfp4")
 _SERVED_AS = f"only {', '.join(QUANT_METHODS)} are read: save the model dequantized, or take the original checkpoint"
 
 
-def refuse_foreign(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for unknown stored quantization, non-causal attention and unequal layers."""
+def refuse_foreign(config: Mapping[str, Any], *, unequal: bool) -> None:
+    """Raises CheckpointError for unknown stored quantization, non-causal attention and, if they may not be, unequal layers."""
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and method not in QUANT_METHODS:
@@ -22,7 +22,7 @@ def refuse_foreign(config: Mapping[str, Any]) -> None:
         )
     if not config.get("is_causal", True):
         raise CheckpointError("config.json: is_causal false is not supported: attention must be causal")
-    if config.get("per_layer_config"):
+    if config.get("per_layer_config") and not unequal:
         raise CheckpointError("config.json: per_layer_config is not supported: all layers must have the same sizes")
 
 

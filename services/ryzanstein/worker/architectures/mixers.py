@@ -26,7 +26,8 @@ class DeltaSpec:
     """A gated delta rule in the place of attention (Yang et al. 2025, "Gated Delta Networks"), with a short convolution.
 
     Instead of keys and values a head keeps a matrix of `key_dim` rows and `value_dim` columns. Each
-    key head serves equally many value heads. Before the rule, queries, keys and values are sums over
+    key head serves equally many value heads, which follow each other, or if `tiled` are as many
+    heads apart as there are key heads. Before the rule, queries, keys and values are sums over
     the token itself and the `length` - 1 tokens before it.
     """
 
@@ -35,6 +36,7 @@ class DeltaSpec:
     key_dim: int
     value_dim: int
     length: int
+    tiled: bool = False
 
     @property
     def channels(self) -> int:

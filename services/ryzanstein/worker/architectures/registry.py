@@ -78,6 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gemma.GEMMA,
         gemma.GEMMA2,
         gemma.GEMMA3_TEXT,
+        gemma.GEMMA4_TEXT,
         gemma.VAULTGEMMA,
         gpt.GPT2,
         gpt.GPT_NEOX,

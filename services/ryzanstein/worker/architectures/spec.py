@@ -5,9 +5,10 @@ Layers are built from it. It does not depend on files or ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from ryzanstein.worker.architectures.layer_heads import BesideNames, HeadsSpec, PerLayerNames, PerLayerSpec
 from ryzanstein.worker.architectures.mixers import (
     Activation,
     ConvolutionSpec,
@@ -60,7 +61,15 @@ class LongScaling:
     attention_factor: float
 
 
-RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, slots=True)
+class PartScaling:
+    """No rotation of a head's pairs from `num_pairs` on (Gemma 4); the wavelengths of the others are times `factor`."""
+
+    num_pairs: int
+    factor: float
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling | PartScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +128,13 @@ class QkNormSpec:
 
     It is over each head with one weight for all heads ("shared") or one weight for each head,
     stored as one tensor ("heads") or one tensor per head ("head_list"); or over all heads together
-    ("width").
+    ("width"). `values`: each head's values are normed too, without a weight.
     """
 
     norm: NormSpec
     scope: Literal["shared", "heads", "head_list", "width"]
     after_rotation: bool = False
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +236,7 @@ class LayerSpec:
     A token sees itself and the `window` - 1 tokens before it. `rotary` is an index into the
     decoder's `rotaries`. `sparse` is what the node makes it read, if it was not trained so. With
     `convolution` there is no attention. A layer that keeps a `state` may have attention beside it. A layer
-    may lack the MLP, or have nothing else.
+    may lack the MLP, or have nothing else. `heads` and `mlp_width` are its own, where they are not the decoder's.
     """
 
     window: int | None = None
@@ -238,16 +248,25 @@ class LayerSpec:
     state: StateSpec | None = None
     attention: bool = True
     mlp: bool = True
+    heads: HeadsSpec | None = None
+    mlp_width: int | None = None
 
     @property
     def has_planes(self) -> bool:
         """Whether it takes planes of blocks: for keys and values, or for the inputs of a short convolution."""
-        return self.attention or self.convolution is not None
+        return (self.attention and self.keys_of is None) or self.convolution is not None
 
     @property
     def planes(self) -> int:
-        """How many planes of a block it takes."""
+        """How many planes of a block it takes, or those that it reads of another layer."""
+        if self.heads is not None:
+            return self.heads.planes
         return 1 if self.convolution is None else self.convolution.planes
+
+    @property
+    def keys_of(self) -> int | None:
+        """The layer whose keys and values it reads, if it has none of its own."""
+        return None if self.heads is None else self.heads.shared_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +274,8 @@ class WeightNames:
     """The names of a checkpoint's tensors, without `.weight` and `.bias`.
 
     `activation` has the numbers of one that is learned. `sinks` is a number for each query head: a score
-    that its softmax counts and that has no value (gpt-oss, after Xiao et al. 2023).
+    that its softmax counts and that has no value (gpt-oss, after Xiao et al. 2023). `layer_scale` is a number
+    that multiplies what a layer puts out. With `beside` a layer has an MLP and experts, which are added.
 
     Names within a layer follow `layer`, which contains `{layer}`. A part that an architecture lacks
     is None. Projections that a checkpoint stores in one tensor have the same name. `expert` and
@@ -288,6 +308,9 @@ class WeightNames:
     convolution_in: str = ""
     convolution: str = ""
     convolution_out: str = ""
+    layer_scale: str | None = None
+    per_layer: PerLayerNames | None = None
+    beside: BesideNames | None = None
     delta: DeltaNames | None = None
     mamba: MambaNames | None = None
     latent: str = ""
@@ -351,6 +374,17 @@ class DecoderSpec:
     latent: LatentSpec | None = None
     gated_attention: bool = False
     factors: Factors = Factors()
+    per_layer: PerLayerSpec | None = None
+
+    def of_layer(self, index: int) -> DecoderSpec:
+        """Returns the decoder with the numbers that layer `index` has of its own."""
+        layer = self.layers[index]
+        if layer.heads is None and layer.mlp_width is None:
+            return self
+        heads = layer.heads or HeadsSpec(self.num_kv_heads, self.head_dim)
+        names = replace(self.names, value=self.names.key) if heads.values_are_keys else self.names
+        width = layer.mlp_width or self.intermediate_size
+        return replace(self, names=names, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, intermediate_size=width)
 
     @property
     def num_layers(self) -> int:
@@ -360,6 +394,11 @@ class DecoderSpec:
     def has_plain_scores(self) -> bool:
         """Whether torch's fused attention has all that changes the scores."""
         return self.score_cap is None and self.names.sinks is None
+
+    @property
+    def has_own_heads(self) -> bool:
+        """Whether layers differ in their heads, so that a page has no shape of heads."""
+        return any(layer.heads is not None for layer in self.layers)
 
     @property
     def has_convolutions(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ryzanstein.worker.architectures.families.gemma4 import GEMMA4_DEFAULTS
 from ryzanstein.worker.architectures.families.qwen_hybrid import QWEN35_DEFAULTS, QWEN35_MOE_DEFAULTS
 
 Entry = TypeVar("Entry")
@@ -78,6 +79,7 @@ _QWEN3_VL_MOE = {
 }
 _HALVES: Mapping[str, _Half] = {
     "gemma3": _Half({"gemma3_text": "gemma3_text"}, True, _GEMMA3),
+    "gemma4": _Half({"gemma4_text": "gemma4_text"}, True, GEMMA4_DEFAULTS),
     "mistral3": _Half({"mistral": "mistral", "ministral3": "ministral3"}, True),
     "qwen2_5_vl": _Half({"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, False, _QWEN2_VL),
     "qwen2_vl": _Half({"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, False, _QWEN2_VL),
@@ -96,7 +98,7 @@ _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-_UNREAD = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.")
+_UNREAD = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.", "audio_tower.", "embed_audio.")
 
 
 def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,6 +15,9 @@ from ryzanstein.worker.refusal import CheckpointError, excerpt
 MAX_COUNT = 2**31 - 1
 """The bound of any whole number: counts on the wire have it, and no model has more of anything."""
 
+MAX_LAYERS = 4096
+"""More layers than any model has. Layer specs are built before any tensor is looked up."""
+
 ALIASED = frozenset(
     {
         "hidden_size",

@@ -41,6 +41,20 @@ class LayerPages:
     bounds_B2Y: Tensor | None = None
     planes_PNC: Tensor | None = None
 
+    @property
+    def beyond(self) -> int:
+        """How many numbers the last plane is behind the first. A layer's values are at the end of a slot there."""
+        planes_PNC = self.planes_PNC
+        return 0 if planes_PNC is None or len(planes_PNC) == 1 else (len(planes_PNC) - 1) * planes_PNC.stride(0)
+
+    def select(self, slots: slice | Tensor) -> Tensor:
+        """Returns some slots with the columns of all planes side by side: a view, or a copy."""
+        planes_PNC = self.planes_PNC
+        if planes_PNC is None or len(planes_PNC) == 1:
+            return self.slots_NC[slots] if isinstance(slots, slice) else self.slots_NC.index_select(0, slots)
+        found_PNC = planes_PNC[:, slots] if isinstance(slots, slice) else planes_PNC.index_select(1, slots)
+        return torch.cat(list(found_PNC), dim=1)
+
 
 class KVCache:
     """The memory that the scheduler allocates by block number.

@@ -4,7 +4,8 @@ What a layer reads is its window, or the node's rule of sparse attention. Layers
 far fewer tokens than those that read all. If a block spanned all layers, all would keep as many. So
 layers are divided by extent, and each kind into groups of one size: a block is as large in every
 group. Where the counts have no common divisor, the last group of a kind is padded: its block has
-planes that no layer uses. A layer with a short convolution has a window, and may take several planes.
+planes that no layer uses. A layer with a short convolution has a window, and may take several planes, and
+so may one whose heads are larger than those of other layers.
 A layer without keys and values is in no group: it keeps a state (see `states`), or nothing.
 """
 
@@ -80,6 +81,8 @@ def layer_groups(spec: DecoderSpec) -> LayerGroups:
         fits = size // kind.planes
         places |= {layer: (len(found) + i // fits, i % fits * kind.planes) for i, layer in enumerate(members)}
         found += [kind] * -(-len(members) // fits)
+    # A layer that reads the keys of another one reads them where they are.
+    places |= {index: places[layer.keys_of] for index, layer in enumerate(spec.layers) if layer.keys_of is not None}
     groups, planes = zip(*(places.get(layer, (-1, -1)) for layer in range(spec.num_layers)), strict=True)
     windows, rules, taps, _ = zip(*found, strict=True)
     return LayerGroups(windows, size, groups, planes, rules if any(rules) else (), taps if any(taps) else ())
@@ -92,7 +95,8 @@ def _reach(layer: LayerSpec, context_length: int) -> Reach:
         return Reach(layer.convolution.length, taps=layer.convolution.length, planes=layer.planes)
     if rule is not None and rule.window < context_length:
         return Reach(None if rule.quest else rule.window, rule)
-    return Reach(None if layer.window is None or layer.window >= context_length else layer.window)
+    window = None if layer.window is None or layer.window >= context_length else layer.window
+    return Reach(window, planes=layer.planes)
 
 
 def _size(counts: dict[Reach, int], context_length: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ryzanstein.worker.architectures.layer_heads import HeadsSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.state_sizes import state_bytes
@@ -22,13 +23,15 @@ DEFAULT_KV_BYTES = 1 << 30
 _TAILS = 0.05
 _BOUND_BYTES = 4
 _STATES = 0.5  # the part of the budget for states
+_RUNNING = 8  # sequences whose states do not count where no budget is set: with few, a node serves hardly anybody
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
     """What is asked for: pages for all layers, or bytes for each rank; without both, a default.
 
-    `num_states` are slots for states; None: as many as running sequences want, up to half of the bytes.
+    `num_states` are slots for states; None: as many as running sequences want, up to half of the bytes,
+    but by default at least those of `_RUNNING` sequences.
     A number takes `item_bytes`. At most `max_sequences` run, a step feeds `token_budget` tokens.
     """
 
@@ -78,10 +81,18 @@ class CacheSize:
 
 
 def slot_width(spec: DecoderSpec, tp: TensorParallel) -> int:
-    """Returns the number of columns of a slot on this rank."""
+    """Returns the number of columns of a slot on this rank: enough for every layer's keys and values in its planes."""
+    if spec.has_own_heads:
+        return max(_own_width(spec, layer.heads, tp) for layer in spec.layers)
     num_parts = 2 if spec.latent is None else 1
     share = tp.heads(spec.num_heads, spec.num_kv_heads, apart=spec.heads_apart)
     return num_parts * share.num_kv_heads * spec.head_dim
+
+
+def _own_width(spec: DecoderSpec, heads: HeadsSpec | None, tp: TensorParallel) -> int:
+    heads = heads or HeadsSpec(spec.num_kv_heads, spec.head_dim)
+    own = tp.heads(spec.num_heads, heads.num_kv_heads).num_kv_heads * heads.head_dim
+    return 2 * own if heads.planes == 1 else own
 
 
 def bytes_of_block(spec: DecoderSpec, tp: TensorParallel, block_size: int, item_bytes: int, zones: Zones | None = None) -> int:
@@ -111,6 +122,8 @@ def cache_size(spec: DecoderSpec, tp: TensorParallel, request: CacheRequest) -> 
     slot_bytes = state_bytes(spec, tp)
     num_states = _num_states(request, slot_bytes) if slot_bytes else 0
     budget = (request.kv_bytes or DEFAULT_KV_BYTES) - num_states * slot_bytes
+    if request.kv_bytes is None:
+        budget = max(budget, int((1 - _STATES) * DEFAULT_KV_BYTES))
     if num_blocks is not None:
         budget = num_blocks * block_bytes
     hot_page_bytes = 0 if zones is None else spec.num_layers * size * slot_width(spec, tp) * request.item_bytes
@@ -133,6 +146,8 @@ def _num_states(request: CacheRequest, slot_bytes: int) -> int:
         return request.num_states
     budget = request.kv_bytes or DEFAULT_KV_BYTES
     found = min(wanted, int(_STATES * budget) // slot_bytes)
+    if request.kv_bytes is None:
+        return max(found, min(wanted, SLOTS_OF_SEQUENCE * _RUNNING))
     if found < least:
         raise ModelRefused(
             f"a cache of {budget} bytes per rank has {int(_STATES * budget)} for states of {slot_bytes} bytes, and a sequence "

@@ -34,19 +34,32 @@ class SlotShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShare:
-    """The heads of one rank: value heads from `first_value_head` on, and the key heads that serve them."""
+    """The heads of one rank: key heads from `first_key_head` on, and the value heads that they serve."""
 
     delta: DeltaSpec
     first_key_head: int
     num_key_heads: int
-    first_value_head: int
     num_value_heads: int
 
     @classmethod
     def of(cls, delta: DeltaSpec, tp: TensorParallel) -> Self:
         """Deals whole key heads with their value heads. Raises UnevenSplit with more ranks than key heads."""
         share = tp.heads(delta.num_value_heads, delta.num_key_heads, apart="for a delta rule")
-        return cls(delta, share.first_kv_head, share.num_kv_heads, share.first_head, share.num_heads)
+        return cls(delta, share.first_kv_head, share.num_kv_heads, share.num_heads)
+
+    @property
+    def value_heads(self) -> tuple[tuple[int, int], ...]:
+        """Its value heads among those of all, as pieces (first, count)."""
+        delta, first = self.delta, self.first_key_head
+        group = delta.num_value_heads // delta.num_key_heads
+        if not delta.tiled or self.num_key_heads == delta.num_key_heads:
+            return ((first * group, self.num_value_heads),)
+        return tuple((part * delta.num_key_heads + first, self.num_key_heads) for part in range(group))
+
+    def value_rows(self, before: int = 0) -> tuple[tuple[int, int], ...]:
+        """Its rows, as pieces, where each value head has `value_dim` of them, behind `before` others."""
+        dim = self.delta.value_dim
+        return tuple((before + first * dim, count * dim) for first, count in self.value_heads)
 
     @property
     def slot(self) -> SlotShape:

@@ -49,6 +49,8 @@ def without_compression(spec: DecoderSpec, has_kernels: bool) -> str:
         return "latents are not compressed: they are few numbers for all heads already"
     if spec.has_convolutions:
         return "short convolutions are not compressed: a sequence keeps few of their tokens"
+    if spec.has_own_heads:
+        return "layers with heads of different sizes are not compressed"
     if spec.states:
         return "a model with states is not compressed: few of its layers keep keys and values"
     return "" if has_kernels else "only our own kernels read compressed keys and values, and they do not run here"

@@ -17,6 +17,7 @@ from ryzanstein.worker.checkpoints.tensor_entry import ITEM_BYTES, TensorEntry
 
 _STACKS = (
     (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj", ".mlp.experts"),
+    (".experts.gate_up_proj", ".experts.down_proj", ".experts"),
     (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts"),
 )
 """The ends of the names of gates with ups and of downs, and of what each expert's tensors are named after."""
@@ -29,7 +30,7 @@ def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorE
     found = dict(entries)
     interleaved = _separate_biases(found)
     for gate_ups, downs, own in _STACKS:
-        for layer in [name.removesuffix(gate_ups) for name in entries if name.endswith(gate_ups)]:
+        for layer in [name.removesuffix(gate_ups) for name in found if name.endswith(gate_ups)]:
             gate_up, down = entries[layer + gate_ups], entries.get(layer + downs)
             apart = None if down is None else _apart(gate_up, down, interleaved=layer in interleaved)
             if apart is not None:
@@ -39,9 +40,14 @@ def separate_experts(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorE
 
 
 def stacked_name(name: str) -> str | None:
-    """Returns the tensor that has this projection of an expert in every checkpoint (Granite's do); None: it may be its own."""
-    gate_ups, downs, own = _STACKS[-1]
+    """Returns the tensor that has this projection of an expert in every checkpoint; None: it may be its own.
+
+    So are Granite's and Gemma 4's.
+    """
+    gate_ups, downs, own = _STACKS[-1] if _STACKS[-1][2] in name else _STACKS[1]
     layer, _, projection = name.partition(own)
+    if layer.endswith(".mlp"):
+        return None
     if projection.endswith((".gate_proj.weight", ".up_proj.weight")):
         return layer + gate_ups
     return layer + downs if projection.endswith(".down_proj.weight") else None

@@ -6,7 +6,7 @@
    is one sequence of operations, token by token and key by key: it depends neither on the runs, nor on the other sequences,
    nor on the number of threads. NaN and infinity are propagated.
 
-   J are key heads, H value heads. */
+   J are key heads, H value heads. Those of a key head follow each other, or if `tiled` are J heads apart. */
 
 #include "slots.h"
 
@@ -91,8 +91,8 @@ static void norm_and_gate(float *out, const float *gate, const float *norm, i64 
 
 /* Queries, keys and values are mixed_TF, in this order; strengths_T2H the logits of strengths, then what decays are made of with
    each head's decay and step; gates [T, H V]. */
-void delta_rule(const Slots *d, const float *mixed_TF, const float *strengths_T2H, const float *gate_T, i64 gate_stride,
-                const float *decay_H, const float *step_H, const float *norm_V, float eps, float *out_T) {
+void delta_rule(const Slots *d, i64 tiled, const float *mixed_TF, const float *strengths_T2H, const float *gate_T,
+                i64 gate_stride, const float *decay_H, const float *step_H, const float *norm_V, float eps, float *out_T) {
     const i64 F = d->F, J = d->J, H = d->H, K = d->K, V = d->V;
     const float scale = 1.0f / sqrtf((float)K);
 #pragma omp parallel for collapse(2) schedule(dynamic) if (d->T * H * K * V >= PARALLEL)
@@ -101,7 +101,7 @@ void delta_rule(const Slots *d, const float *mixed_TF, const float *strengths_T2
             float q_TK[TOKENS * K], k_TK[TOKENS * K], side[K * VECTORS * LANES];
             Brought b = {.q_TK = q_TK, .k_TK = k_TK};
             const float rate = exponential(decay_H[h]);
-            const i64 place = (d->L - 1) * F + h * K * V, head = h / (H / J);
+            const i64 place = (d->L - 1) * F + h * K * V, head = tiled ? h % J : h / (H / J);
             for (i64 r = d->begin_S[s]; r < d->begin_S[s + 1]; r++) {
                 const float *from = d->slots_NW + d->source_R[r] * d->W + place;
                 float *to = d->slots_NW + d->target_R[r] * d->W + place;

@@ -101,19 +101,18 @@ def attend(q_TKGD: Tensor, pages: LayerPages, segments: Sequence[Segment], scori
                 cold_BX=pages.cold_BX,
                 bounds_B2Y=pages.bounds_B2Y,
                 sinks_KG=scoring.sinks_KG,
+                beyond=pages.beyond,
             )
         elif isinstance(segment, AttentionBatch):
-            _attend_batch(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
+            _attend_batch(q_TKGD, pages, segment, scoring, out_TKGD)
         else:
-            _attend_span(q_TKGD, pages.slots_NC, segment, scoring, out_TKGD)
+            _attend_span(q_TKGD, pages, segment, scoring, out_TKGD)
 
 
-def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring, out_TKGD: Tensor) -> None:
+def _attend_span(q_TKGD: Tensor, pages: LayerPages, span: Span, scoring: Scoring, out_TKGD: Tensor) -> None:
     rows = slice(span.first, span.first + span.num_new)
-    if isinstance(span.keys, slice):
-        k_1KLD, v_1KLD = _keys_values(pages_NC, span.keys.start, (1, span.keys.stop - span.keys.start), q_TKGD)
-    else:
-        k_1KLD, v_1KLD = _keys_values(pages_NC.index_select(0, span.keys), 0, (1, len(span.keys)), q_TKGD)
+    read_LC = pages.select(span.keys)
+    k_1KLD, v_1KLD = _keys_values(read_LC, 0, (1, len(read_LC)), q_TKGD)
     if span.num_new == 1:
         out_TKGD[rows] = _attention(q_TKGD[rows], k_1KLD, v_1KLD, span.mask, scoring)
         return
@@ -126,8 +125,8 @@ def _attend_span(q_TKGD: Tensor, pages_NC: Tensor, span: Span, scoring: Scoring,
     out_TKGD[rows] = out_GKnD.permute(2, 1, 0, 3)
 
 
-def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch, scoring: Scoring, out_TKGD: Tensor) -> None:
-    k_SKPD, v_SKPD = _batch_keys_values(q_TKGD, pages_NC, batch)
+def _attend_batch(q_TKGD: Tensor, pages: LayerPages, batch: AttentionBatch, scoring: Scoring, out_TKGD: Tensor) -> None:
+    k_SKPD, v_SKPD = _batch_keys_values(q_TKGD, pages, batch)
     if batch.rows_S is None:
         out_TKGD.copy_(_attention(q_TKGD, k_SKPD, v_SKPD, batch.mask, scoring))
         return
@@ -135,8 +134,8 @@ def _attend_batch(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch, scori
     out_TKGD.index_copy_(0, batch.rows_S, _attention(q_SKGD, k_SKPD, v_SKPD, batch.mask, scoring))
 
 
-def _batch_keys_values(q_TKGD: Tensor, pages_NC: Tensor, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-    read_NC = pages_NC.index_select(0, batch.slots_N)
+def _batch_keys_values(q_TKGD: Tensor, pages: LayerPages, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+    pages_NC, read_NC = pages.slots_NC, pages.select(batch.slots_N)
     lengths = batch.num_sequences, batch.mask.shape[-1]
     if batch.staged is None:
         return _keys_values(read_NC, 0, lengths, q_TKGD)

@@ -21,6 +21,8 @@ from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
+from ryzanstein.worker.model.layers.layerwise.beside import ExpertsBeside
+from ryzanstein.worker.model.layers.layerwise.inputs import LayerInput, PerLayerInputs
 from ryzanstein.worker.model.layers.mixing import mixing_half
 from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
@@ -42,8 +44,28 @@ class DecoderLayer:
         )
         self._collectives, self._scale = tp.collectives, spec.residual_scale
         self._parallel, self._shared_norm = spec.parallel, names.mlp_norm is None
+        moe, own = spec.layers[index].experts, spec.per_layer
+        beside = names.beside if moe is not None else None
+        self._beside = None if moe is None or beside is None else ExpertsBeside(source, tp, spec, (beside, moe), index)
+        self._input = None if own is None else LayerInput(source, spec, own, prefix)
+        self._last_scale = None if names.layer_scale is None else _read_one(source, prefix + names.layer_scale)
 
-    def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+    def __call__(
+        self,
+        x_TE: Tensor,
+        inputs: StepInputs,
+        angles: Sequence[Angles],
+        pages: LayerPages,
+        own_TP: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the next layer's input. `own_TP` is what this layer has besides, where layers have that."""
+        x_TE = self._halves(x_TE, inputs, angles, pages)
+        if self._input is not None:
+            assert own_TP is not None
+            x_TE = self._input(x_TE, own_TP)
+        return x_TE if self._last_scale is None else x_TE.mul_(self._last_scale)
+
+    def _halves(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         if self._mixing is None or self._mlp is None:
             return self._half(x_TE, inputs, angles, pages)
         normed_TE = self._attention_norm(x_TE)
@@ -52,6 +74,8 @@ class DecoderLayer:
             mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
             return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
         x_TE = self._added(x_TE, attended_TE, self._attention_post_norm)
+        if self._beside is not None:
+            return self._mlp_post_norm(self._beside(x_TE, self._mlp(self._mlp_norm(x_TE)))).add_(x_TE)
         return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
 
     def _half(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
@@ -85,15 +109,25 @@ class Decoder:
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
         self._planes = [(plane, layer.planes) for plane, layer in zip(layer_groups(spec).planes, spec.layers, strict=True)]
+        own = spec.per_layer
+        self._layer_inputs = None if own is None else PerLayerInputs(source, tp, spec, own)
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
+        own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
-            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes))
+            own_TP = None if own_LTP is None else own_LTP[index]
+            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
         return self._final_norm(x_TE[inputs.last_R])
+
+
+def _read_one(source: WeightSource, name: str) -> Tensor:
+    number = source.new(1)
+    source.read(name, (1,), number)
+    return number
 
 
 def _kept(layer: DecoderLayer) -> Callable[[], DecoderLayer]:

@@ -15,7 +15,9 @@ from torch import Tensor
 from ryzanstein.worker.architectures.registry import spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
-from ryzanstein.worker.checkpoints.gguf.dialects.places import Part, by_source, tensor_parts
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors import deltas
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Part
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.places import by_source, tensor_parts
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile, GgufTensor
 from ryzanstein.worker.checkpoints.gguf.rows import checked_tensor, read_rows
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Bytes
@@ -29,15 +31,16 @@ _GATE = ".gate"
 def open_gguf(path: Path, *, as_stored: bool = False) -> tuple[DecoderSpec, GgufFiles]:
     """Opens a file and returns the decoder that it describes, and its tensors. Raises CheckpointError.
 
-    `as_stored`: linear weights are [outputs, inputs], as they are in any file, and gates are apart from
-    ups where the file has them so, and not as config.json's architecture has them: their blocks can be kept so.
+    `as_stored`: linear weights are [outputs, inputs], as they are in any file, the heads of a delta rule are
+    in its order, and gates are apart from ups, and not as config.json's architecture has them: blocks can be
+    kept so.
     """
     file = GgufFile.open(path)
     description = GgufDescription.of(file)
     spec = spec_of(description.config)
     if as_stored:
         names = _with_gates_apart(spec.names) if description.dialect.split_gate else spec.names
-        spec = replace(spec, transposed=False, names=names)
+        spec = deltas.as_stored(replace(spec, transposed=False, names=names), description.dialect)
     parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
     return spec, GgufFiles(file, by_source(parts), description.unread)
 
@@ -86,7 +89,7 @@ class GgufFiles:
 
     def blocks(self, name: str) -> MappedBlocks | None:
         parts = self._parts.get(name, ())
-        if not parts or len(parts[0].shape) != 2 or any(part.transposed or part.plus_one for part in parts):
+        if not parts or len(parts[0].shape) != 2 or not all(part.keeps_blocks for part in parts):
             return None
         tensor = self._file.tensors.get(parts[0].name)
         if tensor is None or tensor.type in FLOATS or len({part.name for part in parts}) > 1:

@@ -78,6 +78,7 @@ class ModelRunner:
         self.sparse_attention = options.sparse_attention
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
+        self._whole_pages = spec.has_own_heads
 
     @classmethod
     def load(cls, model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> ModelRunner:
@@ -183,7 +184,7 @@ class ModelRunner:
     @property
     def page_bytes(self) -> int:
         """The size of a block with the heads of all ranks; 0: none leaves them, because of no use without a state."""
-        return 0 if self.num_states else self._pages.page_bytes
+        return 0 if self.num_states or self._whole_pages else self._pages.page_bytes
 
     @property
     def hot_page_bytes(self) -> int:

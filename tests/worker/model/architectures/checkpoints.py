@@ -121,6 +121,21 @@ NEMOTRON_H = {
 }
 LFM = {**SHAPE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
+GEMMA4: dict[str, Any] = {
+    "vocab_size": 251,
+    "vocab_size_per_layer_input": 251,
+    "hidden_size": 60,
+    "intermediate_size": 70,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "hidden_size_per_layer_input": 7,
+    "sliding_window": 13,
+    "max_position_embeddings": 512,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**SHAPE, "attention_bias": True, "mlp_bias": True}),
     "llama linear": ("LlamaConfig", {**SHAPE, "rope_parameters": {**ROPE, "rope_type": "linear"}}),
@@ -448,6 +463,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_hidden_act": "gelu",
         },
     ),
+    "gemma4_text": ("Gemma4TextConfig", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    "gemma4_text keys are values": (
+        "Gemma4TextConfig",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+        },
+    ),
+    "gemma4_text experts": (
+        "Gemma4TextConfig",
+        {
+            **GEMMA4,
+            "num_key_value_heads": 3,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+        },
+    ),
 }
 
 
@@ -462,7 +501,7 @@ ROWS = {
     *("vaultgemma", "lfm2_moe", "qwen3_5_moe_text", "qwen3_next", "apertus"),
 }
 """Architectures that are rows of what others have: their keys and schedules are tried in the laboratory."""
-CORRECTIONS = ("e_score_correction_bias", "expert_bias")
+CORRECTIONS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 """Buffers that are weights."""
 ADDED_TWICE = {"falcon biases of position"}
 """transformers' eager attention adds Falcon's biases once with the mask and once by itself."""

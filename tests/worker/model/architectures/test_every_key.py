@@ -85,6 +85,16 @@ FALCON_H1 = {
 ALPHA = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0}
 SHARED = {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "num_nextn_predict_layers": 0}
 
+GEMMA4 = {
+    **SHAPE,
+    **WINDOW,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 BASES: Mapping[str, dict[str, Any]] = {
     "llama": {**SHAPE, "head_dim": 8},
     "llama yarn": {**SHAPE, "rope_parameters": YARN},
@@ -111,6 +121,17 @@ BASES: Mapping[str, dict[str, Any]] = {
     "gemma": {**SHAPE, "head_dim": 12},
     "gemma2": {**SHAPE, **WINDOW, "head_dim": 12, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**SHAPE, **WINDOW, "head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window_pattern": 2},
+    "gemma4_text": {**GEMMA4, "num_kv_shared_layers": 2},
+    "gemma4_text experts": {
+        **GEMMA4,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 12,
+    },
     "gpt2": {**GPT, "n_inner": 40},
     "gpt_neox": {**DENSE, "num_attention_heads": 2, "rotary_pct": 0.5},
     "gptj": {**GPT, "rotary_dim": 4},
@@ -333,6 +354,8 @@ OTHERS: Mapping[str, list[Any]] = {
     "ssm_multipliers": [*([2.0 if part == each else 0.7 for part in range(5)] for each in range(5)), [1.0] * 4, None],
     "time_step_limit": [[0.9, 1.1], [0.0, 0.3], [0.5, 0.2], [0.1], "all", None],
     "sliding_window_pattern": [1, 2, 3, "LLLG", None],
+    # Of keys that are there and not read transformers says so, which counts as no answer: `test_gemma4.py` has them.
+    "num_kv_shared_layers": [0, 4, 9, None],
     "per_layer_config": [{"0": {"num_key_value_heads": 1}}, {}],
     "eos_token_id": [[1, 2], 3, None],
     "dtype": ["float16", None],

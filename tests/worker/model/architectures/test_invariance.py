@@ -20,7 +20,7 @@ FORMATS: dict[str, dict[str, str]] = {
 }
 IN_EVERY_FORMAT = (
     *("llama", "gemma2", "gpt2", "bloom", "qwen2_moe", "deepseek_v3", "lfm2 several planes", "qwen3_5_text"),
-    "granitemoehybrid states",
+    *("granitemoehybrid states", "gemma4_text", "gemma4_text keys are values"),
 )
 
 

@@ -52,6 +52,18 @@ DELTA = {
 }
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("Gemma3", {**TEXT, "sliding_window": 8}, SIGLIP),
+    "gemma4": (
+        "Gemma4",
+        {
+            **TEXT,
+            "sliding_window": 8,
+            "global_head_dim": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 200,
+        },
+        {**SIGLIP, "num_key_value_heads": 2, "head_dim": 16},
+    ),
     "mistral3": ("Mistral3", TEXT, {**SIGLIP, "model_type": "pixtral"}),
     "qwen2_5_vl": ("Qwen2_5_VL", {**{k: v for k, v in TEXT.items() if k != "head_dim"}, "rope_parameters": ROPE}, QWEN_VISION),
     "qwen2_vl": (

@@ -226,6 +226,40 @@ def test_sentencepiece_comes_back_with_merges_from_scores(
     assert [message["scores"][token_id] for token_id in (259, 260, 261)] == [0, -1, -2]
 
 
+def spaced(corpus: list[str], path: Path) -> Path:
+    """A file of SentencePiece's tokens with a list of merges, as Gemma 4's have it."""
+    from tests.worker.model.gguf.test_architectures import rewritten
+
+    merges = json.loads(sentencepiece(corpus, prefix=False).to_str())["model"]["merges"]
+    listed = tuple(" ".join(pair) for pair in merges)
+    changes = {"model": "gemma4", "merges": listed, "scores": None}
+    return rewritten(path, {f"tokenizer.ggml.{key}": value for key, value in changes.items()})
+
+
+def test_merges_of_what_sentencepiece_splits_are_read(
+    corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    before = sentencepiece(corpus, prefix=False)
+    path = to_gguf(with_tokenizer(before, bos_token="<s>", eos_token="</s>", unk_token="<unk>"))
+    after = from_gguf(spaced(corpus, path))
+    assert_same(before, Tokenizer.from_file(str(after / "tokenizer.json")))
+
+
+def test_merges_in_no_order_of_scores_are_written_as_a_list(
+    corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    parsed = json.loads(sentencepiece(corpus, prefix=False).to_str())
+    merges = parsed["model"]["merges"]
+    results = ["".join(pair) for pair in merges]
+    twice = next(index for index, result in enumerate(results) if results.count(result) > 1)
+    merges.append(merges.pop(twice))  # the same result at two places
+    before = Tokenizer.from_str(json.dumps(parsed))
+    path = to_gguf(with_tokenizer(before, bos_token="<s>", eos_token="</s>", unk_token="<unk>"))
+    with GgufFile.open(path) as file:
+        assert file.metadata["tokenizer.ggml.model"] == "gemma4"
+    assert_same(before, Tokenizer.from_file(str(from_gguf(path) / "tokenizer.json")))
+
+
 def test_our_text_side_reads_a_converted_tokenizer(
     corpus: list[str], with_tokenizer: Any, to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
 ) -> None:
@@ -276,7 +310,7 @@ def test_a_tokenizer_that_gguf_cannot_name_is_refused(
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "pre": ({"pre": "made-up"}, "tokenizer.ggml.pre 'made-up' is not supported, only command-r"),
     "no pre": ({"pre": None}, "tokenizer.ggml.pre is missing"),
-    "model": ({"model": "t5"}, "tokenizer.ggml.model 't5' is not supported, only gpt2 and llama"),
+    "model": ({"model": "t5"}, "tokenizer.ggml.model 't5' is not supported, only gpt2, llama and gemma4"),
     "tokens": ({"tokens": ("a",) * (ROWS + 1)}, f"has {ROWS + 1} entries, must be 1 to {ROWS}"),
     "types": ({"token_type": None, "tokens": ("a", "b")}, "which is no token"),
     "merges": ({"merges": ("nothing here",)}, "'nothing here' needs 'nothing', which is no token"),

@@ -255,8 +255,16 @@ def runs_here(level: ProcessorLevel) -> bool:
     return level.machine == platform.machine() and level.features <= best.features
 
 
-@pytest.mark.parametrize("level", levels_of(platform.machine()), ids=lambda level: level.name)
-@pytest.mark.long
+LEVELS_HERE = levels_of(platform.machine())
+
+
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=pytest.mark.lab if level in LEVELS_HERE[1:-1] else pytest.mark.long, id=level.name)
+        for level in LEVELS_HERE
+    ],
+)
 def test_a_levels_library_has_the_bits_of_the_one_for_this_machine(
     level: ProcessorLevel,
     kernels: NativeKernels,

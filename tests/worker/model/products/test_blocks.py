@@ -301,8 +301,13 @@ def test_no_rows_and_no_outputs_give_none(kernels: NativeKernels) -> None:
         assert product(kernels, kind, stored(kind, 26, 0, 256))(torch.ones(3, 256)).shape == (3, 0)
 
 
-@pytest.mark.parametrize("options", ["-mno-avx512vnni", "-mno-avx512f", "-mno-avx512f -mno-avxvnni", "-mno-avx2", "-mno-avx"])
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("-mno-avx512f", "-mno-avx2")),
+        *(pytest.param(each, marks=pytest.mark.lab) for each in ("-mno-avx512vnni", "-mno-avx512f -mno-avxvnni", "-mno-avx")),
+    ],
+)
 def test_narrower_registers_compute_the_same(
     kernels: NativeKernels, compiled_with: Callable[[str], NativeKernels], normal: Callable[..., Tensor], options: str
 ) -> None:

@@ -127,6 +127,31 @@ def test_architectures(kind: str, method: str, tiny: Callable[..., Path], text: 
     assert stays == (kind == "odd width")
 
 
+GEMMA4: dict[str, object] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 320,
+    "num_kv_shared_layers": 2,
+}
+
+
+@pytest.mark.parametrize("method", ["rtn", "int8"])
+def test_layers_that_read_more_than_states(method: str, tiny: Callable[..., Path], quantized: Callable[..., Path]) -> None:
+    source = tiny("gemma4_text", **GEMMA4)
+    # Scores are not scaled down: random weights make more of an error.
+    assert 0 < off(opened(quantized(source, method=method, bits=8)), opened(source)) < 0.15
+
+
+def test_text_is_not_run_through_layers_that_read_more(
+    tiny: Callable[..., Path], text: Path, quantized: Callable[..., Path]
+) -> None:
+    with pytest.raises(ModelRefused, match="layers of this gemma4_text read inputs of their own"):
+        quantized(tiny("gemma4_text", **GEMMA4), method="gptq", calibration=(text,), num_tokens=TOKENS)
+
+
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "int8", "auto"])
 def test_the_reported_loss_is_what_transformers_measures(
     method: str, llama: Path, text: Path, quantized: Callable[..., Path]

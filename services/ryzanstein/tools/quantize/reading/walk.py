@@ -33,6 +33,7 @@ from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
+from ryzanstein.worker.refusal import ModelRefused
 
 ALONE = TensorParallel(0, 1, LocalCollectives())
 _BLOCK = 16
@@ -75,7 +76,16 @@ class Walk:
         return lambda x_TE: layer(x_TE, self._inputs, self._angles, self._pages[index])
 
     def embedded(self, files: WeightFiles, ids_WT: Tensor) -> Iterator[Tensor]:
-        """Yields the first layer's input of each window, [T, E]."""
+        """Yields the first layer's input of each window, [T, E].
+
+        Raises ModelRefused for layers that read more than the states before them.
+        """
+        spec = self.spec
+        if spec.per_layer is not None or any(layer.keys_of is not None for layer in spec.layers):
+            raise ModelRefused(
+                f"config.json: layers of this {spec.model_type} read inputs of their own, or keys of other layers: no text can "
+                "be run through them one by one. Use rtn or int8 without a calibration text"
+            )
         source, names = LayerWeights(files), self.spec.names
         shard = VocabularyShard(source, ALONE, names.embedding, self.spec.vocab_size, self.spec.hidden_size)
         embedding = Embedding(source, shard, ALONE, self.spec)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ryzanstein.worker.architectures.config import MAX_LAYERS, Architecture, Choices
+from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
-from ryzanstein.worker.architectures.rotary_config import score_growth
+from ryzanstein.worker.architectures.rotary.config import score_growth
 from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, LatentSpec, MoeSpec, RoutingSpec
-from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.architectures.values import MAX_LAYERS, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ryzanstein.worker.architectures.config import MAX_LAYERS, Architecture, Choices
+from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, with_own_head_dim
 from ryzanstein.worker.architectures.spec import DecoderSpec, RoutingSpec
-from ryzanstein.worker.architectures.values import Values
+from ryzanstein.worker.architectures.values import MAX_LAYERS, Values
 
 _DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0}
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
+from ryzanstein.worker.architectures.families.gemma4 import GEMMA4_DEFAULTS, GEMMA4_NAMES, gemma4, whole_last_layer
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
-from ryzanstein.worker.architectures.rotary_kinds import with_rotary_kinds
+from ryzanstein.worker.architectures.rotary.kinds import with_rotary_kinds
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 
@@ -97,6 +98,19 @@ GEMMA3_TEXT = Architecture(
     required=_REQUIRED,
     refine=_gemma3,
     refined="embeddings scaled, layers with windows rotate by another base",
+)
+GEMMA4_TEXT = Architecture(
+    model_type="gemma4_text",
+    title="Gemma 4",
+    names=GEMMA4_NAMES,
+    choices=replace(_CHOICES, norm_plus_one=False, rotated="kinds", qk_norm="shared", windowed=windows.all_but_each_sixth),
+    renamed={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
+    defaults=GEMMA4_DEFAULTS,
+    required={"use_bidirectional_attention": "vision"},
+    older=whole_last_layer,
+    refine=gemma4,
+    unequal=True,
+    refined="embeddings scaled, layers without windows have other heads, keys shared by layers, per-layer embeddings",
 )
 VAULTGEMMA = Architecture(
     model_type="vaultgemma",

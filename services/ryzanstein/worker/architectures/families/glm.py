@@ -15,7 +15,7 @@ from ryzanstein.worker.architectures.families.deepseek import (
     without_further_layers,
 )
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, QK_NORM_NAMES
-from ryzanstein.worker.architectures.rotary_config import rotary_table
+from ryzanstein.worker.architectures.rotary.config import rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import excerpt

@@ -11,7 +11,7 @@ from typing import Any
 
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.rotary_config import rotary_kind, rotary_table
+from ryzanstein.worker.architectures.rotary.config import rotary_kind, rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.architectures.values import Values
 from ryzanstein.worker.refusal import excerpt

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, with_own_head_dim
-from ryzanstein.worker.architectures.rotary_config import original_context, rotary_table
+from ryzanstein.worker.architectures.rotary.config import original_context, rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec, QueryGrowth
 from ryzanstein.worker.architectures.values import Values
 

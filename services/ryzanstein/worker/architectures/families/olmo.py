@@ -8,7 +8,7 @@ from ryzanstein.worker.architectures import windows
 from ryzanstein.worker.architectures.config import Architecture, Choices
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES, POST_NORM_NAMES, QK_NORM_NAMES
-from ryzanstein.worker.architectures.rotary_kinds import with_rotary_kinds
+from ryzanstein.worker.architectures.rotary.kinds import with_rotary_kinds
 from ryzanstein.worker.architectures.spec import DecoderSpec, RoutingSpec
 from ryzanstein.worker.architectures.values import Values
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ryzanstein.worker.architectures.config import Architecture, Choices
-from ryzanstein.worker.architectures.families.experts import QWEN2_MOE, QWEN3_MOE, moe_spec, with_sparse_layers
+from ryzanstein.worker.architectures.families.experts import QWEN2_MOE, moe_spec, with_sparse_layers
 from ryzanstein.worker.architectures.families.llama_like import QK_NORM_NAMES
 from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, RoutingSpec
@@ -151,7 +151,6 @@ QWEN3_NEXT = Architecture(
     title="Qwen 3 Next",
     names=replace(_SPARSE_NAMES, delta=_BY_KEY_HEAD),
     choices=_CHOICES,
-    renamed=QWEN3_MOE.renamed,
     defaults={
         **QWEN35_MOE_DEFAULTS,
         "vocab_size": 151_936,

@@ -10,8 +10,8 @@ from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.hyper_parameters import config_of, further_layers
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts
-from ryzanstein.worker.checkpoints.gguf.dialects.names import ROPE_FACTORS
 from ryzanstein.worker.checkpoints.gguf.dialects.table import dialect_of_file
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import ROPE_FACTORS
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile
 from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import GgufVocabulary, vocabulary_of
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ryzanstein.worker.architectures.spec import Llama3Scaling
+from ryzanstein.worker.architectures.spec import Llama3Scaling, PartScaling
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Numbers
 
 _LOW, _HIGH = 1.0, 4.0
@@ -24,6 +24,17 @@ def rope_factors(scaling: Llama3Scaling, theta: float, dim: int) -> Numbers:
         kept = min(1.0, max(0.0, kept))
         factors.append(1 / ((1 - kept) / scaling.factor + kept))
     return np.array(factors, np.float32)
+
+
+UNROTATED = 1e29
+"""A pair with a factor from here on does not rotate: llama.cpp's converter writes 1e30."""
+
+
+def part_factors(scaling: PartScaling, dim: int) -> Numbers:
+    """Returns the same of a scaling that leaves pairs as they are."""
+    factors = np.full(dim // 2, 1e30, np.float32)
+    factors[: scaling.num_pairs] = scaling.factor
+    return factors
 
 
 def scaling_of(factors: Numbers, theta: float, dim: int) -> Llama3Scaling | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ryzanstein.worker.checkpoints.gguf.dequantize import dequantize
-from ryzanstein.worker.checkpoints.gguf.dialects.places import Order, Part
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Order, Part
 from ryzanstein.worker.checkpoints.gguf.file import GgufFile, GgufTensor
 from ryzanstein.worker.checkpoints.gguf.small_blocks import Numbers
 from ryzanstein.worker.refusal import CheckpointError
@@ -45,15 +45,7 @@ def _part_rows(tensor: GgufTensor, part: Part, begin: int, end: int) -> Iterator
         local = slice(row - part.start, min(row + step, end) - part.start)
         rows = slice(part.first + local.start, part.first + local.stop) if order is None else part.first + order[local]
         numbers = _floats(tensor, part, rows)
-        yield row, _restored(numbers, part)
-
-
-def _restored(numbers: Numbers, part: Part) -> Numbers:
-    """Returns numbers as a checkpoint has them."""
-    if part.decays:
-        with np.errstate(divide="ignore", invalid="ignore"):  # what grows is no decay: NaN
-            return np.log(-numbers.astype(np.float64)).astype(np.float32)
-    return numbers - np.float32(1) if part.plus_one else numbers
+        yield row, part.from_file(numbers)
 
 
 def _floats(tensor: GgufTensor, part: Part, rows: slice | Order) -> Numbers:

@@ -115,15 +115,18 @@ class AttentionFunctions:
         bounds_B2Y: Tensor | None = None,
         sinks_KG: Tensor | None = None,
         lse_TKG: Tensor | None = None,
+        beyond: int = 0,
     ) -> None:
         """Fills the sequences' rows of `out_TKGD`. Raises MemoryError.
 
         `scoring` is the scale and the cap of the scores. `cold_BX` are the layer's cold blocks, needed
         where `keys` has tables of them; `bounds_B2Y`, needed by `quest`, the least and the greatest keys of
         full blocks, float32. `sinks_KG` are scores that the heads' softmax counts and that have no values,
-        float32. `lse_TKG` gets the logarithm of each row's sum of exponentials.
+        float32. `lse_TKG` gets the logarithm of each row's sum of exponentials. Values are at the end of a slot, or
+        `beyond` numbers behind that.
         """
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
+        arguments.values += beyond
         if keys.cold is not None and cold_BX is not None:
             _add_cold(arguments, keys.cold, cold_BX)
         if keys.sparse is not None:

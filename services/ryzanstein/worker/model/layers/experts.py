@@ -37,14 +37,16 @@ def feed_forward(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, in
     prefix, experts = spec.names.layer.format(layer=index), spec.layers[index].experts
     if not spec.layers[index].mlp:
         return None
-    return dense_mlp(source, tp, spec, prefix) if experts is None else Mixture(source, tp, spec, prefix, experts)
+    if experts is None or spec.names.beside is not None:
+        return dense_mlp(source, tp, spec.of_layer(index), prefix)
+    return Mixture(source, tp, spec, prefix, experts)
 
 
 class Mixture:
     """A layer half that routes each token to its experts, and to the shared one if there is one."""
 
     def __init__(self, source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str, moe: MoeSpec) -> None:
-        self._route = ExpertRouter(source, spec, prefix, moe)
+        self.route = ExpertRouter(source, spec, prefix, moe)
         width = -(-moe.num_experts // tp.size)
         own = range(tp.rank * width, min((tp.rank + 1) * width, moe.num_experts))
         experts = {
@@ -55,7 +57,10 @@ class Mixture:
         self._shared = None if moe.shared_width is None else _shared_expert(source, tp, spec, prefix, moe.shared_width)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        weights_Tk, chosen_Tk = self._route(x_TE)
+        return self.mixed(x_TE, *self.route(x_TE))
+
+    def mixed(self, x_TE: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
+        """Returns the sum of each token's chosen experts."""
         out_TE = torch.zeros_like(x_TE) if self._shared is None else self._shared(x_TE)
         for index in sorted(
             set(chosen_Tk.flatten().tolist())

@@ -19,6 +19,7 @@ from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.convolution import ShortConvolution
 from ryzanstein.worker.model.layers.latent_attention import LatentAttention
+from ryzanstein.worker.model.layers.layerwise.attention import OwnHeadsAttention
 from ryzanstein.worker.model.layers.recurrent.delta import GatedDelta
 from ryzanstein.worker.model.layers.recurrent.mamba import StateSpace
 from ryzanstein.worker.model.layers.source import WeightSource
@@ -62,6 +63,8 @@ def _rule(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, state: St
 
 
 def _attention(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, index: int) -> Mixing:
+    if spec.layers[index].heads is not None:
+        return OwnHeadsAttention(source, tp, spec, index)
     if spec.latent is None:
         return Attention(source, tp, spec, index)
     return LatentAttention(source, tp, spec, spec.latent, index)

@@ -36,13 +36,16 @@ class Unchanged:
 
 
 class RMSNorm:
-    """A norm that divides by the root mean square, then scales by the weight, or by one plus it."""
+    """A norm that divides by the root mean square, then scales by the weight, or by one plus it, if it has one."""
 
     def __init__(self, source: WeightSource, name: str, size: int, spec: NormSpec) -> None:
         self._eps, self._plus_one = spec.eps, spec.plus_one
         self._rows = None if source.kernels is None else source.kernels.rows
         self._weight_E = source.new(size)
-        source.read(f"{name}.weight", (size,), self._weight_E)
+        if spec.weight:
+            source.read(f"{name}.weight", (size,), self._weight_E)
+        else:
+            self._weight_E.fill_(1)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         if self._rows is not None:

@@ -13,7 +13,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.architectures.spec import LinearScaling, Llama3Scaling, LongScaling, QueryGrowth, RotarySpec, YarnScaling
+from ryzanstein.worker.architectures.spec import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    PartScaling,
+    QueryGrowth,
+    RotarySpec,
+    YarnScaling,
+)
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.native import NativeKernels
 
@@ -84,6 +92,8 @@ def inverse_frequencies(spec: RotarySpec) -> Tensor:
     scaling = spec.scaling
     if isinstance(scaling, LinearScaling):
         return frequencies / scaling.factor
+    if isinstance(scaling, PartScaling):
+        return torch.where(torch.arange(len(frequencies)) < scaling.num_pairs, frequencies / scaling.factor, 0.0)
     if isinstance(scaling, LongScaling):
         return 1.0 / (torch.tensor(scaling.factors) * spec.theta**exponents)
     if isinstance(scaling, Llama3Scaling):

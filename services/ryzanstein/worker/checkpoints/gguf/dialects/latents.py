@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ryzanstein.worker.architectures.registry import values_of
-from ryzanstein.worker.architectures.rotary_config import rotary_table
+from ryzanstein.worker.architectures.rotary.config import rotary_table
 from ryzanstein.worker.architectures.spec import DecoderSpec, YarnScaling
 from ryzanstein.worker.checkpoints.gguf.dialects.experts import experts_of
 from ryzanstein.worker.checkpoints.gguf.dialects.heads import read_rotation, rotation_metadata

@@ -49,11 +49,9 @@ class MetadataReader:
             self.refuse(key, f"must be a count for each of {num_layers} layers, got {excerpt(counts)}")
         return counts
 
-    def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
-        """Returns a count above 0; it may be 0 if that is the default. `some`: layers may have 0 instead."""
+    def count(self, key: str, default: int | None = None) -> int:
+        """Returns a count above 0; it may be 0 if that is the default."""
         value = self.facts.metadata.get(f"{self.name}.{key}", default)
-        if some and isinstance(value, np.ndarray) and value.any():
-            value = value[value != 0]
         if isinstance(value, np.ndarray) and value.size and np.all(value == value.flat[0]):
             value = value.flat[0].item()  # one number per layer, all the same
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
@@ -61,6 +59,22 @@ class MetadataReader:
                 key, "is missing" if value is None else f"must be a count, the same for all layers, got {excerpt(value)}"
             )
         return int(value)
+
+    def counts(self, key: str, num_layers: int) -> list[int]:
+        """Returns a count above 0 for each layer; the file may have one for all."""
+        value = self.facts.metadata.get(f"{self.name}.{key}")
+        found: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * num_layers
+        if len(found) != num_layers or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found):
+            self.refuse(key, "is missing" if value is None else f"must be a count, or one for each of {num_layers} layers")
+        return found
+
+    def flags(self, key: str, num_layers: int) -> list[bool]:
+        """Returns true or false for each layer."""
+        value = self.facts.metadata.get(f"{self.name}.{key}")
+        found: list[Any] = value.tolist() if isinstance(value, np.ndarray) else []
+        if len(found) != num_layers or not all(isinstance(each, bool) for each in found):
+            self.refuse(key, "is missing" if value is None else f"must be true or false for each of {num_layers} layers")
+        return found
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.facts.metadata.get(f"{self.name}.{key}", default)

@@ -117,7 +117,7 @@ class MixedHeads:
         dim = reader.count("attention.key_length", max(1, config["hidden_size"] // config["num_attention_heads"]))
         found = {"num_key_value_heads": max(heads), "head_dim": dim, "layer_types": kinds}
         if not self.turned:
-            return {**found, "layers_block_type": kinds}
+            return {**found, "layers_block_type": kinds, "intermediate_size": max(widths) or 1}
         turns = reader.flag("rope.scaling.finetuned", default=True)
         return {**found, **read_rotation(reader, dim), "position_embedding_type": "rope" if turns else "nope"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ryzanstein.worker.checkpoints.gguf.dialects.deltas import DeltaRule
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.experts import ErnieExperts, Experts, LfmExperts
 from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
@@ -17,6 +18,7 @@ from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
     WholeHeads,
 )
 from ryzanstein.worker.checkpoints.gguf.dialects.latents import SIGMOID, SOFTMAX, DeepseekExperts, LatentHeads
+from ryzanstein.worker.checkpoints.gguf.dialects.layers import LayerHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.shapes import (
     AlternatingWindows,
     FalconGeneration,
@@ -122,6 +124,16 @@ GEMMA3 = Dialect(
     assumed={"final_logit_softcapping": None},
     fixed=_GEMMA,
     features=(GemmaWindows(period=6, usual=0, largest=62, bases=True),),
+)
+GEMMA4 = Dialect(
+    "gemma4",
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    own_widths=True,
+    scalars={"final_logit_softcapping": "final_logit_softcapping"},
+    assumed={"final_logit_softcapping": None},
+    fixed={"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False},
+    heads=LayerHeads(),
 )
 GRANITE = Dialect(
     "granite",
@@ -357,7 +369,7 @@ NEMOTRON_H = Dialect(
     "nemotron_h",
     "nemotron_h",
     "NemotronHForCausalLM",
-    halves=True,
+    own_widths=True,
     fixed={"hidden_act": "relu2", "use_bias": False, "mlp_bias": False},
     mlp_norm="attn_norm",
     each_layer="attn_norm.weight",
@@ -377,6 +389,36 @@ GLM4_MOE = Dialect(
 GLM4_MOE_LITE = replace(DEEPSEEK_V3, model_type="glm4_moe_lite", class_name="Glm4MoeLiteForCausalLM")
 OLMO3 = replace(OLMO2, model_type="olmo3", class_name="Olmo3ForCausalLM", features=(PatternWindows(),))
 
+QWEN35 = Dialect(
+    "qwen35",
+    "qwen3_5_text",
+    "Qwen3_5ForCausalLM",
+    tiled=True,
+    plus_one=True,
+    fixed={**_SILU, "attention_bias": False},
+    mlp_norm="post_attention_norm",
+    each_layer="attn_norm.weight",
+    heads=_PARTLY,
+    features=(DeltaRule(),),
+)
+QWEN35_MOE = replace(
+    QWEN35,
+    name="qwen35moe",
+    model_type="qwen3_5_moe_text",
+    class_name="Qwen3_5MoeForCausalLM",
+    own_widths=True,
+    fixed={**QWEN35.fixed, "intermediate_size": 1},
+    features=(DeltaRule(), Experts("moe_intermediate_size", shared=True)),
+)
+QWEN3_NEXT = replace(
+    QWEN35,
+    name="qwen3next",
+    model_type="qwen3_next",
+    class_name="Qwen3NextForCausalLM",
+    tiled=False,
+    fixed={**QWEN35.fixed, **_SPARSE, "norm_topk_prob": True},
+    features=(DeltaRule(sections=False), Experts("moe_intermediate_size", shared=True)),
+)
 GPT_OSS = Dialect(
     "gpt-oss",
     "gpt_oss",
@@ -390,10 +432,10 @@ GPT_OSS = Dialect(
 
 DIALECTS = (
     *(LLAMA, MISTRAL, MIXTRAL, INTERNLM2, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
-    *(GEMMA, GEMMA2, GEMMA3, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA4, GRANITE, SMOLLM3, OLMO, OLMO2, PHI, PHI3, COHERE, STABLELM, STARCODER2),
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
     *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
-    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS, GRANITE_MOE, GLM4_MOE, GLM4_MOE_LITE),
+    *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS, QWEN35, QWEN35_MOE, QWEN3_NEXT, GRANITE_MOE, GLM4_MOE, GLM4_MOE_LITE),
     *(GRANITE_HYBRID, FALCON_H1, NEMOTRON_H),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""

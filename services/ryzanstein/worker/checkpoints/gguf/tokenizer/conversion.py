@@ -7,7 +7,7 @@ from typing import Any
 
 from ryzanstein.worker.checkpoints.gguf.tokenizer.score_merges import merges_of
 from ryzanstein.worker.checkpoints.gguf.tokenizer.splitting import splitting_of
-from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import SENTENCEPIECE, GgufVocabulary, TokenType
+from ryzanstein.worker.checkpoints.gguf.tokenizer.vocabulary import BPE, SENTENCEPIECE, GgufVocabulary, TokenType
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -15,14 +15,22 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 _PADDING = "[PAD"
 """llama.cpp's converter gives ids without a token this name, a number and a bracket."""
-_ENDINGS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|END_OF_TURN_TOKEN|>")
+_ENDINGS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<turn|>",
+)
 """Control tokens that end a turn, whatever the file says of them: those llama.cpp looks for that our models have."""
 
 
 def tokenizer_json(vocabulary: GgufVocabulary, file: str) -> dict[str, Any]:
     """Returns tokenizer.json. Raises CheckpointError, which names the key of the file."""
-    sentencepiece = vocabulary.model == SENTENCEPIECE
-    parts = _sentencepiece(vocabulary) if sentencepiece else _byte_pairs(vocabulary, file)
+    parts = _byte_pairs(vocabulary, file) if vocabulary.model == BPE else _sentencepiece(vocabulary, file)
     added = [_added(vocabulary, token_id) for token_id in vocabulary.ids(*_ADDED_TYPES)]
     post = _around(vocabulary)
     return {
@@ -106,7 +114,7 @@ def _pair(merge: str, entries: Mapping[str, int], file: str) -> list[str]:
     return [left, right]
 
 
-def _sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
+def _sentencepiece(vocabulary: GgufVocabulary, file: str) -> dict[str, Any]:
     unknown = next(iter(vocabulary.ids(TokenType.UNKNOWN)), vocabulary.special.get("unk"))
     to_spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     from_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -114,9 +122,10 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
     if vocabulary.add_space_prefix:
         normalizers.insert(0, {"type": "Prepend", "prepend": SPACE})
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    model = _model(
-        _entries(vocabulary), merges_of(vocabulary), None if unknown is None else vocabulary.tokens[unknown], bytes_=True
-    )
+    entries = _entries(vocabulary)
+    scored = vocabulary.model == SENTENCEPIECE
+    merges = merges_of(vocabulary) if scored else [_pair(merge, entries, file) for merge in vocabulary.merges]
+    model = _model(entries, merges, None if unknown is None else vocabulary.tokens[unknown], bytes_=True)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,

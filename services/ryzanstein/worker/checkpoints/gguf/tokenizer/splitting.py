@@ -74,6 +74,10 @@ _GPT2, _DIGITS = Splitting(), Splitting(digits=True)
 SPLITTINGS: Mapping[str, Splitting] = {
     "llama-bpe": _LLAMA3,
     "qwen2": Splitting(rf"{_CONTRACTIONS}|{_WORD}\p{{L}}+|\p{{N}}|{_REST}", normalized=True),
+    "qwen35": Splitting(
+        rf"{_CONTRACTIONS}|{_WORD}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        normalized=True,
+    ),
     "gpt-2": _GPT2,
     "starcoder": _DIGITS,
     "dbrx": Splitting(_LLAMA3.pattern),

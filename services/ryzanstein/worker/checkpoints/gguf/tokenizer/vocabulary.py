@@ -12,8 +12,8 @@ import numpy as np
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
-BPE, SENTENCEPIECE = "gpt2", "llama"
-"""The two kinds of `tokenizer.ggml.model` that are converted."""
+BPE, SENTENCEPIECE, SPACED_BPE = "gpt2", "llama", "gemma4"
+"""The kinds of `tokenizer.ggml.model` that are converted: merges of bytes, scores, and merges of what SentencePiece splits."""
 
 SPECIAL_IDS: Mapping[str, str] = {
     "bos": "bos_token_id",
@@ -50,7 +50,7 @@ class GgufVocabulary:
     """The entries of a vocabulary by id, and how text becomes ids.
 
     `model` is BPE, with `merges` and `pre`, the name of what splits the text; or SENTENCEPIECE,
-    with `scores`. `special` has ids by the names in SPECIAL_IDS. `add_bos`, `add_eos`: a text
+    with `scores`; or SPACED_BPE, with `merges`. `special` has ids by the names in SPECIAL_IDS. `add_bos`, `add_eos`: a text
     begins with the one, ends with the other. `add_space_prefix`: a text gets a space before it.
     `tool_template` is the chat template of conversations with tools, where that is another one.
     """
@@ -113,13 +113,13 @@ class _VocabularyReader:
 
     def read(self, num_rows: int) -> GgufVocabulary:
         model = self._get("model", str, "a name")
-        if model not in (BPE, SENTENCEPIECE):
-            self._refuse("model", f"{excerpt(model)} is not supported, only {BPE} and {SENTENCEPIECE}")
+        if model not in (BPE, SENTENCEPIECE, SPACED_BPE):
+            self._refuse("model", f"{excerpt(model)} is not supported, only {BPE}, {SENTENCEPIECE} and {SPACED_BPE}")
         tokens = self._strings("tokens")
         if not 0 < len(tokens) <= num_rows:
             self._refuse("tokens", f"has {len(tokens)} entries, must be 1 to {num_rows}, the rows of the embedding")
         sentencepiece = model == SENTENCEPIECE
-        pre = self._get("pre", str, "a name", "default" if sentencepiece else None)
+        pre = self._get("pre", str, "a name", "default" if model != BPE else None)
         return GgufVocabulary(
             model=model,
             pre=pre,
@@ -128,7 +128,7 @@ class _VocabularyReader:
             scores=self._scores(len(tokens)) if sentencepiece else (),
             merges=() if sentencepiece else self._strings("merges"),
             special=self._special(len(tokens)),
-            add_bos=self._get("add_bos_token", bool, "true or false", sentencepiece or pre in _BEGIN_BY_DEFAULT),
+            add_bos=self._get("add_bos_token", bool, "true or false", model != BPE or pre in _BEGIN_BY_DEFAULT),
             add_eos=self._get("add_eos_token", bool, "true or false", False),
             add_space_prefix=sentencepiece and self._get("add_space_prefix", bool, "true or false", True),
             chat_template=self._template(_TEMPLATE),

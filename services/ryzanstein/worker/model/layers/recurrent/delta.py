@@ -14,6 +14,7 @@ heads of this rank, H its value heads, K key dimension, V value dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor
@@ -31,7 +32,7 @@ from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParal
 from ryzanstein.worker.model.layers.mlp import new_activation
 from ryzanstein.worker.model.layers.recurrent.convolution import Piece, new_convolution, read_taps
 from ryzanstein.worker.model.layers.recurrent.delta_native import NativeDelta
-from ryzanstein.worker.model.layers.recurrent.delta_rule import HeadNumbers, TorchDelta
+from ryzanstein.worker.model.layers.recurrent.delta_rule import HeadNumbers, TorchDelta, read_by_head
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.products.floats import unpacked
 
@@ -43,8 +44,6 @@ class GatedDelta:
         names, prefix = spec.names.delta, spec.names.layer.format(layer=index)
         assert names is not None
         share = DeltaShare.of(delta, tp)
-        width = delta.num_value_heads * delta.value_dim
-        own = (share.first_value_head * delta.value_dim, share.num_value_heads * delta.value_dim)
         rows = _rows_by_key_head if names.qkv == names.z else _rows
         self._index, self._num_channels = index, share.slot.num_channels
         self._in = ColumnParallelLinear(source, spec.hidden_size, rows(names, prefix, share), bias=False)
@@ -54,7 +53,7 @@ class GatedDelta:
         self._activate = new_activation(source, spec.activation)
         numbers = HeadNumbers.read(source, names, prefix, share, spec.norm.eps)
         self._rule = _new_rule(source, share, numbers)
-        self._out = RowParallelLinear(source, tp, prefix + names.out, width, spec.hidden_size, own=own, bias=False)
+        self._out = _output(source, tp, prefix + names.out, share, spec.hidden_size)
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
@@ -80,12 +79,32 @@ def _new_rule(source: WeightSource, share: DeltaShare, numbers: HeadNumbers) -> 
     return TorchDelta(share, numbers) if source.kernels is None else NativeDelta(source.kernels.delta, share, numbers)
 
 
+class _SumOfPieces:
+    """A projection of which this rank holds several pieces of the input columns: the sum of their products."""
+
+    def __init__(self, pieces: Sequence[RowParallelLinear], widths: Sequence[int]) -> None:
+        self._pieces = list(zip(pieces, accumulate(widths, initial=0), widths, strict=False))
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        first, *others = (piece(x_TI.narrow(1, start, count)) for piece, start, count in self._pieces)
+        for other in others:
+            first.add_(other)
+        return first
+
+
+def _output(
+    source: WeightSource, tp: TensorParallel, name: str, share: DeltaShare, hidden_size: int
+) -> RowParallelLinear | _SumOfPieces:
+    width, owns = share.delta.num_value_heads * share.delta.value_dim, share.value_rows()
+    pieces = [RowParallelLinear(source, tp, name, width, hidden_size, own=own, bias=False) for own in owns]
+    return pieces[0] if len(pieces) == 1 else _SumOfPieces(pieces, [count for _, count in owns])
+
+
 def _rows(names: DeltaNames, prefix: str, share: DeltaShare) -> list[Rows]:
     """Returns the rows of queries, keys and values, then those of gates."""
     delta = share.delta
-    own = (share.first_value_head * delta.value_dim, share.num_value_heads * delta.value_dim)
     qkv = Rows(prefix + names.qkv, delta.channels, _channels(share))
-    return [qkv, Rows(prefix + names.z, delta.num_value_heads * delta.value_dim, (own,))]
+    return [qkv, Rows(prefix + names.z, delta.num_value_heads * delta.value_dim, share.value_rows())]
 
 
 def _rows_by_key_head(names: DeltaNames, prefix: str, share: DeltaShare) -> list[Rows]:
@@ -103,8 +122,7 @@ def _channels(share: DeltaShare) -> tuple[Piece, ...]:
     delta = share.delta
     keys = (share.first_key_head * delta.key_dim, share.num_key_heads * delta.key_dim)
     whole = delta.num_key_heads * delta.key_dim
-    values = (2 * whole + share.first_value_head * delta.value_dim, share.num_value_heads * delta.value_dim)
-    return (keys, (whole + keys[0], keys[1]), values)
+    return (keys, (whole + keys[0], keys[1]), *share.value_rows(2 * whole))
 
 
 def _strengths(source: WeightSource, names: DeltaNames, prefix: str, share: DeltaShare, num_inputs: int) -> Tensor:
@@ -112,9 +130,8 @@ def _strengths(source: WeightSource, names: DeltaNames, prefix: str, share: Delt
     delta, count = share.delta, share.num_value_heads
     weight_2HE = source.new(2 * count, num_inputs).float()
     if names.a != names.b:
-        for part, name in enumerate((names.b, names.a)):
-            shape, out_HE = (delta.num_value_heads, num_inputs), weight_2HE.narrow(0, part * count, count)
-            source.read(f"{prefix}{name}.weight", shape, out_HE, start=share.first_value_head)
+        for out_HE, name in zip(weight_2HE.chunk(2), (names.b, names.a), strict=True):
+            read_by_head(source, f"{prefix}{name}.weight", share, out_HE)
         return weight_2HE
     group = delta.num_value_heads // delta.num_key_heads
     for head in range(share.num_key_heads):

@@ -42,9 +42,17 @@ class HeadNumbers:
         delta, count = share.delta, share.num_value_heads
         decay_H, step_H, norm_V = (source.new(size).float() for size in (count, count, delta.value_dim))
         for name, out_H in ((names.decay, decay_H), (names.step, step_H)):
-            source.read(prefix + name, (delta.num_value_heads,), out_H, start=share.first_value_head)
+            read_by_head(source, prefix + name, share, out_H)
         source.read(f"{prefix}{names.norm}.weight", (delta.value_dim,), norm_V)
         return cls(decay_H, step_H, norm_V, eps)
+
+
+def read_by_head(source: WeightSource, name: str, share: DeltaShare, out_H: Tensor) -> None:
+    """Reads what a tensor, [H, ...], has of each value head of this rank."""
+    begin, shape = 0, (share.delta.num_value_heads, *out_H.shape[1:])
+    for first, count in share.value_heads:
+        source.read(name, shape, out_H.narrow(0, begin, count), start=first)
+        begin += count
 
 
 class TorchDelta:
@@ -62,8 +70,7 @@ class TorchDelta:
         mixed_TF, keys = mixed_TF.float(), (num_tokens, share.num_key_heads, delta.key_dim)
         q_TJK, k_TJK = mixed_TF[:, :width].view(keys), mixed_TF[:, width : 2 * width].view(keys)
         v_THV = mixed_TF[:, 2 * width :].view(num_tokens, share.num_value_heads, delta.value_dim)
-        group = share.num_value_heads // share.num_key_heads
-        q_THK, k_THK = (_of_length_one(x_TJK).repeat_interleave(group, dim=1) for x_TJK in (q_TJK, k_TJK))
+        q_THK, k_THK = (_for_values(_of_length_one(x_TJK), share) for x_TJK in (q_TJK, k_TJK))
         write_TH, a_TH = strengths_T2H.chunk(2, dim=1)
         decay_TH = (-numbers.decay_H.exp() * F.softplus(a_TH + numbers.step_H)).exp()
         rows = _Rows(q_THK * delta.key_dim**-0.5, k_THK, v_THV, decay_TH, write_TH.sigmoid())
@@ -85,6 +92,12 @@ class _Rows:
 
 def _of_length_one(x_THK: Tensor) -> Tensor:
     return x_THK * torch.rsqrt(x_THK.square().sum(dim=-1, keepdim=True) + _LENGTH_EPS)
+
+
+def _for_values(x_TJK: Tensor, share: DeltaShare) -> Tensor:
+    """Returns for each value head what its key head has, [T, H, K]."""
+    group = share.num_value_heads // share.num_key_heads
+    return x_TJK.repeat(1, group, 1) if share.delta.tiled else x_TJK.repeat_interleave(group, dim=1)
 
 
 def _recur(rows: _Rows, slots_NHKV: Tensor, inputs: StateInputs) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ryzanstein.worker.architectures.mixers import MambaNames
+from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec, MambaNames
 from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON, FALCON_H1
@@ -15,11 +15,14 @@ ROPE_FACTORS = "rope_freqs.weight"
 CORRECTION = "exp_probs_b.bias"
 QUERY, KEY, VALUE, FUSED = "attn_q", "attn_k", "attn_v", "attn_qkv"
 LATENT = "attn_kv_b"
+DELTA_GATE = "attn_gate"
 GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
 _NORMS = ("_norm.weight", "_norm_2.weight")
 DECAY, SKIP, STATE_NORM = "ssm_a", "ssm_d", "ssm_norm"
-_SCALES = ("ssm_conv1d.weight", DECAY, SKIP)
-_IN_FULL = ("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS, *_SCALES)
+_IN_FULL = (
+    *("ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_ba.weight", DECAY, SKIP),
+    *("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
     }
     if names.embedding_norm is not None:
         found[names.embedding_norm] = TensorRole("token_embd_norm")
+    if names.per_layer is not None:
+        found[names.per_layer.table] = TensorRole("per_layer_token_embd")
+        found[names.per_layer.projection] = TensorRole("per_layer_model_proj")
+        found[names.per_layer.projection_norm] = TensorRole("per_layer_proj_norm")
     if names.position is not None:
         found[names.position] = TensorRole("position_embd")
     for layer in range(spec.num_layers):
@@ -65,8 +72,8 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    mixing = _attention(spec) if spec.layers[layer].convolution is None else _convolution(names)
-    plain = (*_norms(names, dialect), *mixing, *_state_space(names.mamba), *_mlp(names))
+    mixing = (*_mixing(spec, layer), *_state_space(names.mamba))
+    plain = (*_norms(names, dialect), *mixing, *_mlp(names), *_layerwise(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
@@ -103,6 +110,14 @@ def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, s
     yield names.mlp_post_norm, "post_ffw_norm"
 
 
+def _mixing(spec: DecoderSpec, layer: int) -> Iterator[tuple[str | None, str]]:
+    if spec.layers[layer].convolution is not None:
+        return _convolution(spec.names)
+    if spec.names.delta is not None and isinstance(spec.layers[layer].state, DeltaSpec):
+        return _delta(spec.names.delta)
+    return _attention(spec)
+
+
 def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
     names, latent = spec.names, spec.latent
     yield names.attention_out, "attn_output"
@@ -120,6 +135,18 @@ def _attention(spec: DecoderSpec) -> Iterator[tuple[str | None, str]]:
     yield from ((names.query, QUERY), (names.key, KEY), (names.value, VALUE), (names.sinks, "attn_sinks.weight"))
 
 
+def _layerwise(names: WeightNames) -> Iterator[tuple[str | None, str]]:
+    yield names.layer_scale, "layer_output_scale.weight"
+    if names.per_layer is not None:
+        yield from ((names.per_layer.gate, "inp_gate"), (names.per_layer.out, "proj"), (names.per_layer.norm, "post_norm"))
+    if names.beside is not None:
+        yield names.beside.mlp_norm, "post_ffw_norm_1"
+        yield names.beside.experts_in_norm, "pre_ffw_norm_2"
+        yield names.beside.experts_out_norm, "post_ffw_norm_2"
+        yield names.beside.input_scale, "ffn_gate_inp.scale"
+        yield names.beside.expert_scale, "ffn_down_exps.scale"
+
+
 def _convolution(names: WeightNames) -> Iterator[tuple[str | None, str]]:
     yield names.convolution_in, "shortconv.in_proj"
     yield names.convolution, "shortconv.conv"
@@ -130,6 +157,15 @@ def _state_space(names: MambaNames | None) -> Iterator[tuple[str | None, str]]:
     if names is not None:
         yield from ((names.projection, "ssm_in"), (names.convolution, "ssm_conv1d"), (names.out, "ssm_out"))
         yield from ((names.decay, DECAY), (names.skip, SKIP), (names.step, "ssm_dt.bias"), (names.norm, STATE_NORM))
+
+
+def _delta(names: DeltaNames) -> Iterator[tuple[str | None, str]]:
+    """Yields the tensors of a delta rule. Of projections that are one in a checkpoint it yields one."""
+    yield names.qkv, FUSED
+    yield None if names.z == names.qkv else names.z, DELTA_GATE
+    yield from ((names.b, "ssm_ba"),) if names.a == names.b else ((names.b, "ssm_beta"), (names.a, "ssm_alpha"))
+    yield from ((names.convolution, "ssm_conv1d"), (names.decay, "ssm_a"), (names.step, "ssm_dt.bias"))
+    yield from ((names.norm, "ssm_norm"), (names.out, "ssm_out"))
 
 
 def _mlp(names: WeightNames) -> Iterator[tuple[str | None, str]]:

@@ -1,8 +1,4 @@
-"""Which numbers of a GGUF file's tensors are those of which tensor of a checkpoint.
-
-Tensors are seen as rows; a vector that is one in both is a row for each number. A `Part` is a run of
-rows of the checkpoint's tensor which follow each other in the file.
-"""
+"""Which numbers of a GGUF file's tensors are those of which tensor of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ryzanstein.worker.architectures.mixers import MambaSpec
+from ryzanstein.worker.architectures.mixers import DeltaSpec, MambaSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.names import (
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.deltas import DELTAS, delta_parts
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import (
     CORRECTION,
     DECAY,
     FUSED,
@@ -33,57 +28,8 @@ from ryzanstein.worker.checkpoints.gguf.dialects.names import (
     TensorRole,
     roles,
 )
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import MINUS_EXP, PLUS_ONE, Part
 from ryzanstein.worker.refusal import CheckpointError
-
-Order = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows `start` to `start + count` of the checkpoint's tensor `source`, whose shape is `shape`.
-
-    In the file they begin at row `first` of tensor `name`, whose shape is `stored_shape`. `heads`:
-    they are those of so many heads, reordered. `transposed`: they are columns in the file.
-    `plus_one`: they are stored with one added. `decays`: what is stored is minus their exponential.
-    """
-
-    source: str
-    shape: tuple[int, ...]
-    name: str
-    stored_shape: tuple[int, ...]
-    start: int
-    count: int
-    first: int = 0
-    heads: int | None = None
-    transposed: bool = False
-    plus_one: bool = False
-    decays: bool = False
-
-    @property
-    def width(self) -> int:
-        """The numbers of a row of the checkpoint's tensor."""
-        return 1 if len(self.shape) == len(self.stored_shape) == 1 else self.shape[-1]
-
-    @property
-    def stored_width(self) -> int:
-        """The numbers of a row in the file."""
-        return self.count if self.transposed else self.width
-
-    @property
-    def stored_count(self) -> int:
-        """The rows that it takes in the file."""
-        return self.width if self.transposed else self.count
-
-    def rows_of_source(self) -> Order | None:
-        """Returns the part's row for each row of it in the file; None: they are the same."""
-        if self.heads is None:
-            return None
-        return np.arange(self.count).reshape(self.heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-    def rows_of_file(self) -> Order | None:
-        """Returns the row in the file, from `first` on, for each row of the part; None: they are the same."""
-        rows = self.rows_of_source()
-        return None if rows is None else np.argsort(rows)
 
 
 def tensor_parts(
@@ -124,7 +70,11 @@ class _New:
 def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, stored: Mapping[str, Any]) -> Iterator[Part]:
     heads = {QUERY: spec.num_heads, KEY: spec.num_kv_heads}.get(role.name) if dialect.permuted else None
     fused = role.tensor(FUSED, new.kind)
-    if role.name == LATENT and role.tensor(LATENT, new.kind) not in stored:
+    delta = None if role.layer is None else spec.layers[role.layer].state
+    if isinstance(delta, DeltaSpec) and spec.names.delta is not None and role.name in DELTAS:
+        whole = new.part(role.tensor(role.name, new.kind), new.shape, 0, new.num_rows)
+        yield from delta_parts(delta, spec.names.delta, dialect, role, whole)
+    elif role.name == LATENT and role.tensor(LATENT, new.kind) not in stored:
         yield from _latent(spec, role, new)
     elif role.name == FUSED and (dialect.split_qkv or spec.qkv_layout == "grouped"):
         yield from _grouped(spec, dialect, role, new)
@@ -141,7 +91,7 @@ def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, sto
     else:
         plus_one = dialect.plus_one and new.kind == ".weight" and role.name.endswith("norm")
         name = role.tensor(role.name, new.kind)
-        yield new.part(name, new.shape, 0, new.num_rows, heads=heads, plus_one=plus_one)
+        yield new.part(name, new.shape, 0, new.num_rows, heads=heads, change=PLUS_ONE if plus_one else None)
 
 
 def _reshaped(spec: DecoderSpec, role: TensorRole, new: _New) -> Part | None:
@@ -154,7 +104,7 @@ def _reshaped(spec: DecoderSpec, role: TensorRole, new: _New) -> Part | None:
     if role.name in (DECAY, SKIP, STATE_NORM):  # a row for each head, or for each group of them
         mamba = next(state for state in spec.states if isinstance(state, MambaSpec))
         num_rows = mamba.num_groups if role.name == STATE_NORM else mamba.num_heads
-        return new.part(name, (num_rows, new.num_rows // num_rows), 0, 1, decays=role.name == DECAY)
+        return new.part(name, (num_rows, new.num_rows // num_rows), 0, 1, change=MINUS_EXP if role.name == DECAY else None)
     return None
 
 

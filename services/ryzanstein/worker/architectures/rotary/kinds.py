@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ryzanstein.worker.architectures.rotary_config import scaling
+from ryzanstein.worker.architectures.rotary.config import scaling
 from ryzanstein.worker.architectures.spec import DecoderSpec, LongScaling, RotarySpec
 from ryzanstein.worker.architectures.values import Values
 

@@ -1,0 +1,1 @@
+"""The rotary settings of a config.json."""

@@ -1,0 +1,1 @@
+"""Which tensors of a file are those of which of a checkpoint."""
