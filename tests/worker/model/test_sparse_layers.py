@@ -62,6 +62,11 @@ def test_an_engine_gives_each_request_its_own_bits_with_reuse_chunks_and_company
     check_company(runner(model_dirs(name), **options))
 
 
+def test_layers_with_heads_of_their_own_follow_no_rule(model_dirs: Callable[[str], Path], runner: Callable[..., Any]) -> None:
+    with pytest.raises(ModelRefused, match="layers have heads of their own"):
+        runner(model_dirs("gemma4_text"), **OPTIONS, sparse_attention=SINKS)
+
+
 @pytest.mark.distributed
 @pytest.mark.long
 def test_two_ranks_choose_the_same_pages(model_dirs: Callable[[str], Path], tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def sparsified(spec: DecoderSpec, setting: str) -> DecoderSpec:
         raise ModelRefused("sparse_attention: models with latents are not supported")
     if spec.alibi is not None:
         raise ModelRefused("sparse_attention: models with linear biases (ALiBi) are not supported")
+    if spec.has_own_heads:
+        raise ModelRefused("sparse_attention: models whose layers have heads of their own are not supported")
     chosen = _chosen(spec, sparse)
     layers = (replace(layer, sparse=sparse.rule) if i in chosen else layer for i, layer in enumerate(spec.layers))
     return replace(spec, layers=tuple(layers))

@@ -78,7 +78,8 @@ def _links(sites: Sequence[Site], spec: DecoderSpec, index: int) -> Iterator[_Li
         yield _Link(feed_forward, prefix + names.mlp_norm, True)
     if dense and names.gate not in (None, names.up):
         yield _Link(found(names.down), prefix + names.up, False)
-    if spec.qkv_layout == "split" and spec.qkv_clip is None:
+    normed = spec.qk_norm is not None and spec.qk_norm.values  # a norm undoes what scales values
+    if spec.qkv_layout == "split" and spec.qkv_clip is None and not normed:
         heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
         yield _Link(found(names.attention_out), prefix + names.value, False, heads)
 
