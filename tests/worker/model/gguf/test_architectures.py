@@ -81,6 +81,7 @@ GEMMA4 = {
     "vocab_size_per_layer_input": 320,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+NEMOTRON_H = {"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -243,13 +244,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1, norm": ("falcon_h1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "nemotron_h": (
         "nemotron_h",
+        {**NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
+    ),
+    "nemotron_h, experts": (
+        "nemotron_h",
         {
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
-            "head_dim": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "n_groups": 2,
-            "ssm_state_size": 32,
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+            "routed_scaling_factor": 1.5,
         },
     ),
 }

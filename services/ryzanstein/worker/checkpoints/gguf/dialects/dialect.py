@@ -32,7 +32,8 @@ class Dialect:
     class. `permuted`: rows of queries and keys are reordered so that pairs of a rotation are
     neighbours. `split_qkv`: queries, keys and values are three tensors in the file, one in a
     checkpoint. `split_gate`: so are gate and up of an MLP. `tiled`: see `tensors.deltas`. `own_widths`:
-    something else says how wide the MLP is. `plus_one`: norms are stored with one added. `layer_norm`: the key of the norm's
+    something else says how wide the MLP is. `sparse`: models of this `model_type` with
+    experts have a name of their own. `plus_one`: norms are stored with one added. `layer_norm`: the key of the norm's
     epsilon is that of layer norms. `fixed` has what config.json needs and the file does not say.
     `scalars` maps keys of config.json to keys of the file that have the same number, `assumed` has
     those numbers where a file may lack them. `present` maps flags of config.json to the tensor
@@ -48,6 +49,7 @@ class Dialect:
     split_gate: bool = False
     tiled: bool = False
     own_widths: bool = False
+    sparse: bool = False
     plus_one: bool = False
     layer_norm: bool = False
     windowed: bool = False
