@@ -474,6 +474,26 @@ REFUSED = {
     "Falcon with ALiBi": ("falcon", {"alibi": True}, "alibi cannot be written|rotaries cannot be written|layers cannot be"),
     "Falcon with biases": ("falcon", {"bias": True}, "qkv_bias cannot be written: falcon in GGUF means False"),
     "a tied head where llama.cpp needs one": ("gpt_neox", {"tie_word_embeddings": True}, "tied_head cannot be written"),
+    "Granite 4 of attention alone": (
+        "granitemoehybrid",
+        {**GRANITE_HYBRID, "num_local_experts": 0, "layer_types": ["full_attention"] * 4},
+        "layer_types without Mamba 2 cannot be written as GGUF",
+    ),
+    "Falcon H1 with factors": (
+        "falcon_h1",
+        {**FALCON_H1, "key_multiplier": 0.5},
+        "layers cannot be written: falcon-h1 in GGUF",
+    ),
+    "Falcon H1 with its norm first": (
+        "falcon_h1",
+        {**FALCON_H1, "mamba_rms_norm": True},
+        "layers cannot be written: falcon-h1",
+    ),
+    "Nemotron 3 with groups of experts": (
+        "nemotron_h",
+        {**NEMOTRON_H, "layers_block_type": ["moe", "full_attention", "linear_attention"], "n_group": 2, "topk_group": 2},
+        "layers cannot be written: nemotron_h_moe in GGUF",
+    ),
     "an architecture without a dialect": ("opt", {}, "model_type 'opt' cannot be written as GGUF, only"),
 }
 
@@ -534,6 +554,42 @@ def test_layers_that_predict_further_tokens_are_not_read(
     assert read_spec(after).num_layers == 3
     with pytest.raises(ModelRefused, match="nextn_predict_layers must be below the number of blocks"):
         from_gguf(rewritten(to_gguf(before), {f"{prefix}.nextn_predict_layers": 4}))
+
+
+WRONG_LAYERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no heads": ("granitemoehybrid", {"attention.head_count_kv": 0}, "must be one count, or 0, for each layer"),
+    "other heads": (
+        "nemotron_h",
+        {"attention.head_count_kv": np.array([0, 1, 2, 0], np.int32)},
+        "must be one count, or 0, for each layer",
+    ),
+    "too few": ("nemotron_h", {"feed_forward_length": np.array([0, 96], np.int32)}, "must be a count for each of 4 layers"),
+    "below 0": ("nemotron_h", {"feed_forward_length": np.array([0, -96, 0, 0], np.int32)}, "must be a count for each of"),
+    "heads of no size": ("falcon_h1", {"ssm.time_step_rank": 7}, "over which the 128 numbers of ssm.inner_size do not divide"),
+    "groups": ("falcon_h1", {"ssm.group_count": 3}, "mamba_n_groups is 3, over which 8 heads do not divide"),
+    "groups of experts": ("nemotron_h, experts", {"expert_group_count": 2}, "expert_group_count is 2, only 1 is supported"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LAYERS)
+def test_layers_of_several_kinds_that_do_not_fit_are_refused_by_key(
+    case: str, tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    name, changes, reason = WRONG_LAYERS[case]
+    model_type, fields = MODELS[name]
+    path = to_gguf(tiny(model_type, **fields))
+    with GgufFile.open(path) as file:
+        prefix = file.metadata["general.architecture"]
+    with pytest.raises(ModelRefused, match=reason):
+        from_gguf(rewritten(path, {f"{prefix}.{key}": value for key, value in changes.items()}))
+
+
+def test_what_nemotron_3_has_behind_its_layers_is_not_read(
+    tiny: Callable[..., Path], to_gguf: Callable[..., Path], from_gguf: Callable[..., Path]
+) -> None:
+    model_type, changes = MODELS["nemotron_h, experts"]
+    after = from_gguf(rewritten(to_gguf(tiny(model_type, **changes)), {"nemotron_h_moe.nextn_predict_layers": 1}))
+    assert [layer.experts is not None for layer in read_spec(after).layers] == [False, True, False]
 
 
 WRONG_EXPERTS: dict[str, tuple[dict[str, Any], str]] = {
