@@ -97,6 +97,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qwen_hybrid.QWEN3_NEXT,
         nemotron_h.NEMOTRON_H,
         falcon_h1.FALCON_H1,
+        falcon_h1.BAMBA,
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V3,
     )

@@ -487,6 +487,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 12,
         },
     ),
+    "bamba states": (
+        "BambaConfig",
+        {
+            **SHAPE,
+            "num_hidden_layers": 4,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 3,
+            "mamba_d_state": 10,
+        },
+    ),
 }
 
 

@@ -48,7 +48,7 @@ def defaults() -> dict[str, dict[str, Any]]:
         }
 
 
-TOLD_BY_LAYER = ("granitemoehybrid", "lfm2_moe")
+TOLD_BY_LAYER = ("granitemoehybrid", "lfm2_moe", "bamba")
 """What transformers takes for absent kinds of layers is not served, or does not exist."""
 
 
@@ -56,7 +56,7 @@ TOLD_BY_LAYER = ("granitemoehybrid", "lfm2_moe")
 def test_kinds_of_layers_that_must_be_told_are_asked_for(model_type: str) -> None:
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
     more = {"max_position_embeddings": 128, "intermediate_size": 96, "moe_intermediate_size": 32}
-    with pytest.raises(CheckpointError, match="layer_types"):
+    with pytest.raises(CheckpointError, match=r"layer_types|attn_layer_indices"):
         spec_of({"model_type": model_type, **shape, **more})
 
 

@@ -241,6 +241,7 @@ BASES: Mapping[str, dict[str, Any]] = {
         "ssm_state_size": 12,
     },
     "falcon_h1": {**SHAPE, **FALCON_H1},
+    "bamba": {**SHAPE, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 10},
     "falcon_h1 norms": {**SHAPE, **FALCON_H1, "mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True},
     "nemotron_h experts": {
         **{key: SHAPE[key] for key in SHAPE if key != "num_hidden_layers"},
@@ -349,6 +350,7 @@ OTHERS: Mapping[str, list[Any]] = {
     "mlp_layer_types": [["sparse", "sparse"], ["dense", "dense"], ["sparse"], ["other", "sparse"], None],
     "position_embedding_type": ["rope", "nope", None],
     "mamba_d_head": ["auto", 8, 9, None],
+    "attn_layer_indices": [[0], [0, 1], [], [7], None],
     "mamba_d_ssm": [None, 48, 64, 63],
     "mlp_multipliers": [[0.5, 1.6], [0.7, 0.9], [1.0], None],
     "ssm_multipliers": [*([2.0 if part == each else 0.7 for part in range(5)] for each in range(5)), [1.0] * 4, None],

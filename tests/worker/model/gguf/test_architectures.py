@@ -558,6 +558,11 @@ def test_layers_that_predict_further_tokens_are_not_read(
 
 WRONG_LAYERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no heads": ("granitemoehybrid", {"attention.head_count_kv": 0}, "must be one count, or 0, for each layer"),
+    "heads that turn in part": (
+        "granitemoehybrid",
+        {"rope.dimension_count": 8, "rope.scaling.finetuned": True},
+        "rope.dimension_count is 8, but a head has 16 numbers",
+    ),
     "other heads": (
         "nemotron_h",
         {"attention.head_count_kv": np.array([0, 1, 2, 0], np.int32)},

@@ -1,4 +1,6 @@
-"""Falcon H1 of TII: attention and Mamba 2 beside each other in every layer, and factors almost everywhere."""
+"""Falcon H1 of TII: attention and Mamba 2 beside each other in every layer, and factors almost everywhere. And Bamba of IBM,
+whose layers have one of the two.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,19 @@ def _mamba(spec: DecoderSpec, values: Values) -> MambaSpec:
     )
 
 
+def _bamba(spec: DecoderSpec, values: Values) -> DecoderSpec:
+    """Puts Mamba 2 in the place of attention, but in the layers that config.json names."""
+    attention = values.indices("attn_layer_indices")
+    if not any(index in attention for index in range(spec.num_layers)):
+        raise values.error("attn_layer_indices", "names no layer: a model without keys and values is not supported")
+    mamba = mamba_spec(spec, values, values.count("mamba_expand") * spec.hidden_size)
+    layers = (
+        layer if index in attention else replace(layer, rotary=None, state=mamba, attention=False)
+        for index, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
 def _factors(values: Values, key: str, count: int) -> tuple[float, ...]:
     """Returns a list of factors; all are 1 if there is none. Raises CheckpointError for another number of them."""
     found = (1.0,) * count if values.optional(key) is None else values.numbers(key)
@@ -56,19 +71,38 @@ def _factors(values: Values, key: str, count: int) -> tuple[float, ...]:
     return found
 
 
+_NAMES = replace(
+    LLAMA_NAMES,
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    mamba=mamba_names("mamba."),
+)
+_CHOICES = Choices(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+BAMBA = Architecture(
+    model_type="bamba",
+    title="Bamba",
+    names=_NAMES,
+    choices=replace(_CHOICES, rotated="factor"),
+    defaults={
+        **MAMBA_DEFAULTS,
+        "rms_norm_eps": 1e-5,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 262_144,
+    },
+    fixed={"partial_rotary_factor": 0.5},
+    refine=_bamba,
+    refined="attention in the layers of `attn_layer_indices`",
+)
 FALCON_H1 = Architecture(
     model_type="falcon_h1",
     title="Falcon H1",
-    names=replace(
-        LLAMA_NAMES,
-        final_norm="model.final_layernorm",
-        mlp_norm="pre_ff_layernorm",
-        gate="feed_forward.gate_proj",
-        up="feed_forward.up_proj",
-        down="feed_forward.down_proj",
-        mamba=mamba_names("mamba."),
-    ),
-    choices=Choices(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
+    names=_NAMES,
+    choices=_CHOICES,
     defaults={
         **MAMBA_DEFAULTS,
         "rms_norm_eps": 1e-5,

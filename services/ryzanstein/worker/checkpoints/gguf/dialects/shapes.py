@@ -119,7 +119,9 @@ class MixedHeads:
         found = {"num_key_value_heads": max(heads), "head_dim": dim, "layer_types": kinds}
         if not self.turned:
             return {**found, "layers_block_type": kinds, "intermediate_size": max(widths) or 1}
-        turns = reader.flag("rope.scaling.finetuned", default=True)
+        turns, turned = reader.flag("rope.scaling.finetuned", default=True), reader.count("rope.dimension_count", dim)
+        if turns and turned != dim:  # Bamba's
+            reader.refuse("rope.dimension_count", f"is {turned}, but a head has {dim} numbers")
         return {**found, **read_rotation(reader, dim), "position_embedding_type": "rope" if turns else "nope"}
 
     def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
