@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.architectures.registry import spec_of
-from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.checkpoints.gguf.description import GgufDescription
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors import deltas
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import Part
@@ -25,20 +25,34 @@ from ryzanstein.worker.kernels.functions.block_types import FLOATS
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.products.blocks import MappedBlocks
 
+_GATE = ".gate"
+
 
 def open_gguf(path: Path, *, as_stored: bool = False) -> tuple[DecoderSpec, GgufFiles]:
     """Opens a file and returns the decoder that it describes, and its tensors. Raises CheckpointError.
 
-    `as_stored`: linear weights are [outputs, inputs], as they are in any file, and the heads of a delta
-    rule are in its order, and not as config.json's architecture has them: blocks can be kept so.
+    `as_stored`: linear weights are [outputs, inputs], as they are in any file, gates are apart from ups where
+    the file has them so, and the heads of a delta rule are in its order, and not as config.json's
+    architecture has them: their blocks can be kept so.
     """
     file = GgufFile.open(path)
     description = GgufDescription.of(file)
     spec = spec_of(description.config)
     if as_stored:
-        spec = deltas.as_stored(replace(spec, transposed=False), description.dialect)
+        names = _with_gates_apart(spec.names) if description.dialect.split_gate else spec.names
+        spec = deltas.as_stored(replace(spec, transposed=False, names=names), description.dialect)
     parts = tensor_parts(spec, tensor_shapes(spec), description.dialect, file.tensors)
     return spec, GgufFiles(file, by_source(parts), description.unread)
+
+
+def _with_gates_apart(names: WeightNames) -> WeightNames:
+    """Returns names where an MLP's gate has one of its own."""
+    gate, shared = names.gate, names.shared_projections
+    if gate is not None and gate == names.up:
+        gate += _GATE
+    if shared is not None and shared[0] == shared[1]:
+        shared = (shared[0] + _GATE, *shared[1:])
+    return replace(names, gate=gate, shared_projections=shared)
 
 
 class GgufFiles:

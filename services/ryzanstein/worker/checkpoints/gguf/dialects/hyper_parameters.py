@@ -59,7 +59,7 @@ def _common(reader: MetadataReader, dialect: Dialect) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": _layers(reader, dialect),
         "num_attention_heads": reader.count("attention.head_count"),
-        "intermediate_size": 0 if dialect.own_widths else reader.count("feed_forward_length"),
+        "intermediate_size": 0 if dialect.own_widths else reader.count("feed_forward_length", some=dialect.halves),
         "vocab_size": _vocabulary(reader.facts, width),
         _CONTEXT: reader.count("context_length"),
         "rms_norm_eps": reader.number(f"attention.{_epsilon(dialect)}"),

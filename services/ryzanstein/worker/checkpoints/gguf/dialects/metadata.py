@@ -41,9 +41,19 @@ class MetadataReader:
         """Returns whether the file has a tensor, also as a part of a fused one."""
         return tensor in self.facts.shapes or tensor.replace(".attn_q.", ".attn_qkv.") in self.facts.shapes
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """Returns a count above 0; it may be 0 if that is the default."""
+    def by_layer(self, key: str, num_layers: int) -> list[int]:
+        """Returns a count for each layer, which may be 0."""
+        value = self.facts.metadata.get(f"{self.name}.{key}")
+        counts: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * num_layers
+        if len(counts) != num_layers or not all(isinstance(count, int) and count >= 0 for count in counts):
+            self.refuse(key, f"must be a count for each of {num_layers} layers, got {excerpt(counts)}")
+        return counts
+
+    def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
+        """Returns a count above 0; it may be 0 if that is the default. `some`: layers may have 0 instead."""
         value = self.facts.metadata.get(f"{self.name}.{key}", default)
+        if some and isinstance(value, np.ndarray) and value.any():
+            value = value[value != 0]
         if isinstance(value, np.ndarray) and value.size and np.all(value == value.flat[0]):
             value = value.flat[0].item()  # one number per layer, all the same
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):

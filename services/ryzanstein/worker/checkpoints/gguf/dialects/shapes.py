@@ -1,4 +1,8 @@
-"""What some say besides: Falcon its generation, MPT ALiBi, GPT-NeoX parallel halves, Command R7B and EXAONE 4 a window."""
+"""What some say besides.
+
+Falcon says its generation, MPT ALiBi, GPT-NeoX parallel halves, Command R7B and EXAONE 4 a window; Granite 4, Falcon H1 and
+Nemotron H the sizes of Mamba 2, and which layers have it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ryzanstein.worker.architectures.mixers import MambaSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec
+from ryzanstein.worker.checkpoints.gguf.dialects.experts import Experts, experts_of
+from ryzanstein.worker.checkpoints.gguf.dialects.heads import read_rotation, rotation_metadata
 from ryzanstein.worker.checkpoints.gguf.dialects.metadata import MetadataReader
 from ryzanstein.worker.checkpoints.gguf.header import Value
+from ryzanstein.worker.refusal import CheckpointError, excerpt
 
 _ALIBI = 8.0
+_KEY_VALUE_HEADS = "attention.head_count_kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,105 @@ class PatternWindows:
 
     def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
         return window_metadata(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedHeads:
+    """Heads of models whose layers are of several kinds: there are no key-value heads where there is no attention.
+
+    Layers without heads have Mamba 2, or only an MLP if their width says so. `turned`: every layer has an MLP, and the file
+    says whether positions count (Granite 4).
+    """
+
+    turned: bool = False
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        num_layers = config["num_hidden_layers"]
+        heads, widths = (reader.by_layer(key, num_layers) for key in (_KEY_VALUE_HEADS, "feed_forward_length"))
+        if len({*heads} - {0}) != 1:
+            reader.refuse(_KEY_VALUE_HEADS, f"must be one count, or 0, for each layer, got {excerpt(heads)}")
+        without = ["mlp" if width and not self.turned else "linear_attention" for width in widths]
+        kinds = ["full_attention" if count else kind for count, kind in zip(heads, without, strict=True)]
+        dim = reader.count("attention.key_length", max(1, config["hidden_size"] // config["num_attention_heads"]))
+        found = {"num_key_value_heads": max(heads), "head_dim": dim, "layer_types": kinds}
+        if not self.turned:
+            return {**found, "layers_block_type": kinds}
+        turns = reader.flag("rope.scaling.finetuned", default=True)
+        return {**found, **read_rotation(reader, dim), "position_embedding_type": "rope" if turns else "nope"}
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        found: dict[str, Value] = {
+            _KEY_VALUE_HEADS: np.array([spec.num_kv_heads if layer.attention else 0 for layer in spec.layers], np.int32),
+            "attention.key_length": spec.head_dim,
+            "attention.value_length": spec.head_dim,
+        }
+        if not self.turned:
+            widths = [spec.intermediate_size if layer.mlp else 0 for layer in spec.layers]
+            eps = float(spec.norm.eps)  # of the same norms, which llama.cpp wants under both names
+            return {**found, "feed_forward_length": np.array(widths, np.int32), "attention.layer_norm_epsilon": eps}
+        turns = any(layer.rotary is not None for layer in spec.layers)
+        return {**found, **rotation_metadata(spec), "rope.scaling.finetuned": turns}
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpaces:
+    """The sizes of Mamba 2, under config.json's names for them.
+
+    `width` is the key of what all heads put out, unless it is as often the model's width as `mamba_expand` says.
+    """
+
+    heads: str = "mamba_n_heads"
+    groups: str = "mamba_n_groups"
+    rows: str = "mamba_d_state"
+    length: str = "mamba_d_conv"
+    bias: str = "mamba_conv_bias"
+    head_dim: str = "mamba_d_head"
+    width: str = ""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        width, num_heads = reader.count("ssm.inner_size"), reader.count("ssm.time_step_rank")
+        if width % num_heads:
+            reader.refuse(
+                "ssm.time_step_rank", f"is {num_heads}, over which the {width} numbers of ssm.inner_size do not divide"
+            )
+        found = {
+            self.heads: num_heads,
+            self.groups: reader.count("ssm.group_count"),
+            self.rows: reader.count("ssm.state_size"),
+            self.length: reader.count("ssm.conv_kernel"),
+            self.head_dim: width // num_heads,
+            self.bias: any(name.endswith("ssm_conv1d.bias") for name in reader.facts.shapes),
+        }
+        return {**found, self.width or "mamba_expand": width if self.width else max(1, width // config["hidden_size"])}
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        mamba = next((state for state in spec.states if isinstance(state, MambaSpec)), None)
+        if mamba is None:
+            raise CheckpointError("config.json: layer_types without Mamba 2 cannot be written as GGUF")
+        return {
+            "ssm.conv_kernel": mamba.length,
+            "ssm.inner_size": mamba.width,
+            "ssm.state_size": mamba.state_dim,
+            "ssm.time_step_rank": mamba.num_heads,
+            "ssm.group_count": mamba.num_groups,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GraniteExperts:
+    """The experts of Granite 4, which may be none: then its only MLP is the one that is else beside them."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        shared, width = "expert_shared_feed_forward_length", config["intermediate_size"]
+        if not reader.count("expert_count", 0):
+            return {"num_experts": 0, "shared_intermediate_size": reader.count(shared, width)}
+        return {**Experts().read(reader, config), "shared_intermediate_size": reader.count(shared)}
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        if not any(layer.experts for layer in spec.layers):
+            return {"expert_shared_feed_forward_length": spec.intermediate_size}
+        moe = experts_of(spec)
+        return {**Experts().write(spec, config), "expert_shared_feed_forward_length": moe.shared_width or 0}
 
 
 def window_metadata(spec: DecoderSpec) -> dict[str, Value]:

@@ -22,9 +22,12 @@ from ryzanstein.worker.checkpoints.gguf.dialects.layers import LayerHeads
 from ryzanstein.worker.checkpoints.gguf.dialects.shapes import (
     AlternatingWindows,
     FalconGeneration,
+    GraniteExperts,
+    MixedHeads,
     MptAttention,
     ParallelHalves,
     PatternWindows,
+    StateSpaces,
 )
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, excerpt
@@ -336,6 +339,43 @@ GRANITE_MOE = replace(
     fixed=_SILU,
     features=(Experts(),),
 )
+GRANITE_HYBRID = replace(
+    GRANITE,
+    name="granitehybrid",
+    model_type="granitemoehybrid",
+    class_name="GraniteMoeHybridForCausalLM",
+    fixed={**_SILU, "mamba_proj_bias": False},
+    present={},
+    split_gate=True,
+    heads=MixedHeads(turned=True),
+    each_layer="attn_norm.weight",
+    features=(GraniteExperts(), StateSpaces()),
+)
+FALCON_H1 = Dialect(
+    "falcon-h1",
+    "falcon_h1",
+    "FalconH1ForCausalLM",
+    fixed={
+        **_SILU,
+        "attention_bias": False,
+        "mamba_proj_bias": False,
+        "projectors_bias": False,
+        "mamba_norm_before_gate": False,
+    },
+    present={"mlp_bias": "blk.0.ffn_up.bias", "mamba_rms_norm": "blk.0.ssm_norm.weight"},
+    features=(StateSpaces(width="mamba_d_ssm"),),
+)
+NEMOTRON_H = Dialect(
+    "nemotron_h",
+    "nemotron_h",
+    "NemotronHForCausalLM",
+    halves=True,
+    fixed={"hidden_act": "relu2", "use_bias": False, "mlp_bias": False},
+    mlp_norm="attn_norm",
+    each_layer="attn_norm.weight",
+    heads=MixedHeads(),
+    features=(StateSpaces("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "mamba_head_dim"),),
+)
 GLM4_MOE = Dialect(
     "glm4moe",
     "glm4_moe",
@@ -396,6 +436,7 @@ DIALECTS = (
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
     *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
     *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS, QWEN35, QWEN35_MOE, QWEN3_NEXT, GRANITE_MOE, GLM4_MOE, GLM4_MOE_LITE),
+    *(GRANITE_HYBRID, FALCON_H1, NEMOTRON_H),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 

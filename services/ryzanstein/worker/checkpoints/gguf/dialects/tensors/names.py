@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec
+from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec, MambaNames
 from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON
+from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON, FALCON_H1
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The factors of Llama 3's wavelengths; they belong to no tensor of a checkpoint."""
@@ -18,9 +18,12 @@ LATENT = "attn_kv_b"
 DELTA_GATE = "attn_gate"
 GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
 _NORMS = ("_norm.weight", "_norm_2.weight")
+DECAY, SKIP, STATE_NORM = "ssm_a", "ssm_d", "ssm_norm"
+_STATES = ("ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_ba.weight", DECAY, SKIP)
 _IN_FULL = (
-    *("ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_ba.weight"),
-    *("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS),
+    *("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias"),
+    *_NORMS,
+    *_STATES,
 )
 
 
@@ -71,7 +74,8 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    plain = (*_norms(names, dialect), *_mixing(spec, layer), *_mlp(names), *_layerwise(names))
+    own = (*_state_space(names.mamba), *_mlp(names), *_layerwise(names))
+    plain = (*_norms(names, dialect), *_mixing(spec, layer), *own)
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
@@ -84,17 +88,24 @@ def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple
         yield names.shared_gate, TensorRole("ffn_gate_inp_shexp", layer)
     if names.router_correction:
         yield names.router_correction, TensorRole(CORRECTION, layer)
-    for base, name in zip(names.expert_projections, (GATES, UPS, "ffn_down_exps"), strict=True):
+    places = (GATES, UPS, "ffn_down_exps")
+    for base, name in zip(names.shared_projections or names.expert_projections, places, strict=True):
         yield names.shared_expert + base, TensorRole(name.replace("exps", "shexp"), layer)
+    for base, name in zip(names.expert_projections, places, strict=True):
         for index in range(experts.num_experts):
             yield names.expert.format(expert=index) + base, TensorRole(name, layer, index, experts.num_experts)
 
 
 def _norms(names: WeightNames, dialect: Dialect) -> Iterator[tuple[str | None, str]]:
-    """Yields the norms. Where Falcon has two before its halves, the file's first is that of the MLP."""
-    swapped = dialect is FALCON and names.mlp_norm is not None
+    """Yields the norms. Where Falcon has two before its halves, the file's first is that of the MLP.
+
+    Falcon H1's name for that of the MLP ends with it, without `.weight`.
+    """
+    swapped, mlp_norm = dialect is FALCON and names.mlp_norm is not None, names.mlp_norm
+    if mlp_norm is not None and dialect is FALCON_H1:
+        mlp_norm += ".weight"
     yield names.attention_norm, "attn_norm_2" if swapped else "attn_norm"
-    yield names.mlp_norm, "attn_norm" if swapped else dialect.mlp_norm
+    yield mlp_norm, "attn_norm" if swapped else dialect.mlp_norm
     yield names.query_norm, "attn_q_norm"
     yield names.key_norm, "attn_k_norm"
     yield names.attention_post_norm, "post_attention_norm"
@@ -151,6 +162,12 @@ def _delta(names: DeltaNames) -> Iterator[tuple[str | None, str]]:
     yield from ((names.b, "ssm_ba"),) if names.a == names.b else ((names.b, "ssm_beta"), (names.a, "ssm_alpha"))
     yield from ((names.convolution, "ssm_conv1d"), (names.decay, "ssm_a"), (names.step, "ssm_dt.bias"))
     yield from ((names.norm, "ssm_norm"), (names.out, "ssm_out"))
+
+
+def _state_space(names: MambaNames | None) -> Iterator[tuple[str | None, str]]:
+    if names is not None:
+        yield from ((names.projection, "ssm_in"), (names.convolution, "ssm_conv1d"), (names.out, "ssm_out"))
+        yield from ((names.decay, DECAY), (names.skip, SKIP), (names.step, "ssm_dt.bias"), (names.norm, STATE_NORM))
 
 
 def _mlp(names: WeightNames) -> Iterator[tuple[str | None, str]]:

@@ -8,24 +8,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ryzanstein.worker.architectures.mixers import DeltaSpec
+from ryzanstein.worker.architectures.mixers import DeltaSpec, MambaSpec
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.deltas import DELTAS, delta_parts
 from ryzanstein.worker.checkpoints.gguf.dialects.tensors.names import (
     CORRECTION,
+    DECAY,
     FUSED,
     GATE_UPS,
     GATES,
     KEY,
     LATENT,
     QUERY,
+    SKIP,
+    STATE_NORM,
     UPS,
     VALUE,
     TensorRole,
     roles,
 )
-from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import PLUS_ONE, Part
+from ryzanstein.worker.checkpoints.gguf.dialects.tensors.part import MINUS_EXP, PLUS_ONE, Part
 from ryzanstein.worker.refusal import CheckpointError
 
 
@@ -79,16 +82,46 @@ def _parts(spec: DecoderSpec, dialect: Dialect, role: TensorRole, new: _New, sto
         yield _of_fused(spec, role, new, fused, heads)
     elif role.count is not None:
         yield _stacked(role, new, stored)
-    elif role.name == "ffn_gate_inp_shexp" or (role.name == CORRECTION and len(new.shape) == 2):
-        yield new.part(role.tensor(role.name, new.kind), new.shape[1:], 0, 1)
-    elif role.name == "shortconv.conv" and len(new.shape) == 3:
-        yield new.part(role.tensor(role.name, new.kind), (new.shape[0], new.shape[2]), 0, new.num_rows)
+    elif (reshaped := _reshaped(spec, role, new)) is not None:
+        yield reshaped
+    elif dialect.split_gate and _has_gate_and_up(spec, role):
+        yield from _split(role, new)
     elif spec.transposed and len(new.shape) == 2 and role.layer is not None:
         yield new.part(role.tensor(role.name, new.kind), new.shape[::-1], 0, new.num_rows, transposed=True)
     else:
         plus_one = dialect.plus_one and new.kind == ".weight" and role.name.endswith("norm")
         name = role.tensor(role.name, new.kind)
         yield new.part(name, new.shape, 0, new.num_rows, heads=heads, change=PLUS_ONE if plus_one else None)
+
+
+def _reshaped(spec: DecoderSpec, role: TensorRole, new: _New) -> Part | None:
+    """Returns the place of a tensor that has other dimensions in the file."""
+    name = role.tensor(role.name, new.kind)
+    if role.name == "ffn_gate_inp_shexp" or (role.name == CORRECTION and len(new.shape) == 2):
+        return new.part(name, new.shape[1:], 0, 1)
+    if role.name in ("shortconv.conv", "ssm_conv1d") and len(new.shape) == 3:
+        return new.part(name, (new.shape[0], new.shape[2]), 0, new.num_rows)
+    if role.name in (DECAY, SKIP, STATE_NORM):  # a row for each head, or for each group of them
+        mamba = next(state for state in spec.states if isinstance(state, MambaSpec))
+        num_rows = mamba.num_groups if role.name == STATE_NORM else mamba.num_heads
+        return new.part(name, (num_rows, new.num_rows // num_rows), 0, 1, change=MINUS_EXP if role.name == DECAY else None)
+    return None
+
+
+def _has_gate_and_up(spec: DecoderSpec, role: TensorRole) -> bool:
+    """Returns whether a checkpoint's tensor has the gate of an MLP and its up."""
+    names = spec.names
+    if role.name == "ffn_up":
+        return names.gate == names.up
+    shared = names.shared_projections
+    return role.name == "ffn_up_shexp" and shared is not None and shared[0] == shared[1]
+
+
+def _split(role: TensorRole, new: _New) -> Iterator[Part]:
+    """Yields the places of an MLP's gate and up, which a checkpoint has in one tensor."""
+    half = new.num_rows // 2
+    for start, name in ((0, role.name.replace("up", "gate")), (half, role.name)):
+        yield new.part(role.tensor(name, new.kind), (half, *new.shape[1:]), start, half)
 
 
 def _stacked(role: TensorRole, new: _New, stored: Mapping[str, Any]) -> Part:
