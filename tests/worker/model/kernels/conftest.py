@@ -135,7 +135,7 @@ def _delta(kernels: NativeKernels, normal: Normal) -> dict[str, Tensor]:
     mixed_TF = kernels.tails.convolve(normal(42, 22, sizes.num_channels), (weights_4F, None), slots_NW, runs, sizes)
     heads = (normal(43, 4), normal(44, 4), normal(45, 75), 1e-6)
     rows = (mixed_TF, normal(46, 22, 8), normal(47, 22, 300))
-    out_T = kernels.delta.rule(*rows, heads, slots_NW=slots_NW, runs=runs, sizes=sizes)
+    out_T = kernels.delta.rule(*rows, heads, slots_NW=slots_NW, runs=runs, sizes=sizes, tiled=False)
     return {"delta_convolve": mixed_TF, "delta_rule": out_T, "delta_rule slots": slots_NW}
 
 
