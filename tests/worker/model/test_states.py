@@ -141,3 +141,5 @@ def test_a_layer_that_keeps_a_state_follows_no_rule_of_sparse_attention(load: Ca
     assert load(sparse_attention="window=16,sinks=4").sparse_attention
     with pytest.raises(ModelRefused, match="layer 0 keeps a state"):
         load(sparse_attention="window=16,sinks=4,layers=0")
+    with pytest.raises(ModelRefused, match="layer 1 keeps no keys"):
+        load("nemotron_h states", sparse_attention="window=16,sinks=4,layers=1")

@@ -115,7 +115,8 @@ def to_file(source: Path, target: Path, wanted: BlockType, out: TextIO, *, force
     Raises ModelRefused; OSError. Progress is written to `out`.
     """
     spec, entries = _model(source)
-    dialect = dialect_of_model(spec.model_type, str(source / "config.json"))
+    sparse = any(layer.experts for layer in spec.layers)
+    dialect = dialect_of_model(spec.model_type, str(source / "config.json"), sparse=sparse)
     places = by_stored(tensor_parts(spec, tensor_shapes(spec), dialect))
     tensors = [_stored(entries, place, wanted, spec, source) for place in places]
     _refuse_unread(entries, spec)

@@ -46,7 +46,7 @@ def stacked_name(name: str) -> str | None:
     """
     gate_ups, downs, own = _STACKS[-1] if _STACKS[-1][2] in name else _STACKS[1]
     layer, _, projection = name.partition(own)
-    if layer.endswith(".mlp"):
+    if layer.endswith((".mlp", ".mixer")):
         return None
     if projection.endswith((".gate_proj.weight", ".up_proj.weight")):
         return layer + gate_ups

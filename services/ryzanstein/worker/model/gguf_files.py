@@ -31,9 +31,9 @@ _GATE = ".gate"
 def open_gguf(path: Path, *, as_stored: bool = False) -> tuple[DecoderSpec, GgufFiles]:
     """Opens a file and returns the decoder that it describes, and its tensors. Raises CheckpointError.
 
-    `as_stored`: linear weights are [outputs, inputs], as they are in any file, gates are apart from ups where
-    the file has them so, and the heads of a delta rule are in its order, and not as config.json's
-    architecture has them: their blocks can be kept so.
+    `as_stored`: linear weights are [outputs, inputs], as they are in any file, the heads of a delta rule are
+    in its order, and gates are apart from ups, and not as config.json's architecture has them: blocks can be
+    kept so.
     """
     file = GgufFile.open(path)
     description = GgufDescription.of(file)

@@ -37,14 +37,6 @@ MODELS: dict[str, Any] = {
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         "block_auto_adjust_ff_dim": False,
     },
-    "qwen3_5_text": {
-        **WIDE,
-        "head_dim": 64,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-    },
     "granitemoehybrid": {
         **WIDE,
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
@@ -52,6 +44,14 @@ MODELS: dict[str, Any] = {
         "shared_intermediate_size": 768,
         "mamba_n_heads": 8,
         "mamba_d_state": 32,
+    },
+    "qwen3_5_text": {
+        **WIDE,
+        "head_dim": 64,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
     },
     # Each token uses all experts: rounding changes how much, not which.
     "qwen3_moe": {**WIDE, "num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "norm_topk_prob": True},
@@ -113,8 +113,8 @@ def to_file_of(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 
 
 def _same(model: str, found: Tensor, expected: Tensor) -> bool:
-    """Returns whether bits are equal; of Qwen 3.5, whose file has the heads in another order, whether numbers are."""
-    if model != "qwen3_5_text":
+    """Returns whether bits are equal; of models whose file has heads in another order or other decays, whether numbers are."""
+    if model not in ("qwen3_5_text", "granitemoehybrid"):
         return torch.equal(found, expected)
     return bool((found - expected).norm() < 1e-5 * expected.norm())
 
@@ -137,7 +137,7 @@ def test_every_architecture_is_served_from_its_file(
     model_dir = tiny(model_type, **changes)
     expected = logits(runner(model_dir), plan(0, 40), plan(40, 1))
     found = logits(runner(to_gguf(model_dir)), plan(0, 40), plan(40, 1))
-    assert (found - expected).abs().max() <= (1e-5 if model_type in test_architectures.INEXACT else 0)
+    assert (found - expected).abs().max() <= (1e-5 if model_type.startswith(test_architectures.INEXACT) else 0)
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

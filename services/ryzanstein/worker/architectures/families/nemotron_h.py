@@ -82,7 +82,8 @@ def _hybrid(spec: DecoderSpec, values: Values) -> DecoderSpec:
     mamba = _mamba(values) if MAMBA in kinds else None
     experts = _experts(values) if _EXPERTS in kinds else None
     layers = (_of_kind(layer, kind, mamba, experts) for layer, kind in zip(spec.layers, kinds, strict=True))
-    return replace(spec, layers=tuple(layers))
+    width = spec.intermediate_size if _MLP in kinds else 1 if experts is None else experts.width
+    return replace(spec, layers=tuple(layers), intermediate_size=width)
 
 
 def _of_kind(layer: LayerSpec, kind: str, mamba: MambaSpec | None, experts: MoeSpec | None) -> LayerSpec:

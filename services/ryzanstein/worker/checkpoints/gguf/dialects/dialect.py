@@ -31,9 +31,9 @@ class Dialect:
     `name` is `general.architecture`, `model_type` that of config.json, `class_name` transformers'
     class. `permuted`: rows of queries and keys are reordered so that pairs of a rotation are
     neighbours. `split_qkv`: queries, keys and values are three tensors in the file, one in a
-    checkpoint. `split_gate`: so are gate and up of an MLP. `halves`: layers without an MLP have the width 0;
-    `own_widths`: something else says how wide it is. `tiled`: see `tensors.deltas`.
-    `plus_one`: norms are stored with one added. `layer_norm`: the key of the norm's
+    checkpoint. `split_gate`: so are gate and up of an MLP. `tiled`: see `tensors.deltas`. `own_widths`:
+    something else says how wide the MLP is. `sparse`: models of this `model_type` with
+    experts have a name of their own. `plus_one`: norms are stored with one added. `layer_norm`: the key of the norm's
     epsilon is that of layer norms. `fixed` has what config.json needs and the file does not say.
     `scalars` maps keys of config.json to keys of the file that have the same number, `assumed` has
     those numbers where a file may lack them. `present` maps flags of config.json to the tensor
@@ -46,10 +46,10 @@ class Dialect:
     class_name: str
     permuted: bool = False
     split_qkv: bool = False
+    split_gate: bool = False
     tiled: bool = False
     own_widths: bool = False
-    split_gate: bool = False
-    halves: bool = False
+    sparse: bool = False
     plus_one: bool = False
     layer_norm: bool = False
     windowed: bool = False

@@ -90,6 +90,34 @@ class ErnieExperts:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class NemotronExperts:
+    """Experts of Nemotron 3, which sigmoids rate with a correction, and one that sees every token."""
+
+    def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
+        if (groups := reader.count("expert_group_count", 1)) != 1:
+            reader.refuse(
+                "expert_group_count", f"is {groups}, only 1 is supported: the file does not say how many a token uses"
+            )
+        return {
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": reader.flag("expert_weights_norm", default=True),
+            "routed_scaling_factor": reader.number("expert_weights_scale", 1.0),
+            "moe_shared_expert_intermediate_size": reader.count("expert_shared_feed_forward_length"),
+        }
+
+    def write(self, spec: DecoderSpec, config: Mapping[str, Any]) -> dict[str, Value]:
+        moe = experts_of(spec)
+        return {
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": moe.shared_width or 0,
+            "expert_weights_norm": moe.routing.normalized,
+            "expert_weights_scale": float(moe.routing.scale),
+            "expert_group_count": 1,
+        }
+
+
 def experts_of(spec: DecoderSpec) -> MoeSpec:
     """Returns the experts that a decoder's layers have. Raises CheckpointError if none has."""
     found = next((layer.experts for layer in spec.layers if layer.experts is not None), None)

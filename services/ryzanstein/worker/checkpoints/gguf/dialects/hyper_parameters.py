@@ -15,11 +15,10 @@ import numpy as np
 from ryzanstein.worker.architectures.registry import ARCHITECTURES, spec_of, values_of
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.metadata import GgufFacts, MetadataReader
+from ryzanstein.worker.checkpoints.gguf.dialects.metadata import FURTHER, GgufFacts, MetadataReader
 from ryzanstein.worker.checkpoints.gguf.header import Value
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
-_FURTHER = "nextn_predict_layers"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _CONTEXT = "max_position_embeddings"
 
@@ -59,7 +58,7 @@ def _common(reader: MetadataReader, dialect: Dialect) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": _layers(reader, dialect),
         "num_attention_heads": reader.count("attention.head_count"),
-        "intermediate_size": 0 if dialect.own_widths else reader.count("feed_forward_length", some=dialect.halves),
+        "intermediate_size": 0 if dialect.own_widths else reader.count("feed_forward_length"),
         "vocab_size": _vocabulary(reader.facts, width),
         _CONTEXT: reader.count("context_length"),
         "rms_norm_eps": reader.number(f"attention.{_epsilon(dialect)}"),
@@ -83,9 +82,9 @@ def further_layers(facts: GgufFacts, dialect: Dialect) -> range:
 
 
 def _further(reader: MetadataReader) -> range:
-    count, further = reader.count("block_count"), reader.count(_FURTHER, 0)
+    count, further = reader.count("block_count"), reader.count(FURTHER, 0)
     if further >= count:
-        reader.refuse(_FURTHER, f"must be below the number of blocks, got {further}")
+        reader.refuse(FURTHER, f"must be below the number of blocks, got {further}")
     return range(count - further, count)
 
 

@@ -27,6 +27,9 @@ class GgufFacts:
     rope_factors: Numbers | None = None
 
 
+FURTHER = "nextn_predict_layers"
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataReader:
     """Reads the metadata of the architecture `name`. Keys are without it. Raises CheckpointError."""
@@ -42,18 +45,17 @@ class MetadataReader:
         return tensor in self.facts.shapes or tensor.replace(".attn_q.", ".attn_qkv.") in self.facts.shapes
 
     def by_layer(self, key: str, num_layers: int) -> list[int]:
-        """Returns a count for each layer, which may be 0."""
+        """Returns a count for each layer, which may be 0. There may be layers behind them, which predict further tokens."""
         value = self.facts.metadata.get(f"{self.name}.{key}")
         counts: list[Any] = value.tolist() if isinstance(value, np.ndarray) else [value] * num_layers
-        if len(counts) != num_layers or not all(isinstance(count, int) and count >= 0 for count in counts):
+        own, num_further = counts[:num_layers], len(counts) - num_layers
+        if num_further not in (0, self.count(FURTHER, 0)) or not all(isinstance(each, int) and each >= 0 for each in own):
             self.refuse(key, f"must be a count for each of {num_layers} layers, got {excerpt(counts)}")
-        return counts
+        return own
 
-    def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
-        """Returns a count above 0; it may be 0 if that is the default. `some`: layers may have 0 instead."""
+    def count(self, key: str, default: int | None = None) -> int:
+        """Returns a count above 0; it may be 0 if that is the default."""
         value = self.facts.metadata.get(f"{self.name}.{key}", default)
-        if some and isinstance(value, np.ndarray) and value.any():
-            value = value[value != 0]
         if isinstance(value, np.ndarray) and value.size and np.all(value == value.flat[0]):
             value = value.flat[0].item()  # one number per layer, all the same
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):

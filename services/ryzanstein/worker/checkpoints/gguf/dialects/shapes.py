@@ -101,23 +101,24 @@ class PatternWindows:
 class MixedHeads:
     """Heads of models whose layers are of several kinds: there are no key-value heads where there is no attention.
 
-    Layers without heads have Mamba 2, or only an MLP if their width says so. `turned`: every layer has an MLP, and the file
-    says whether positions count (Granite 4).
+    Layers without heads have Mamba 2, or only what is `wide` if their width says so. `turned`: every layer has an MLP, and
+    the file says whether positions count (Granite 4).
     """
 
     turned: bool = False
+    wide: str = "mlp"
 
     def read(self, reader: MetadataReader, config: Mapping[str, Any]) -> dict[str, Any]:
         num_layers = config["num_hidden_layers"]
         heads, widths = (reader.by_layer(key, num_layers) for key in (_KEY_VALUE_HEADS, "feed_forward_length"))
         if len({*heads} - {0}) != 1:
             reader.refuse(_KEY_VALUE_HEADS, f"must be one count, or 0, for each layer, got {excerpt(heads)}")
-        without = ["mlp" if width and not self.turned else "linear_attention" for width in widths]
+        without = [self.wide if width and not self.turned else "linear_attention" for width in widths]
         kinds = ["full_attention" if count else kind for count, kind in zip(heads, without, strict=True)]
         dim = reader.count("attention.key_length", max(1, config["hidden_size"] // config["num_attention_heads"]))
         found = {"num_key_value_heads": max(heads), "head_dim": dim, "layer_types": kinds}
         if not self.turned:
-            return {**found, "layers_block_type": kinds}
+            return {**found, "layers_block_type": kinds, "intermediate_size": max(widths) or 1}
         turns = reader.flag("rope.scaling.finetuned", default=True)
         return {**found, **read_rotation(reader, dim), "position_embedding_type": "rope" if turns else "nope"}
 
@@ -128,7 +129,9 @@ class MixedHeads:
             "attention.value_length": spec.head_dim,
         }
         if not self.turned:
-            widths = [spec.intermediate_size if layer.mlp else 0 for layer in spec.layers]
+            widths = [
+                (layer.experts.width if layer.experts else spec.intermediate_size) if layer.mlp else 0 for layer in spec.layers
+            ]
             eps = float(spec.norm.eps)  # of the same norms, which llama.cpp wants under both names
             return {**found, "feed_forward_length": np.array(widths, np.int32), "attention.layer_norm_epsilon": eps}
         turns = any(layer.rotary is not None for layer in spec.layers)

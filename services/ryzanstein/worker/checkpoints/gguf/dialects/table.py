@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ryzanstein.worker.checkpoints.gguf.dialects.deltas import DeltaRule
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.experts import ErnieExperts, Experts, LfmExperts
+from ryzanstein.worker.checkpoints.gguf.dialects.experts import ErnieExperts, Experts, LfmExperts, NemotronExperts
 from ryzanstein.worker.checkpoints.gguf.dialects.heads import (
     ConvolvedHeads,
     GemmaWindows,
@@ -369,12 +369,19 @@ NEMOTRON_H = Dialect(
     "nemotron_h",
     "nemotron_h",
     "NemotronHForCausalLM",
-    halves=True,
+    own_widths=True,
     fixed={"hidden_act": "relu2", "use_bias": False, "mlp_bias": False},
     mlp_norm="attn_norm",
     each_layer="attn_norm.weight",
     heads=MixedHeads(),
     features=(StateSpaces("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "mamba_head_dim"),),
+)
+NEMOTRON_H_MOE = replace(
+    NEMOTRON_H,
+    name="nemotron_h_moe",
+    sparse=True,
+    heads=MixedHeads(wide="moe"),
+    features=(*NEMOTRON_H.features, Experts("moe_intermediate_size"), NemotronExperts()),
 )
 GLM4_MOE = Dialect(
     "glm4moe",
@@ -436,7 +443,7 @@ DIALECTS = (
     *(GPT2, GPT_NEOX, FALCON, BLOOM, MPT),
     *(ARCEE, NEMOTRON, JAIS2, OLMOE, HUNYUAN_DENSE, SEED_OSS, ERNIE, ERNIE_MOE, GLM, GLM4, COHERE2, EXAONE4),
     *(LFM2, LFM2_MOE, MINISTRAL3, OLMO3, GPT_OSS, QWEN35, QWEN35_MOE, QWEN3_NEXT, GRANITE_MOE, GLM4_MOE, GLM4_MOE_LITE),
-    *(GRANITE_HYBRID, FALCON_H1, NEMOTRON_H),
+    *(GRANITE_HYBRID, FALCON_H1, NEMOTRON_H, NEMOTRON_H_MOE),
 )
 """Those that are written. Where several have a name, a file with it is the first, unless its metadata tell otherwise."""
 
@@ -465,9 +472,10 @@ def dialect_of_file(metadata: Mapping[str, Value], file: str) -> Dialect:
     return found
 
 
-def dialect_of_model(model_type: str, file: str) -> Dialect:
-    """Returns the dialect for a model of this `model_type`. Raises CheckpointError."""
-    found = next((dialect for dialect in DIALECTS if dialect.model_type == model_type), None)
+def dialect_of_model(model_type: str, file: str, *, sparse: bool = False) -> Dialect:
+    """Returns the dialect for a model of this `model_type`; `sparse`: it has experts. Raises CheckpointError."""
+    own = sorted((dialect for dialect in DIALECTS if dialect.model_type == model_type), key=lambda each: each.sparse != sparse)
+    found = own[0] if own else None
     if found is None:
         known = ", ".join(sorted(dialect.model_type for dialect in DIALECTS))
         raise CheckpointError(f"{file}: model_type {excerpt(model_type)} cannot be written as GGUF, only {known}")

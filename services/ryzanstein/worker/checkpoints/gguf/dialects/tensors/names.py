@@ -19,11 +19,9 @@ DELTA_GATE = "attn_gate"
 GATES, UPS, GATE_UPS = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
 _NORMS = ("_norm.weight", "_norm_2.weight")
 DECAY, SKIP, STATE_NORM = "ssm_a", "ssm_d", "ssm_norm"
-_STATES = ("ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_ba.weight", DECAY, SKIP)
 _IN_FULL = (
-    *("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias"),
-    *_NORMS,
-    *_STATES,
+    *("ssm_conv1d.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_ba.weight", DECAY, SKIP),
+    *("position_embd.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exps.bias", *_NORMS),
 )
 
 
@@ -74,8 +72,8 @@ def roles(spec: DecoderSpec, dialect: Dialect) -> Mapping[str, TensorRole]:
 
 def _of_layer(spec: DecoderSpec, dialect: Dialect, layer: int) -> Iterator[tuple[str, TensorRole]]:
     names, experts = spec.names, spec.layers[layer].experts
-    own = (*_state_space(names.mamba), *_mlp(names), *_layerwise(names))
-    plain = (*_norms(names, dialect), *_mixing(spec, layer), *own)
+    mixing = (*_mixing(spec, layer), *_state_space(names.mamba))
+    plain = (*_norms(names, dialect), *mixing, *_mlp(names), *_layerwise(names))
     yield from ((base, TensorRole(name, layer)) for base, name in plain if base is not None)
     for query_or_key, count in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads)):
         name = "attn_q_norm" if query_or_key == names.query_norm else "attn_k_norm"
@@ -155,6 +153,12 @@ def _convolution(names: WeightNames) -> Iterator[tuple[str | None, str]]:
     yield names.convolution_out, "shortconv.out_proj"
 
 
+def _state_space(names: MambaNames | None) -> Iterator[tuple[str | None, str]]:
+    if names is not None:
+        yield from ((names.projection, "ssm_in"), (names.convolution, "ssm_conv1d"), (names.out, "ssm_out"))
+        yield from ((names.decay, DECAY), (names.skip, SKIP), (names.step, "ssm_dt.bias"), (names.norm, STATE_NORM))
+
+
 def _delta(names: DeltaNames) -> Iterator[tuple[str | None, str]]:
     """Yields the tensors of a delta rule. Of projections that are one in a checkpoint it yields one."""
     yield names.qkv, FUSED
@@ -162,12 +166,6 @@ def _delta(names: DeltaNames) -> Iterator[tuple[str | None, str]]:
     yield from ((names.b, "ssm_ba"),) if names.a == names.b else ((names.b, "ssm_beta"), (names.a, "ssm_alpha"))
     yield from ((names.convolution, "ssm_conv1d"), (names.decay, "ssm_a"), (names.step, "ssm_dt.bias"))
     yield from ((names.norm, "ssm_norm"), (names.out, "ssm_out"))
-
-
-def _state_space(names: MambaNames | None) -> Iterator[tuple[str | None, str]]:
-    if names is not None:
-        yield from ((names.projection, "ssm_in"), (names.convolution, "ssm_conv1d"), (names.out, "ssm_out"))
-        yield from ((names.decay, DECAY), (names.skip, SKIP), (names.step, "ssm_dt.bias"), (names.norm, STATE_NORM))
 
 
 def _mlp(names: WeightNames) -> Iterator[tuple[str | None, str]]:

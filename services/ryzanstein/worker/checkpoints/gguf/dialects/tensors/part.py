@@ -24,20 +24,9 @@ class Change:
     from_file: Callable[[Numbers], Numbers]
 
 
-def _decay_of(numbers: Numbers) -> Numbers:
-    found: Numbers = -np.exp(numbers.astype(np.float64)).astype(np.float32)
-    return found
-
-
-def _logarithm_of(numbers: Numbers) -> Numbers:
-    with np.errstate(divide="ignore", invalid="ignore"):  # what grows is no decay: NaN
-        found: Numbers = np.log(-numbers.astype(np.float64)).astype(np.float32)
-    return found
-
-
 PLUS_ONE = Change(lambda numbers: numbers + np.float32(1), lambda numbers: numbers - np.float32(1))
 """Scales of norms with one added."""
-MINUS_EXP = Change(_decay_of, _logarithm_of)
+MINUS_EXP = Change(lambda numbers: -np.exp(numbers), lambda numbers: np.log(-numbers))
 """Decays, of which a checkpoint has the logarithm."""
 
 
