@@ -100,7 +100,8 @@ class Call:
         elif kind is ctypes.c_void_p:
             self._integers += (True, self._memory.place(value))
         else:
-            self._integers += (True, self._structure(getattr(value, "_obj", value)))
+            pointed = value.contents if hasattr(value, "contents") else getattr(value, "_obj", value)
+            self._integers += (True, self._structure(pointed))
 
     def _structure(self, value: ctypes.Structure | ctypes.Array[Any]) -> int:
         offset = self._memory.add(ctypes.addressof(value), ctypes.sizeof(value))

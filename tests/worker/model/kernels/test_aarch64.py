@@ -29,6 +29,8 @@ SUITES = [
     HERE / "test_prefill.py",
     HERE / "test_seal.py",
     HERE / "test_cold.py",
+    HERE / "test_delta.py",
+    HERE / "test_mamba.py",
     MODEL / "test_draw.py",
     MODEL / "products" / "test_packed.py",
     MODEL / "products" / "test_unpacked.py",
