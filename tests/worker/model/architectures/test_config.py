@@ -220,6 +220,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "topk_group is 4 of 128 groups of 2 experts, num_experts_per_tok 9",
     ),
     ("deepseek_v3", {"topk_group": 9}, "topk_group is 9 of 8 groups of 32 experts"),
+    ("gemma4_text", {"per_layer_config": {"05": {"head_dim": 128}}}, "per_layer_config.11 differs from that of another layer"),
+    ("gemma4_text", {"per_layer_config": {"x": {}}}, "per_layer_config.'x' is not supported, only an object for each of 30"),
+    ("gemma4_text", {"per_layer_config": {"9" * 5000: {}}}, "is not supported, only an object for each of 30 layers"),
+    ("gemma4_text", {"per_layer_config": {"5": {"sliding_window": 3}}}, "per_layer_config.5.sliding_window is not supported"),
+    ("gemma4_text", {"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input is 5, must be at least vocab_size: 262144"),
+    ("gemma4_text", {"num_kv_shared_layers": 30}, "num_kv_shared_layers leaves no layer of sliding_attention with keys"),
+    ("gemma4_text", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be at most 4096"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),
+    (
+        "gemma4_text",
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}},
+        "rope_parameters.full_attention.rope_theta is missing",
+    ),
     ("deepseek", {}, "model_type 'deepseek' is not supported"),
 ]
 

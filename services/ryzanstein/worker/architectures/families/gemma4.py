@@ -11,7 +11,7 @@ from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.llama_like import LLAMA_NAMES
 from ryzanstein.worker.architectures.layer_heads import BesideNames, HeadsSpec, PerLayerNames, PerLayerSpec
 from ryzanstein.worker.architectures.rotary.config import scaling
-from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, PartScaling, RotarySpec, RoutingSpec
+from ryzanstein.worker.architectures.spec import DecoderSpec, LayerSpec, LongScaling, PartScaling, RotarySpec, RoutingSpec
 from ryzanstein.worker.architectures.values import MAX_LAYERS, Values
 from ryzanstein.worker.refusal import CheckpointError, excerpt
 
@@ -91,7 +91,9 @@ def gemma4(spec: DecoderSpec, values: Values) -> DecoderSpec:
         for layer, kind, each in zip(spec.layers, kinds, heads, strict=True)
     ]
     shared = [_sharing(layer, kinds, first_shared, wide * spec.intermediate_size) for layer in own[first_shared:]]
-    per_layer = values.count("hidden_size_per_layer_input", least=0)
+    per_layer, num_rows = (values.count(f"{key}_per_layer_input", least=0) for key in ("hidden_size", "vocab_size"))
+    if per_layer and num_rows < spec.vocab_size:
+        raise values.error("vocab_size_per_layer_input", f"is {num_rows}, must be at least vocab_size: {spec.vocab_size}")
     unread = [f"layers.{index}.self_attn.{name}" for index in range(first_shared, spec.num_layers) for name in _SHARED]
     found = replace(
         spec,
@@ -101,7 +103,7 @@ def gemma4(spec: DecoderSpec, values: Values) -> DecoderSpec:
         qk_norm=None if spec.qk_norm is None else replace(spec.qk_norm, values=True),
         embedding_scale=math.sqrt(spec.hidden_size),
         logit_cap=values.optional_number("final_logit_softcapping"),
-        per_layer=PerLayerSpec(per_layer, values.count("vocab_size_per_layer_input")) if per_layer else None,
+        per_layer=PerLayerSpec(per_layer, num_rows) if per_layer else None,
     )
     return _with_experts(found, values) if values.flag("enable_moe_block") else found
 
@@ -116,6 +118,9 @@ def _heads(spec: DecoderSpec, values: Values, kinds: list[str]) -> list[HeadsSpe
         other |= {} if count is None or not alternative else {"num_key_value_heads": count}
         own = Values({str(index): other for index, kind in enumerate(kinds) if kind == _WHOLE})
     sizes = [_size(spec, own, index) for index in range(spec.num_layers)]
+    for index, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
+        if size != sizes[kinds.index(kind)]:
+            raise own.error(str(index), f"differs from that of another layer of {kind}: they rotate alike and may share keys")
     widths = {count * dim for count, dim in sizes}
     unit = max(min(widths), -(-max(widths) // 2))
     return [
@@ -128,7 +133,8 @@ def _numbered(table: Values, num_layers: int) -> Values:
     """Returns a table by layer. transformers writes numbers with as many digits as the largest has."""
     for key, value in table.config.items():
         if not key.isdecimal() or len(key) > 9 or int(key) >= num_layers or not isinstance(value, dict):
-            raise table.error(key, f"is not supported, only an object for each of {num_layers} layers by its number")
+            only = f"only an object for each of {num_layers} layers by its number"
+            raise CheckpointError(f"config.json: {table.where}{excerpt(key)} is not supported, {only}")
     return Values({str(int(key)): value for key, value in table.config.items()}, table.where)
 
 
@@ -162,7 +168,10 @@ def _rotary(values: Values, kind: str, head_dim: int) -> RotarySpec:
         raise table.error("rope_type", "is missing")
     theta = table.number("rope_theta")
     if table.config["rope_type"] != "proportional":
-        return RotarySpec(theta, head_dim, scaling=scaling(values, table))
+        stretched = scaling(values, table)
+        if isinstance(stretched, LongScaling):
+            raise table.error("rope_type", "'longrope' is not supported for this architecture")
+        return RotarySpec(theta, head_dim, scaling=stretched)
     part = table.number("partial_rotary_factor", 1.0)
     pairs = int(part * head_dim // 2)
     if not 0 < pairs <= head_dim // 2:
