@@ -356,7 +356,7 @@ OTHERS: Mapping[str, list[Any]] = {
     "ssm_multipliers": [*([2.0 if part == each else 0.7 for part in range(5)] for each in range(5)), [1.0] * 4, None],
     "time_step_limit": [[0.9, 1.1], [0.0, 0.3], [0.5, 0.2], [0.1], "all", None],
     "sliding_window_pattern": [1, 2, 3, "LLLG", None],
-    # Of keys that are there and not read transformers says so, which counts as no answer: `test_gemma4.py` has them.
+    # Of keys that are there and not read transformers says so, which counts as no answer: `checkpoints.py` has them.
     "num_kv_shared_layers": [0, 4, 9, None],
     "per_layer_config": [{"0": {"num_key_value_heads": 1}}, {}],
     "eos_token_id": [[1, 2], 3, None],

@@ -11,6 +11,7 @@ from tests.worker.model.architectures.checkpoints import (
     DENSE,
     FALCON,
     FALCON_H1,
+    GEMMA4,
     GPT,
     GROUPS,
     LFM,
@@ -26,6 +27,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 NINE = {**SHAPE, "hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
 EIGHT = {**SHAPE, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
+OWN = {**GEMMA4, "num_attention_heads": 8, "num_key_value_heads": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+BESIDE = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "9 heads of 3": ("LlamaConfig", {**NINE, "attention_bias": True, "mlp_bias": True}, (2, 4)),
@@ -53,6 +57,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "states of one group": ("GraniteMoeHybridConfig", MAMBA, (3, 4)),
     "states of two groups": ("GraniteMoeHybridConfig", {**MAMBA, "mamba_n_heads": 6, "mamba_n_groups": 2}, (3,)),
     "states beside attention": ("FalconH1Config", {**FALCON_H1, "mamba_n_heads": 6, "mamba_rms_norm": True}, (4,)),
+    "heads of layers": ("Gemma4TextConfig", {**OWN, "num_key_value_heads": 2}, (3, 4)),
+    "heads of layers, keys are values": ("Gemma4TextConfig", {**OWN, **VALUES}, (3, 4)),
+    "heads of layers, experts": ("Gemma4TextConfig", {**OWN, **VALUES, **BESIDE}, (3,)),
 }
 RANKS = [(name, size) for name, (_, _, sizes) in MODELS.items() for size in sizes]
 
