@@ -225,6 +225,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4_text", {"per_layer_config": {"9" * 5000: {}}}, "is not supported, only an object for each of 30 layers"),
     ("gemma4_text", {"per_layer_config": {"5": {"sliding_window": 3}}}, "per_layer_config.5.sliding_window is not supported"),
     ("gemma4_text", {"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input is 5, must be at least vocab_size: 262144"),
+    (
+        "gemma4_text",
+        {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0},
+        "num_kv_shared_layers is not supported without hidden_size_per_layer_input",
+    ),
     ("gemma4_text", {"num_kv_shared_layers": 30}, "num_kv_shared_layers leaves no layer of sliding_attention with keys"),
     ("gemma4_text", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be at most 4096"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),

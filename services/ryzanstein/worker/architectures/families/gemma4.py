@@ -94,6 +94,8 @@ def gemma4(spec: DecoderSpec, values: Values) -> DecoderSpec:
     per_layer, num_rows = (values.count(f"{key}_per_layer_input", least=0) for key in ("hidden_size", "vocab_size"))
     if per_layer and num_rows < spec.vocab_size:
         raise values.error("vocab_size_per_layer_input", f"is {num_rows}, must be at least vocab_size: {spec.vocab_size}")
+    if first_shared < spec.num_layers and not per_layer:
+        raise values.error("num_kv_shared_layers", "is not supported without hidden_size_per_layer_input")
     unread = [f"layers.{index}.self_attn.{name}" for index in range(first_shared, spec.num_layers) for name in _SHARED]
     found = replace(
         spec,
