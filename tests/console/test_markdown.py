@@ -155,7 +155,7 @@ def test_no_block_takes_long(unit: str) -> None:
     began = time.process_time()
     for each in pieces(text, final=True):
         tree_of(text[each.start : each.end], (), each.how)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 5.0
 
 
 def test_images_are_links_and_dangerous_schemes_are_text() -> None:
