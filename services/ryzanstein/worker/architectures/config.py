@@ -131,7 +131,7 @@ class Architecture:
             vocab_size=values.count("vocab_size"),
             context_length=self.context_length(values),
             norm=norm,
-            activation=_activation(values),
+            activation=activation_of(values),
             rotaries=rotaries,
             alibi=AlibiSpec() if choices.positions == "alibi" else None,
             position_offset=choices.position_offset,
@@ -211,9 +211,10 @@ def _divisor(num_kv_heads: int, num_heads: int) -> int:
     return num_kv_heads
 
 
-def _activation(values: Values) -> Activation:
-    name = values.optional("hidden_act")
-    name = values.defaults.get("hidden_act", "silu") if name is None else name
+def activation_of(values: Values, key: str = "hidden_act") -> Activation:
+    """Returns the activation that a key names. Raises CheckpointError."""
+    name = values.optional(key)
+    name = values.defaults.get(key, "silu") if name is None else name
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise values.error("hidden_act", f"{excerpt(name)} is not supported, only {sorted(ACTIVATIONS)}")
+        raise values.error(key, f"{excerpt(name)} is not supported, only {sorted(ACTIVATIONS)}")
     return ACTIVATIONS[name]

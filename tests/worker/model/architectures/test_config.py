@@ -238,6 +238,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}},
         "rope_parameters.full_attention.rope_theta is missing",
     ),
+    ("nemotron_h", {"mamba_hidden_act": ["silu"]}, "mamba_hidden_act ['silu'] is not supported, only"),
     ("deepseek", {}, "model_type 'deepseek' is not supported"),
 ]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ryzanstein.worker.architectures.config import ACTIVATIONS, Architecture, Choices
+from ryzanstein.worker.architectures.config import Architecture, Choices, activation_of
 from ryzanstein.worker.architectures.families.deepseek import check_groups, corrected_routing
 from ryzanstein.worker.architectures.families.experts import moe_spec
 from ryzanstein.worker.architectures.families.mamba import (
@@ -108,17 +108,14 @@ def _mamba(values: Values) -> MambaSpec:
 
     transformers bounds steps by `time_step_min` instead, those of a prompt and not those of an answer.
     """
-    num_heads, activation = values.count("mamba_num_heads", 128), values.optional("mamba_hidden_act")
-    if activation not in ACTIVATIONS:
-        raise values.error("mamba_hidden_act", f"{excerpt(activation)} is not supported, only {sorted(ACTIVATIONS)}")
-    biased = values.flag("use_bias")
+    num_heads, biased = values.count("mamba_num_heads", 128), values.flag("use_bias")
     return MambaSpec(
         num_heads=num_heads,
         num_groups=checked_groups(values, "n_groups", values.count("n_groups", 8), num_heads),
         head_dim=values.count("mamba_head_dim", 64, most=MAX_DIM),
         state_dim=values.count("ssm_state_size", 128, most=MAX_DIM),
         length=values.count("conv_kernel", 4, most=MAX_LENGTH),
-        activation=ACTIVATIONS[activation],
+        activation=activation_of(values, "mamba_hidden_act"),
         convolution_bias=values.flag("use_conv_bias"),
         in_bias=biased,
         out_bias=biased,
