@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import torch
 
 from ryzanstein.cli.processes.cluster import LocalCluster
@@ -30,6 +32,12 @@ def write_model(model_dir: Path, config_class: str, fields: dict[str, Any], nois
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL_DIR / name, model_dir / name)
     return model_dir
+
+
+def connected(cluster: LocalCluster) -> Iterator[InferenceServiceStub]:
+    """Yields a stub of the cluster's router."""
+    with grpc.insecure_channel(cluster.router_address) as channel:
+        yield InferenceServiceStub(channel)
 
 
 def asked(prompt: list[int], num_tokens: int, **sampling: Any) -> inference.CompleteRequest:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
-from tests.cluster.random_models import asked, computed, prompt_of, survives_its_node, write_model
+from tests.cluster.random_models import asked, computed, connected, prompt_of, survives_its_node, write_model
 
 from ryzanstein.cli.processes.cluster import ClusterSpec, LocalCluster
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
@@ -40,8 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def stub(cluster: LocalCluster) -> Iterator[InferenceServiceStub]:
-    with grpc.insecure_channel(cluster.router_address) as channel:
-        yield InferenceServiceStub(channel)
+    yield from connected(cluster)
 
 
 def test_a_second_turn_computes_what_is_new_and_at_most_a_page(stub: InferenceServiceStub) -> None:
