@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ryzanstein.worker.architectures.mixers import DeltaNames, DeltaSpec, MambaNames
 from ryzanstein.worker.architectures.spec import DecoderSpec, WeightNames
 from ryzanstein.worker.checkpoints.gguf.dialects.dialect import Dialect
-from ryzanstein.worker.checkpoints.gguf.dialects.table import FALCON, FALCON_H1
+from ryzanstein.worker.checkpoints.gguf.dialects.rows.hybrids import FALCON_H1
+from ryzanstein.worker.checkpoints.gguf.dialects.rows.plain import FALCON
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The factors of Llama 3's wavelengths; they belong to no tensor of a checkpoint."""

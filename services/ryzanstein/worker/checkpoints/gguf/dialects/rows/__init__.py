@@ -1,0 +1,1 @@
+"""How llama.cpp stores each of our architectures."""
