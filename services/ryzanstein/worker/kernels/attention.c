@@ -275,13 +275,14 @@ static i64 cut(const Attention *a, Task *tasks, i64 tokens) {
 }
 
 /* What a call computes, and its sizes. */
-typedef struct {
+struct Call {
     Task *tasks;                             /* those of several threads first */
     Share *shares;                           /* of each head of those */
     i64 num_tasks, num_shared, R, W, pages;  /* R: rows of the largest task */
     i64 num_runs, run;                       /* parts that a thread sums at once */
-    char *memory;                            /* of the shares */
-} Call;
+    i64 shared_bytes, block_bytes;           /* of the shares, and of a thread's block */
+    char *blocks;
+};
 
 static i64 share_bytes(const Attention *a, const Task *task, i64 W, i64 pages) {
     const i64 R = task->count * a->G;
@@ -297,9 +298,9 @@ static void open_share(const Attention *a, Share *share, char *memory, i64 W, i6
     share->lists_RP = (int32_t *)(after + share->task->count * a->G * pages);
 }
 
-/* Moves tasks that would keep one thread busy while others wait to the front, as far as there is room. Where there is no memory,
-   every task is of one thread. */
-static void share_out(const Attention *a, Call *call, i64 threads) {
+/* Moves tasks that would keep one thread busy while others wait to the front, as far as there is room. Returns the bytes of their
+   shares. */
+static i64 choose_shared(const Attention *a, Call *call, i64 threads) {
     i64 total = 0, bytes = 0, parts = 0;
     for (i64 n = 0; n < call->num_tasks; n++) total += call->tasks[n].parts * call->tasks[n].count;
     for (i64 n = 0; n < call->num_tasks && threads > 1; n++) {
@@ -310,19 +311,16 @@ static void share_out(const Attention *a, Call *call, i64 threads) {
         call->tasks[call->num_shared++] = task;
         bytes += more, parts += task.parts;
     }
-    if (call->num_shared == 0) return;
-    call->shares = calloc((size_t)(call->num_shared * a->K), sizeof(Share));
-    call->memory = aligned_alloc(LINE, (size_t)bytes);
-    if (call->shares == NULL || call->memory == NULL) {
-        call->num_shared = 0;
-        return;
-    }
     call->run = parts * a->K / (8 * threads);
     call->run = call->run < 1 ? 1 : call->run > 4 ? 4 : call->run;
-    char *memory = call->memory;
+    return bytes;
+}
+
+static void open_shares(const Attention *a, Call *call, char *memory) {
+    call->num_runs = 0;
     for (i64 n = 0; n < call->num_shared * a->K; n++) {
         Share *share = call->shares + n;
-        share->task = call->tasks + n / a->K, share->k = n % a->K;
+        *share = (Share){.task = call->tasks + n / a->K, .k = n % a->K};
         open_share(a, share, memory, call->W, call->pages);
         memory += share_bytes(a, share->task, call->W, call->pages);
         const i64 runs = (share->task->parts + call->run - 1) / call->run;
@@ -331,15 +329,17 @@ static void share_out(const Attention *a, Call *call, i64 threads) {
 }
 
 /* What every thread of a team runs. Heads of a slot are adjacent: where there is enough to do, a thread reads them all. */
-static void attend_together(const Attention *a, const Call *call, Block *block) {
+void attend_team(const Attention *a, const Call *call) {
     const i64 K = a->K, pages = call->pages, W = call->W, threads = omp_get_num_threads();
+    Block own, *block = &own;
+    carve(a, block, call->blocks + omp_get_thread_num() * call->block_bytes, call->R, W, pages);
     const i64 heads = call->num_tasks >= 2 * threads ? K : 1;
     const i64 shared_heads = call->num_shared * call->num_runs >= 4 * threads ? K : 1;
     if (a->quest > 0 && call->num_shared > 0) {
 #pragma omp for collapse(2) schedule(dynamic)
         for (i64 n = 0; n < call->num_shared * K; n++)
             for (i64 page = 0; page < pages; page += BOUNDED)
-                if (block != NULL) bound_share(a, block, &call->shares[n], page, pages, W);
+                bound_share(a, block, &call->shares[n], page, pages, W);
 #pragma omp for collapse(2)
         for (i64 n = 0; n < call->num_shared * K; n++)
             for (i64 r = 0; r < call->R; r++) list_share(a, &call->shares[n], r, pages);
@@ -348,46 +348,71 @@ static void attend_together(const Attention *a, const Call *call, Block *block) 
     for (i64 n = 0; n < call->num_shared; n++)
         for (i64 run = 0; run < call->num_runs; run++)
             for (i64 k = 0; k < K; k++)
-                if (block != NULL)
-                    attend_share(a, block, &call->shares[n * K + k], run * call->run, (run + 1) * call->run, pages, W);
+                attend_share(a, block, &call->shares[n * K + k], run * call->run, (run + 1) * call->run, pages, W);
 #pragma omp for collapse(2) schedule(dynamic, heads)
     for (i64 n = call->num_shared; n < call->num_tasks; n++)
-        for (i64 k = 0; k < K; k++)
-            if (block != NULL) attend_whole(a, block, &call->tasks[n], k, pages, W);
+        for (i64 k = 0; k < K; k++) attend_whole(a, block, &call->tasks[n], k, pages, W);
     if (call->num_shared == 0) return;
 #pragma omp for collapse(2)
     for (i64 n = 0; n < call->num_shared * K; n++)
         for (i64 r = 0; r < call->R; r++) end_share(a, &call->shares[n], r, W);
 }
 
+static i64 tokens_of(const Attention *a) { return ROWS / a->G > 0 ? ROWS / a->G : 1; }
+
+static i64 call_bytes(void) { return lines((i64)sizeof(Call)); }
+static i64 tasks_bytes(i64 tasks) { return lines(tasks * (i64)sizeof(Task)); }
+
+i64 attend_tasks_bytes(const Attention *a) {
+    const i64 tasks = cut(a, NULL, tokens_of(a));
+    return call_bytes() + tasks_bytes(tasks) + lines(tasks * a->K * (i64)sizeof(Share));
+}
+
+Call *attend_divide(const Attention *a, char *memory, i64 threads) {
+    Call *call = (Call *)memory;
+    *call = (Call){.W = (a->D + LANES - 1) / LANES * LANES, .tasks = (Task *)(memory + call_bytes())};
+    call->num_tasks = cut(a, call->tasks, tokens_of(a));
+    call->shares = (Share *)((char *)call->tasks + tasks_bytes(call->num_tasks));
+    i64 longest = 0;
+    for (i64 n = 0; n < call->num_tasks; n++) {
+        const Task *task = &call->tasks[n];
+        call->R = task->count * a->G > call->R ? task->count * a->G : call->R;
+        longest = a->length_S[task->sequence] > longest ? a->length_S[task->sequence] : longest;
+    }
+    call->pages = longest / a->block_size + 1;
+    call->shared_bytes = choose_shared(a, call, threads);
+    call->block_bytes = block_bytes(a, call->R, call->W, call->pages);
+    return call;
+}
+
+i64 attend_work_bytes(const Call *call, i64 threads) { return call->shared_bytes + threads * call->block_bytes; }
+
+void attend_open(const Attention *a, Call *call, char *work) {
+    call->blocks = work + call->shared_bytes;
+    open_shares(a, call, work);
+}
+
+/* Returns the floats of keys and values that new tokens read. */
+static i64 work_of(const Attention *a) {
+    i64 work = 0;
+    for (i64 s = 0; s < a->S; s++) work += a->num_new_S[s] * a->length_S[s] * a->C;
+    return work;
+}
+
 /* Computes the attention of each sequence's new tokens to its keys, themselves included. Nonzero: no memory for the scores. */
 int attend(const Attention *a) {
-    const i64 tokens = ROWS / a->G > 0 ? ROWS / a->G : 1;
-    Call call = {.W = (a->D + LANES - 1) / LANES * LANES, .num_tasks = cut(a, NULL, tokens)};
-    i64 longest = 0, work = 0;
-    int failed = 0;
-    call.tasks = malloc((size_t)call.num_tasks * sizeof(Task));
-    if (call.tasks == NULL) return call.num_tasks > 0;
-    cut(a, call.tasks, tokens);
-    for (i64 n = 0; n < call.num_tasks; n++) {
-        const Task *task = &call.tasks[n];
-        call.R = task->count * a->G > call.R ? task->count * a->G : call.R;
-        longest = a->length_S[task->sequence] > longest ? a->length_S[task->sequence] : longest;
-        work += task->count * a->length_S[task->sequence] * a->C;
+    const i64 threads = work_of(a) >= PARALLEL ? omp_get_max_threads() : 1;
+    char *memory = aligned_alloc(LINE, (size_t)attend_tasks_bytes(a)), *work = NULL;
+    if (memory != NULL) {
+        Call *call = attend_divide(a, memory, threads);
+        work = aligned_alloc(LINE, (size_t)attend_work_bytes(call, threads));
+        if (work != NULL) {
+            attend_open(a, call, work);
+#pragma omp parallel num_threads((int)threads)
+            attend_team(a, call);
+        }
     }
-    call.pages = longest / a->block_size + 1;
-    share_out(a, &call, work >= PARALLEL ? omp_get_max_threads() : 1);
-#pragma omp parallel if (work >= PARALLEL)
-    {
-        char *memory = aligned_alloc(LINE, (size_t)block_bytes(a, call.R, call.W, call.pages));
-        Block block;
-        if (memory == NULL) {
-#pragma omp atomic write
-            failed = 1;
-        } else carve(a, &block, memory, call.R, call.W, call.pages);
-        attend_together(a, &call, memory == NULL ? NULL : &block);
-        free(memory);
-    }
-    free(call.memory), free(call.shares), free(call.tasks);
+    const int failed = work == NULL;
+    free(work), free(memory);
     return failed;
 }

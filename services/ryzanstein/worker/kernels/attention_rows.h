@@ -1,4 +1,4 @@
-/* What attention is asked, the working memory of a block of rows, and the sums of rows over the keys of a chunk.
+/* The working memory of a block of rows, and the sums of rows over the keys of a chunk.
 
    Strides and widths are in floats. The legend is that of attention.c. */
 
@@ -10,35 +10,10 @@
 #include <string.h>
 
 #include "attention_pages.h"
+#include "attention_team.h"
 
 enum { CHUNK = 64 };              /* keys: whole vectors and whole pages of them */
 enum { PAGES = CHUNK / PAGE };    /* cold pages of a chunk */
-
-typedef struct {
-    const float *q_T;         /* queries of a token: K x G x D, `q_stride` apart */
-    const char *pages_NC;     /* a hot slot: keys of K heads, and values of K heads from `values` on */
-    const char *cold;         /* cold blocks (attention_pages.h); or NULL */
-    const i64 *rows_S;        /* a sequence's first new token in the step */
-    const i64 *num_new_S;     /* number of a sequence's new tokens, its last keys */
-    const i64 *length_S;      /* numbers of keys */
-    const i64 *tables_SB;     /* hot pages, from page first_S on (NULL: 0) */
-    const i64 *first_S;
-    const i64 *cold_tables_SB, *cold_first_S;
-    const i64 *begin_S, *end_S; /* the keys that count, by position; or NULL: all */
-    const float *bias_HP;     /* added to the scores of a head by the key's position; or NULL */
-    const float *sink_H;      /* of each head a score that has no value; or NULL */
-    const float *bounds;      /* of each block the least keys of all heads, then the greatest; or NULL */
-    float *out_T;             /* as queries, `out_stride` apart */
-    float *lse_TH;            /* logarithms of sums of exponentials of scores; or NULL */
-    i64 q_stride, out_stride, C, values, B, cold_B, block_size, S, K, G, D, P;
-    i64 half;                 /* whether hot slots hold float16 */
-    i64 key_kind, value_kind; /* of cold blocks */
-    i64 hot;                  /* a page is cold for a query whose position is at least so much greater than the page's last */
-    i64 window;               /* the most keys that a token sees, itself included; 0: all */
-    i64 sparse;               /* whether older keys are seen besides (attention_sparse.h) */
-    i64 sinks, stride, quest; /* pages; 0: none */
-    float scale, cap;         /* scores: times scale, and squashed between -cap and cap if cap > 0 */
-} Attention;
 
 /* New tokens `token` to `token` + count - 1 of a sequence, whose keys are divided into parts (attention_parts.h). */
 typedef struct {

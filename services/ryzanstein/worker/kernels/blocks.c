@@ -16,6 +16,7 @@
 
 #include "block_types.h"
 #include "panels.h"
+#include "team.h"
 
 enum { PARALLEL = 128 * 1024 };          /* products from which threads pay for their start */
 enum { AHEAD = 16384, LINE = 64 };        /* bytes that the first rows ask for in advance, and of a line of the cache */
@@ -40,7 +41,7 @@ typedef struct {
     const uint8_t *packed;
     const float *bias_O; /* or NULL */
     float *out_TO;
-    i64 T, P, O;
+    i64 T, P, O, stride; /* of rows of the result */
 } BlockProduct;
 
 /* The parts `begin` to `end` - 1 of one or two panels from `panel` on, unpacked. */
@@ -87,7 +88,7 @@ typedef Lanes Sums[MOST_ROWS][MOST_PANELS];
 static void load_sums(const BlockProduct *p, const Chunk *c, i64 t, int rows, Sums sum) {
     for (int n = 0; n < c->panels; n++) {
         i64 o = (c->panel + n) * LANES;
-        for (int r = 0; r < rows; r++) sum[r][n] = load_some(p->out_TO + (t + r) * p->O + o, p->O - o);
+        for (int r = 0; r < rows; r++) sum[r][n] = load_some(p->out_TO + (t + r) * p->stride + o, p->O - o);
     }
 }
 
@@ -97,7 +98,7 @@ static void store_sums(const BlockProduct *p, i64 t, i64 panel, int complete, in
         i64 o = (panel + n) * LANES, left = p->O - o;
         for (int r = 0; r < rows; r++) {
             if (complete && p->bias_O != NULL) sum[r][n] += load_some(p->bias_O + o, left);
-            store_some(p->out_TO + (t + r) * p->O + o, sum[r][n], left);
+            store_some(p->out_TO + (t + r) * p->stride + o, sum[r][n], left);
         }
     }
 }
@@ -226,13 +227,7 @@ INLINE void quantize_part(const float *x, RowPart *to, const Format f, float sma
     to->total = (float)(int32_t)(sum[0] + sum[1]) * (f.kind.also == ZEROED ? 1.0f : scale);
 }
 
-/* Quantizes this thread's share of the rows' parts. */
-#define QUANTIZE_ROWS(x_TI, p, to_TP, f, smallest)                                                                              \
-    _Pragma("omp for schedule(static)")                                                                                         \
-    for (i64 n = 0; n < p->T * p->P; n++) quantize_part(x_TI + n * PART, to_TP + n, f, smallest)
-
-/* The functions of a type: a thread multiplies all rows with its share of the panels. The parallel region is in each, or the
-   compiler would make one of them all that knows no type. */
+/* The functions of a type. */
 #define OF_TYPE(TYPE)                                                                                                           \
     static void unpack_##TYPE(PanelPart *to, Panel panel, i64 block, i64 blocks) {                                              \
         const Format f = format_of(TYPE);                                                                                       \
@@ -248,29 +243,55 @@ INLINE void quantize_part(const float *x, RowPart *to, const Format f, float sma
         for (; AT_ONCE == 4 && p->T - t >= 2; t += 2) multiply_panel(p, t, 2, panel, TYPE);                                     \
         for (; p->T > t; t++) multiply_panel(p, t, 1, panel, TYPE);                                                             \
     }                                                                                                                           \
-    static void multiply_##TYPE(const float *x_TI, const BlockProduct *p, RowPart *to_TP, float smallest) {                     \
+    static void quantize_##TYPE(const float *x, RowPart *to, i64 parts, float smallest) {                                       \
+        for (i64 n = 0; n < parts; n++) quantize_part(x + n * PART, to + n, format_of(TYPE), smallest);                         \
+    }                                                                                                                           \
+    static void panels_##TYPE(const BlockProduct *p, i64 panel, i64 last) {                                                     \
         const Format f = format_of(TYPE);                                                                                       \
-        _Pragma("omp parallel if (p->T * p->P * PART * p->O >= PARALLEL)") {                                                    \
-            QUANTIZE_ROWS(x_TI, p, to_TP, f, smallest);                                                                         \
-            i64 last, panel = first_panel(whole(p->O, LANES) / LANES, &last);                                                   \
-            for (; (p->T <= FEW || f.kind.largest == BYTE) && panel < last; panel++) few_##TYPE(p, panel);                      \
-            for (; panel < last; panel += MOST_PANELS)                                                                          \
-                multiply_many(p, panel, last - panel < MOST_PANELS ? (int)(last - panel) : MOST_PANELS, unpack_##TYPE, f);      \
-        }                                                                                                                       \
+        for (; (p->T <= FEW || f.kind.largest == BYTE) && panel < last; panel++) few_##TYPE(p, panel);                          \
+        for (; panel < last; panel += MOST_PANELS)                                                                              \
+            multiply_many(p, panel, last - panel < MOST_PANELS ? (int)(last - panel) : MOST_PANELS, unpack_##TYPE, f);          \
     }
 EVERY_TYPE(OF_TYPE)
+
+static void quantize_parts(int type, const float *x, RowPart *to, i64 parts, float smallest) {
+    switch (type) {
+#define QUANTIZE(TYPE) case TYPE: quantize_##TYPE(x, to, parts, smallest); break;
+        EVERY_TYPE(QUANTIZE)
+    }
+}
+
+i64 block_row_bytes(const Product *p) { return p->I / PART * (i64)sizeof(RowPart); }
+
+void block_quantize(const Product *p, i64 t, const float *row_I) {
+    const i64 P = p->I / PART;
+    quantize_parts(p->type, row_I, (RowPart *)p->levels + t * P, P, p->smallest);
+}
+
+void block_panels(const Product *p, i64 panel, i64 last) {
+    const BlockProduct product = {(const RowPart *)p->levels, (const uint8_t *)p->weight, p->bias_O, p->out_TO, p->T,
+                                  p->I / PART, p->O, p->stride};
+    switch (p->type) {
+#define MULTIPLY(TYPE) case TYPE: panels_##TYPE(&product, panel, last); break;
+        EVERY_TYPE(MULTIPLY)
+    }
+}
 
 /* out = x weight^T + bias. Returns nonzero if there is no memory for the levels of the rows. */
 int blocks_product(const float *x_TI, const uint8_t *packed, const float *bias_O, float *out_TO, i64 T, i64 I, i64 O, int type,
                    float smallest) {
-    i64 P = I / PART;
-    RowPart *x_TP = malloc((size_t)(T * P) * sizeof(RowPart));
-    if (x_TP == NULL) return T * P > 0;
-    const BlockProduct product = {x_TP, packed, bias_O, out_TO, T, P, O};
-    switch (type) {
-#define MULTIPLY(TYPE) case TYPE: multiply_##TYPE(x_TI, &product, x_TP, smallest); break;
-        EVERY_TYPE(MULTIPLY)
+    Product p = {.x_TI = x_TI, .weight = (const char *)packed, .bias_O = bias_O, .out_TO = out_TO, .T = T, .I = I, .O = O, .stride = O,
+                 .kind = IN_BLOCKS, .type = type, .smallest = smallest};
+    p.levels = malloc((size_t)(T * block_row_bytes(&p)));
+    if (p.levels == NULL) return T * I > 0;
+#pragma omp parallel if (T * I * O >= PARALLEL)
+    {
+        i64 last, part = first_panel(T * (I / PART), &last), panel;
+        quantize_parts(type, x_TI + part * PART, (RowPart *)p.levels + part, last - part, smallest);
+#pragma omp barrier
+        panel = first_panel(whole(O, LANES) / LANES, &last);
+        block_panels(&p, panel, last);
     }
-    free(x_TP);
+    free(p.levels);
     return 0;
 }

@@ -3,6 +3,7 @@
    Legend: T rows, I inputs, O outputs, H heads. */
 
 #include "floats.h"
+#include "team.h"
 
 enum { BLOCK = 1024 };         /* inputs of a tile's panels that fit the L2 cache */
 enum { PARALLEL = 64 * 1024 }; /* products from which threads pay for their start */
@@ -24,21 +25,12 @@ INLINE void add_half_tile(const void *p, i64 t, i64 panel, i64 begin, i64 end, c
     add_tile(p, t, panel, begin, end, rows, panels, 1);
 }
 
-/* out = x weight^T + bias. */
-void float_product(const float *x_TI, const char *packed, const float *bias_O, float *out_TO, i64 T, i64 I, i64 O, int half) {
-    const FloatProduct product = {x_TI, packed, bias_O, out_TO, I, O};
-    i64 panels = whole(O, LANES) / LANES;
-#pragma omp parallel if (T * I * O >= PARALLEL)
-    if (half) add_share(add_half_tile, &product, T, panels, I, BLOCK);
-    else add_share(add_float_tile, &product, T, panels, I, BLOCK);
-}
-
 /* Multiplies each head's rows with the head's own weight, which is packed in float32. */
 void float_product_by_head(const float *x_HTI, const char *packed_H, float *out_HTO, i64 H, i64 T, i64 I, i64 O) {
     i64 packed_bytes = float_packed_bytes(O, I, 0), panels = whole(O, LANES) / LANES;
 #pragma omp parallel for schedule(static) if (H * T * I * O >= PARALLEL)
     for (i64 h = 0; h < H; h++) {
-        const FloatProduct product = {x_HTI + h * T * I, packed_H + h * packed_bytes, NULL, out_HTO + h * T * O, I, O};
+        const FloatProduct product = {x_HTI + h * T * I, packed_H + h * packed_bytes, NULL, out_HTO + h * T * O, I, O, O};
         add_some(add_float_tile, &product, T, 0, panels, I, BLOCK);
     }
 }
@@ -71,8 +63,9 @@ INLINE void sum_tile(const float *x_TI, const float *weight_OI, Lanes *out, i64 
 }
 
 /* Computes rows `t` to `last` - 1, `rows` at a time, for a vector of outputs: their few weights stay in the L1 cache. */
-INLINE void sum_rows(const float *x_TI, const float *weight_OI, const float *bias_O, float *out_TO, i64 t, i64 last, i64 first,
-                     i64 I, i64 O, const int rows) {
+INLINE void sum_rows(const Product *p, i64 t, i64 last, i64 first, const int rows) {
+    const float *x_TI = p->x_TI, *weight_OI = (const float *)p->weight, *bias_O = p->bias_O;
+    const i64 I = p->I, O = p->O;
     const int outputs = LANES / rows;
     for (i64 o = first; t < last && o < first + LANES && o < O; o += outputs)
         for (i64 row = t; row < last; row += rows) {
@@ -80,18 +73,45 @@ INLINE void sum_rows(const float *x_TI, const float *weight_OI, const float *bia
             sum_tile(x_TI, weight_OI, &sum, row, o, I, O, rows);
             for (int r = 0; r < rows; r++)
                 for (i64 n = 0; n < outputs && o + n < O; n++)
-                    out_TO[(row + r) * O + o + n] = ((float *)&sum)[r * outputs + n] + (bias_O == NULL ? 0.0f : bias_O[o + n]);
+                    p->out_TO[(row + r) * p->stride + o + n] = ((float *)&sum)[r * outputs + n] + (bias_O == NULL ? 0.0f : bias_O[o + n]);
         }
 }
 
-/* out = x weight^T + bias, with a weight in the checkpoint's layout. Slower than a packed weight for many rows; it is for weights
-   that have another reader. */
+static void unpacked_panels(const Product *p, i64 panel, i64 last) {
+    const i64 fours = p->T / 4 * 4, twos = p->T / 2 * 2;
+    for (i64 o = panel * LANES; o < last * LANES; o += LANES) {
+        sum_rows(p, 0, fours, o, 4);
+        sum_rows(p, fours, twos, o, 2);
+        sum_rows(p, twos, p->T, o, 1);
+    }
+}
+
+void float_panels(const Product *p, i64 panel, i64 last) {
+    const FloatProduct product = {p->x_TI, p->weight, p->bias_O, p->out_TO, p->I, p->O, p->stride};
+    if (p->kind == UNPACKED) unpacked_panels(p, panel, last);
+    else if (p->kind == IN_HALVES) add_some(add_half_tile, &product, p->T, panel, last, p->I, BLOCK);
+    else add_some(add_float_tile, &product, p->T, panel, last, p->I, BLOCK);
+}
+
+/* out = x weight^T + bias. */
+void float_product(const float *x_TI, const char *packed, const float *bias_O, float *out_TO, i64 T, i64 I, i64 O, int half) {
+    const Product p = {.x_TI = x_TI, .weight = packed, .bias_O = bias_O, .out_TO = out_TO, .T = T, .I = I, .O = O, .stride = O,
+                       .kind = half ? IN_HALVES : IN_FLOATS};
+#pragma omp parallel if (T * I * O >= PARALLEL)
+    {
+        i64 last, panel = first_panel(whole(O, LANES) / LANES, &last);
+        float_panels(&p, panel, last);
+    }
+}
+
+/* The same with a weight in the checkpoint's layout. Slower than a packed weight for many rows; it is for weights that have
+   another reader. */
 void float_product_unpacked(const float *x_TI, const float *weight_OI, const float *bias_O, float *out_TO, i64 T, i64 I, i64 O) {
-#pragma omp parallel for schedule(static) if (T * I * O >= PARALLEL)
-    for (i64 o = 0; o < O; o += LANES) {
-        i64 fours = T / 4 * 4, twos = T / 2 * 2;
-        sum_rows(x_TI, weight_OI, bias_O, out_TO, 0, fours, o, I, O, 4);
-        sum_rows(x_TI, weight_OI, bias_O, out_TO, fours, twos, o, I, O, 2);
-        sum_rows(x_TI, weight_OI, bias_O, out_TO, twos, T, o, I, O, 1);
+    const Product p = {.x_TI = x_TI, .weight = (const char *)weight_OI, .bias_O = bias_O, .out_TO = out_TO, .T = T, .I = I, .O = O, .stride = O,
+                       .kind = UNPACKED};
+#pragma omp parallel if (T * I * O >= PARALLEL)
+    {
+        i64 last, panel = first_panel(whole(O, LANES) / LANES, &last);
+        float_panels(&p, panel, last);
     }
 }

@@ -15,7 +15,7 @@ typedef struct {
     const char *packed;
     const float *bias_O; /* or NULL */
     float *out_TO;
-    i64 I, O;
+    i64 I, O, stride; /* of rows of the result */
 } FloatProduct;
 
 /* Adds a tile's sums to the bias, or to the sums of the inputs before `begin`. One function for all tiles: it
@@ -26,7 +26,7 @@ static void finish_tile(const FloatProduct *p, i64 t, i64 panel, i64 begin, int 
         i64 o = (panel + n) * LANES, left = p->O - o; /* the last panel may have fewer outputs than lanes */
         Lanes bias = !add && p->bias_O != NULL ? load_some(p->bias_O + o, left) : (Lanes){0};
         for (int r = 0; r < rows; r++) {
-            float *out = p->out_TO + (t + r) * p->O + o;
+            float *out = p->out_TO + (t + r) * p->stride + o;
             store_some(out, (add ? load_some(out, left) : bias) + sum[r][n], left);
         }
     }

@@ -18,6 +18,7 @@
 #include "hadamard.h"
 #include "ints.h"
 #include "panels.h"
+#include "team.h"
 
 enum { FOUR = 4 };                        /* inputs that are multiplied at once */
 enum { OFFSET = 128 };
@@ -40,7 +41,7 @@ typedef struct {
     const float *scale_T, *scale_O;
     const uint8_t *packed;
     float *out_TO;
-    i64 Q, O;
+    i64 Q, O, stride; /* of rows of the result */
 } Int8Product;
 
 /* Scales a tile's sums. One function serves all tiles: it takes little time. */
@@ -49,7 +50,7 @@ static void finish_tile(const Int8Product *p, i64 t, i64 panel, int rows, int pa
         i64 o = (panel + n) * LANES, left = p->O - o; /* the last panel may have fewer outputs than lanes */
         Lanes scale = load_some(p->scale_O + o, left);
         for (int r = 0; r < rows; r++)
-            store_some(p->out_TO + (t + r) * p->O + o, __builtin_convertvector(sum[r][n], Lanes) * scale * p->scale_T[t + r], left);
+            store_some(p->out_TO + (t + r) * p->stride + o, __builtin_convertvector(sum[r][n], Lanes) * scale * p->scale_T[t + r], left);
     }
 }
 
@@ -95,27 +96,50 @@ static void quantize_row(const float *x_I, int8_t *levels, float *scale, int32_t
     *sum = total;
 }
 
+i64 int8_row_bytes(const Product *p) { return (whole(p->I, FOUR) / FOUR + 2) * (i64)sizeof(int32_t); }
+
+static Int8Product int8_of(const Product *p) {
+    const i64 Q = whole(p->I, FOUR) / FOUR;
+    const int32_t *levels_TQ = (const int32_t *)p->levels, *sum_T = levels_TQ + p->T * Q;
+    return (Int8Product){levels_TQ, sum_T, (const float *)(sum_T + p->T), p->scale_O, (const uint8_t *)p->weight, p->out_TO,
+                         Q, p->O, p->stride};
+}
+
+void int8_quantize(const Product *p, i64 t, float *row_I) {
+    const Int8Product to = int8_of(p);
+    transform(row_I, p->I, p->block);
+    quantize_row(row_I, (int8_t *)(to.levels_TQ + t * to.Q), (float *)to.scale_T + t, (int32_t *)to.sum_T + t, p->I, to.Q, p->smallest);
+}
+
+void int8_panels(const Product *p, i64 panel, i64 last) {
+    const Int8Product product = int8_of(p);
+    const i64 begin = panel * LANES, end = last * LANES < p->O ? last * LANES : p->O;
+    add_some(add_tile, &product, p->T, panel, last, product.Q, product.Q);
+    for (i64 t = 0; p->bias_O != NULL && t < p->T; t++)
+        for (i64 o = begin; o < end; o++) p->out_TO[t * p->stride + o] += p->bias_O[o];
+}
+
 /* out = x weight^T, with a scale for each row and each output, of rows that are transformed in blocks and a weight that was.
    Returns nonzero if there is no memory for the levels of the rows. */
 int int8_product(const float *x_TI, const uint8_t *packed, const float *scale_O, float *out_TO, i64 T, i64 I, i64 O, i64 block,
                  float smallest) {
-    i64 Q = whole(I, FOUR) / FOUR, spare = omp_get_max_threads() * I; /* a transformed row of each thread */
-    int32_t *levels_TQ = malloc((size_t)(T * (Q + 2) + spare) * sizeof(int32_t)), *sum_T = levels_TQ + T * Q;
-    float *scale_T = (float *)(sum_T + T), *spare_I = scale_T + T;
-    if (levels_TQ == NULL) return T > 0;
-    const Int8Product product = {levels_TQ, sum_T, scale_T, scale_O, packed, out_TO, Q, O};
+    Product p = {.x_TI = x_TI, .weight = (const char *)packed, .scale_O = scale_O, .out_TO = out_TO, .T = T, .I = I, .O = O, .stride = O,
+                 .block = block, .kind = IN_BYTES, .smallest = smallest};
+    const i64 levels_bytes = T * int8_row_bytes(&p), row_bytes = I * (i64)sizeof(float); /* a transformed row of each thread */
+    p.levels = malloc((size_t)(levels_bytes + omp_get_max_threads() * row_bytes));
+    if (p.levels == NULL) return T > 0;
 #pragma omp parallel if (T * I * O >= PARALLEL)
     {
-        float *own_I = spare_I + omp_get_thread_num() * I;
+        float *own_I = (float *)(p.levels + levels_bytes) + omp_get_thread_num() * I;
 #pragma omp for schedule(static)
         for (i64 t = 0; t < T; t++) {
-            memcpy(own_I, x_TI + t * I, (size_t)I * sizeof(float));
-            transform(own_I, I, block);
-            quantize_row(own_I, (int8_t *)(levels_TQ + t * Q), scale_T + t, sum_T + t, I, Q, smallest);
+            memcpy(own_I, x_TI + t * I, (size_t)row_bytes);
+            int8_quantize(&p, t, own_I);
         }
-        add_share(add_tile, &product, T, whole(O, LANES) / LANES, Q, Q);
+        i64 last, panel = first_panel(whole(O, LANES) / LANES, &last);
+        int8_panels(&p, panel, last);
     }
-    free(levels_TQ);
+    free(p.levels);
     return 0;
 }
 

@@ -12,19 +12,20 @@
 #include <math.h>
 #include <string.h>
 
-#include "lanes.h"
+#include "team.h"
 
 enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
 
-/* out = x / sqrt(mean(x^2) + eps) * (offset + weight), Zhang and Sennrich 2019. */
+/* out = x / sqrt(mean(x^2) + eps) * (offset + weight), Zhang and Sennrich 2019. `out_E` may be `x_E`. */
+void rms_norm_row(const float *x_E, const float *weight_E, float *out_E, i64 E, float eps, float offset) {
+    const float factor = 1.0f / sqrtf(squares(x_E, E) / (float)E + eps);
+#pragma omp simd
+    for (i64 e = 0; e < E; e++) out_E[e] = x_E[e] * factor * (offset + weight_E[e]);
+}
+
 void rms_norm(const float *x_TE, const float *weight_E, float *out_TE, i64 T, i64 E, float eps, float offset) {
 #pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
-    for (i64 t = 0; t < T; t++) {
-        const float *x = x_TE + t * E;
-        float *out = out_TE + t * E, factor = 1.0f / sqrtf(squares(x, E) / (float)E + eps);
-#pragma omp simd
-        for (i64 e = 0; e < E; e++) out[e] = x[e] * factor * (offset + weight_E[e]);
-    }
+    for (i64 t = 0; t < T; t++) rms_norm_row(x_TE + t * E, weight_E, out_TE + t * E, E, eps, offset);
 }
 
 /* Computes cosine and signed sine of a position's angles, times `magnitude`, for `rotate`. */
@@ -58,23 +59,30 @@ static inline void rotate_neighbours(float *x, const float *cosine, const float 
     }
 }
 
-/* Rotates the first R numbers of each of the H heads of a row in place (Su et al. 2021; the sine is signed), then copies the
-   row's C columns from `first_kv` on into the token's slot. R and C may be 0. `half`: slots hold float16. */
+/* Rotates the first R numbers of each of the H heads of a row in place (Su et al. 2021; the sine is signed). */
+void rotate_row(float *row, i64 H, i64 D, const float *cos_R, const float *sin_R, i64 R, int interleaved) {
+    for (i64 h = 0; R > 0 && h < H; h++) {
+        if (interleaved) rotate_neighbours(row + h * D, cos_R, sin_R, R / 2);
+        else rotate_halves(row + h * D, cos_R, sin_R, R / 2);
+    }
+}
+
+/* Copies keys and values into a slot. `half`: slots hold float16. */
+void store_row(const float *kv_C, void *pages_NC, i64 slot, i64 C, int half) {
+    if (half) {
+        _Float16 *to_C = (_Float16 *)pages_NC + slot * C;
+#pragma omp simd
+        for (i64 c = 0; c < C; c++) to_C[c] = (_Float16)kv_C[c];
+    } else memcpy((float *)pages_NC + slot * C, kv_C, (size_t)C * sizeof(float));
+}
+
+/* Rotates each row, then copies its C columns from `first_kv` on into the token's slot. R and C may be 0. */
 void rotate_and_store(float *qkv_T, i64 stride, i64 T, i64 H, i64 D, const float *cos_TR, const float *sin_TR, i64 R,
                       int interleaved, i64 first_kv, void *pages_NC, const i64 *slots_T, i64 C, int half) {
 #pragma omp parallel for schedule(static) if (T * stride >= PARALLEL)
     for (i64 t = 0; t < T; t++) {
-        float *row = qkv_T + t * stride;
-        for (i64 h = 0; R > 0 && h < H; h++) {
-            if (interleaved) rotate_neighbours(row + h * D, cos_TR + t * R, sin_TR + t * R, R / 2);
-            else rotate_halves(row + h * D, cos_TR + t * R, sin_TR + t * R, R / 2);
-        }
-        if (C == 0) continue;
-        if (half) {
-            _Float16 *slot = (_Float16 *)pages_NC + slots_T[t] * C;
-#pragma omp simd
-            for (i64 c = 0; c < C; c++) slot[c] = (_Float16)row[first_kv + c];
-        } else memcpy((float *)pages_NC + slots_T[t] * C, row + first_kv, (size_t)C * sizeof(float));
+        rotate_row(qkv_T + t * stride, H, D, cos_TR + t * R, sin_TR + t * R, R, interleaved);
+        if (C > 0) store_row(qkv_T + t * stride + first_kv, pages_NC, slots_T[t], C, half);
     }
 }
 
@@ -104,7 +112,8 @@ INLINE void activate_row(const float *x, const float *up, float *out, i64 E, con
     }
 }
 
-INLINE void activate_any(const float *x, const float *up, float *out, i64 E, int kind) {
+/* out = activation(x), times up if that is not NULL. */
+void activate_columns(const float *x, const float *up, float *out, i64 E, int kind) {
     switch (kind) {
     case SILU: activate_row(x, up, out, E, SILU); break;
     case GELU: activate_row(x, up, out, E, GELU); break;
@@ -119,14 +128,14 @@ INLINE void activate_any(const float *x, const float *up, float *out, i64 E, int
 /* out = activation(x). */
 void activate(const float *x_TE, float *out_TE, i64 T, i64 E, int kind) {
 #pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
-    for (i64 t = 0; t < T; t++) activate_any(x_TE + t * E, NULL, out_TE + t * E, E, kind);
+    for (i64 t = 0; t < T; t++) activate_columns(x_TE + t * E, NULL, out_TE + t * E, E, kind);
 }
 
 /* out = activation(gate) * up, of rows that hold E gates and then E ups (Shazeer 2020). */
 void activate_gate(const float *gate_up_T2E, float *out_TE, i64 T, i64 E, int kind) {
 #pragma omp parallel for schedule(static) if (T * E >= PARALLEL)
     for (i64 t = 0; t < T; t++)
-        activate_any(gate_up_T2E + t * 2 * E, gate_up_T2E + t * 2 * E + E, out_TE + t * E, E, kind);
+        activate_columns(gate_up_T2E + t * 2 * E, gate_up_T2E + t * 2 * E + E, out_TE + t * E, E, kind);
 }
 
 void quantize_to_float(const float *x_TE, float *levels_TE, float *scale_T, i64 T, i64 E, float smallest) {

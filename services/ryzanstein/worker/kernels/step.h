@@ -1,0 +1,66 @@
+/* A program of a rank's layers: what each computes, in which buffers, with which weights.
+
+   Python builds it once and runs it for each step (functions/program.py has the same structs). A buffer is an array of
+   `most_rows` rows in one arena; it is named by its offset in floats.
+
+   Legend: T tokens, I inputs, O outputs, H heads, K key-value heads, D head dimension, C columns of a slot. */
+
+#ifndef RYZANSTEIN_STEP_H
+#define RYZANSTEIN_STEP_H
+
+#include "attention_team.h"
+
+/* What an op computes. `in`, `out` and `residual` are buffers; -1: none. */
+enum { PRODUCT, STORE, ATTEND, ADD, NORM, SCALE, ACTIVATE };
+
+typedef struct {
+    int32_t op, layer;
+    i64 in, out, residual;            /* PRODUCT, ADD: out += residual, in the end */
+    int32_t kind, type;               /* PRODUCT: of the weight (team.h) and of its blocks */
+    int32_t activation, gated;        /* PRODUCT: -1, or out = activation(product), of the first half times the second if `gated` */
+    const char *weight;
+    const float *scale, *bias;
+    i64 I, O, stride, block;          /* stride: of rows of `out` */
+    const float *norm;                /* of rows of I numbers, before anything else; or NULL */
+    float eps, offset, factor;        /* of norms; out *= factor before the residual is added */
+    int32_t group, rotary;            /* STORE, ATTEND: of the step; rotary -1: none */
+    i64 H, K, D, C;                   /* STORE: H query heads and K key heads are rotated, C columns after the queries are stored */
+    const float *query_norm, *key_norm; /* STORE: of each head; or NULL */
+    float clip, cap;                  /* STORE: numbers are at most so large; 0: any. ATTEND: see Attention */
+    int32_t clips_last, half;         /* STORE: after the norms; slots hold float16 */
+    char *pages, *cold;
+    const float *sinks;
+} Op;
+
+typedef struct {
+    const float *cos_TR, *sin_TR;
+    i64 R;
+    int32_t interleaved, unused;
+} StepAngles;
+
+/* What all layers of a group read in a step. */
+typedef struct {
+    const i64 *slots_T;
+    Attention asked; /* but for queries, pages, cold blocks, sinks, scale and cap, which each layer has of its own */
+} StepGroup;
+
+typedef struct {
+    const Op *ops;
+    i64 num_ops, num_groups, threads;
+    float *arena;
+    char *memory;                     /* for rows of each thread, quantized rows of all, and attention */
+    i64 memory_bytes, needed_bytes;   /* needed: what the last step would have had to have */
+    i64 most_inputs, most_row_bytes;  /* of products: inputs, and bytes of a quantized row */
+    float smallest, unused;           /* scale of a quantized row */
+} Program;
+
+typedef struct {
+    i64 T;
+    const StepGroup *groups;
+    const StepAngles *rotaries;
+} Step;
+
+/* Runs ops `first` to `last` - 1. Returns 0, or 1 before anything is computed: more memory is needed. */
+int run_step(Program *program, const Step *step, i64 first, i64 last);
+
+#endif
