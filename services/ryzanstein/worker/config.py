@@ -24,7 +24,7 @@ from ryzanstein.worker.engines.child.command import check_arguments
 from ryzanstein.worker.engines.remote.bounds import DialectName, SamplerUse
 from ryzanstein.worker.engines.remote.http.address import EngineAddress
 from ryzanstein.worker.ranks.messages import RankSpec
-from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization
+from ryzanstein.worker.settings.quantization import Kernels, KvCompression, KvDtype, Quantization, Step
 from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings
 from ryzanstein.worker.settings.sparse import parse_sparse_attention
 from ryzanstein.worker.tuning import MOVED, WorkerTuning
@@ -39,6 +39,7 @@ _OF_RANKS = frozenset(
         "device",
         "dtype",
         "kernels",
+        "step",
         "kv_dtype",
         "quantization",
         "collectives",
@@ -138,6 +139,7 @@ class WorkerSettings(ServiceSettings):
         "auto", description="data type of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU"
     )
     kernels: Kernels = Field("auto", description="native ones need a C compiler; auto: native where available, else torch")
+    step: Step = Field("auto", description="auto: all layers of a small step in one native call; python: each in its own")
     kv_dtype: KvDtype = Field("auto", description="dtype of the KV cache; auto: same as dtype")
     quantization: Quantization = Field("none", description="quantization of weights; CPU only")
     collectives: Literal["auto", "shm", "gloo", "nccl"] = Field("auto", description="backend of the collectives")
@@ -406,6 +408,7 @@ class WorkerSettings(ServiceSettings):
             kv_dtype=self.kv_dtype,
             quantization=self.quantization,
             kernels=self.kernels,
+            step=self.step,
             block_size=self.block_size,
             num_blocks=self.num_blocks or None,
             kv_bytes=self.kv_bytes or None,

@@ -11,7 +11,7 @@
 #include "attention_team.h"
 
 /* What an op computes. `in`, `out` and `residual` are buffers; -1: none. */
-enum { PRODUCT, STORE, ATTEND, ADD, NORM, SCALE, ACTIVATE };
+enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE };
 
 typedef struct {
     int32_t op, layer;

@@ -18,16 +18,21 @@ from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.cache.zoned_cache import ZonedCache
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.functions.rows import Angles
+from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.inputs.step import StepInputs
+from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
 from ryzanstein.worker.model.layers.layerwise.beside import ExpertsBeside
 from ryzanstein.worker.model.layers.layerwise.inputs import LayerInput, PerLayerInputs
 from ryzanstein.worker.model.layers.mixing import mixing_half
-from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm
+from ryzanstein.worker.model.layers.mlp import GatedMLP, PlainMLP
+from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm, row_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
+from ryzanstein.worker.model.program.ops import NotNative, Ops
+from ryzanstein.worker.model.program.running import Program
 
 
 class DecoderLayer:
@@ -64,6 +69,23 @@ class DecoderLayer:
             assert own_TP is not None
             x_TE = self._input(x_TE, own_TP)
         return x_TE if self._last_scale is None else x_TE.mul_(self._last_scale)
+
+    def emit(self, ops: Ops, pages: LayerPages) -> None:
+        """Adds its ops, which leave the next layer's input where its own was. Raises NotNative."""
+        if self._beside is not None or self._input is not None or self._last_scale is not None:
+            raise NotNative("experts beside an MLP, or inputs and scales of layers")
+        if not isinstance(self._mixing, Attention) or not isinstance(self._mlp, GatedMLP | PlainMLP):
+            raise NotNative("a half that is neither attention nor a dense MLP")
+        x, norm, post_norm = ops.buffer("x", ops.hidden_size), row_norm(self._attention_norm), row_norm(self._mlp_post_norm)
+        attended = self._mixing.emit(ops, x, norm, pages)
+        if self._parallel:
+            out = ops.product(*attended, "y")
+            mlp = self._mlp.emit(ops, x, norm if self._shared_norm else row_norm(self._mlp_norm))
+            ops.rows(out, out, residual=ops.product(*mlp, "z"))
+            ops.rows(ops.all_reduced(out), x, residual=x, norm=post_norm, factor=self._scale)
+            return
+        y = ops.end_half(attended, "y", x, norm=row_norm(self._attention_post_norm), factor=self._scale)
+        ops.end_half(self._mlp.emit(ops, y, row_norm(self._mlp_norm)), "x", y, norm=post_norm, factor=self._scale)
 
     def _halves(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         if self._mixing is None or self._mlp is None:
@@ -105,6 +127,8 @@ class Decoder:
         self._embedding = Embedding(source, shard, tp, spec)
         layers = (partial(DecoderLayer, source, tp, spec, index) for index in range(spec.num_layers))
         self._layers: list[Callable[[], DecoderLayer]] = list(layers) if passing else [_kept(layer()) for layer in layers]
+        self._tp = tp
+        self.program: Program | None = None
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
@@ -113,14 +137,35 @@ class Decoder:
         self._layer_inputs = None if own is None else PerLayerInputs(source, tp, spec, own)
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
+    def compile(self, kernels: NativeKernels, cache: KVCache | ZonedCache, hidden_size: int, num_groups: int) -> None:
+        """Makes a program of the layers that have ops; the others stay functions between its runs."""
+        ops = Ops(hidden_size, self._tp.size)
+        reasons = []
+        for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
+            mark = ops.begin(index)
+            try:
+                layer().emit(ops, cache.pages(index, *planes))
+            except NotNative as reason:
+                reasons.append(str(reason))
+                ops.replace(mark, index)
+        if len(reasons) < len(self._layers):
+            self.program = Program(kernels.program, ops, num_groups, len(self._rotaries))
+
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
         own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
-        for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
-            own_TP = None if own_LTP is None else own_LTP[index]
-            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
+
+        def layer(x_TE: Tensor, index: int) -> Tensor:
+            pages, own_TP = cache.pages(index, *self._planes[index]), None if own_LTP is None else own_LTP[index]
+            return self._layers[index]()(x_TE, inputs, angles, pages, own_TP)
+
+        if self.program is not None and self.program.takes(inputs):
+            x_TE = self.program.run(x_TE, inputs, angles, self._tp.collectives, layer)
+        else:
+            for index in range(len(self._layers)):
+                x_TE = layer(x_TE, index)
         return self._final_norm(x_TE[inputs.last_R])
 
 

@@ -66,6 +66,8 @@ class ModelRunner:
         self._pages = loaded.pages(tp, options)
         self._size, self._loaded_pages = loaded.size, loaded.num_pages
         self._kernels = loaded.kernels.native
+        if self._kernels is not None and options.step == "auto":
+            self._decoder.compile(self._kernels, cache, spec.hidden_size, len(loaded.size.extents.windows))
         self.without_kernels = loaded.kernels.reason
         self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.block_types import BlockType
 from ryzanstein.worker.kernels.functions.blocks import BLOCKS, BlockFunctions
+from ryzanstein.worker.products.native import NativeWeight
 
 
 def _group(bits: int, inputs: int) -> BlockType:
@@ -106,7 +107,7 @@ class PackedBlocks:
         self._functions, self._kind = functions, BLOCKS[kind.name]
 
     def product(self, bias_O: Tensor | None) -> BlocksProduct:
-        return BlocksProduct(self._functions, self.packed, bias_O, self.shape[0], self._kind)
+        return BlocksProduct(self._functions, self.packed, bias_O, self.shape, self._kind)
 
     def lookup(self, index_T: Tensor) -> Tensor:
         """Returns rows of the weight in float32, [T, I]."""
@@ -116,12 +117,15 @@ class PackedBlocks:
 class BlocksProduct:
     """A product with a weight of packed blocks, plus the bias."""
 
-    def __init__(self, functions: BlockFunctions, packed: Tensor, bias_O: Tensor | None, num_outputs: int, kind: int) -> None:
+    def __init__(self, functions: BlockFunctions, packed: Tensor, bias_O: Tensor | None, shape: tuple[int, int], kind: int) -> None:
         self._packed, self._bias_O = packed, bias_O
-        self._num_outputs, self._kind, self._multiply = num_outputs, kind, functions.product
+        self._shape, self._kind, self._multiply = shape, kind, functions.product
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs, self._kind)
+        return self._multiply(x_TI, self._packed, self._bias_O, self._shape[0], self._kind)
+
+    def native(self) -> list[NativeWeight]:
+        return [NativeWeight("blocks", self._packed, self._shape, self._bias_O, type=self._kind)]
 
 
 def packed_bytes(functions: BlockFunctions, shape: tuple[int, int], kind: BlockType) -> int:

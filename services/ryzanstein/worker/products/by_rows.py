@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.native import NativeWeight, native_weights
 
 
 class ByRows:
@@ -28,6 +29,9 @@ class ByRows:
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._few(x_TI) if len(x_TI) < self._from_rows else self._many(x_TI)
 
+    def native(self) -> Sequence[NativeWeight]:
+        return native_weights(self._few)
+
 
 class SideBySide:
     """A product whose outputs are those of the first product, then those of the next."""
@@ -37,3 +41,7 @@ class SideBySide:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return torch.cat([product(x_TI) for product in self._products], dim=1)
+
+    def native(self) -> Sequence[NativeWeight]:
+        found = [native_weights(product) for product in self._products]
+        return [weight for weights in found for weight in weights] if all(found) else []

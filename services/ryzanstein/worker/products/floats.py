@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.native import NativeWeight, WeightKind
 
 _COPIED_BYTES = 8 * 2**20
 
@@ -57,10 +58,14 @@ class Packed:
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, native: NativeKernels, dtype: torch.dtype) -> None:
         self._packed, self._bias_O = native.floats.pack(weight_OI, dtype), bias_O
-        self._num_outputs, self._multiply = len(weight_OI), native.floats.product
+        self._shape, self._multiply = (len(weight_OI), weight_OI.shape[1]), native.floats.product
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._multiply(x_TI, self._packed, self._bias_O, self._num_outputs)
+        return self._multiply(x_TI, self._packed, self._bias_O, self._shape[0])
+
+    def native(self) -> list[NativeWeight]:
+        kind: WeightKind = "halves" if self._packed.dtype == torch.float16 else "floats"
+        return [NativeWeight(kind, self._packed, self._shape, self._bias_O)]
 
 
 class UnpackedWeight:
@@ -74,6 +79,10 @@ class UnpackedWeight:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(x_TI, self._weight_OI, self._bias_O)
+
+    def native(self) -> list[NativeWeight]:
+        num_outputs, num_inputs = self._weight_OI.shape
+        return [NativeWeight("unpacked", self._weight_OI, (num_outputs, num_inputs), self._bias_O)]
 
 
 class ByHead:

@@ -15,13 +15,15 @@ Legend: T rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.products.native import NativeWeight, native_weights
 
 _LEVELS = 127
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -51,10 +53,14 @@ class NativeKernel:
     def __init__(self, levels_OI: Tensor, scale_O: Tensor, native: NativeKernels | None) -> None:
         assert native is not None, "chosen where there is one"
         self._packed, self._scale_O, self._multiply = native.int8.pack(levels_OI), scale_O, native.int8.product
+        self._shape = (len(levels_OI), levels_OI.shape[1])
         self._block = block_of(levels_OI.shape[1])
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(x_TI, self._packed, self._scale_O, self._block)
+
+    def native(self) -> list[NativeWeight]:
+        return [NativeWeight("bytes", self._packed, self._shape, None, self._scale_O, self._block)]
 
 
 class FbgemmKernel:
@@ -218,10 +224,14 @@ class Int8Table:
         return self._functions.rows(self._packed, self._scale_O, index_T, self._num_inputs, self._block)
 
     def product(self, bias_O: Tensor | None) -> Int8Product:
-        return Int8Product(self._multiply, bias_O)
+        return Int8Product(self, bias_O)
 
-    def _multiply(self, x_TI: Tensor) -> Tensor:
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Returns the product with all rows of the weight, without a bias."""
         return self._functions.product(x_TI, self._packed, self._scale_O, self._block)
+
+    def native(self) -> list[NativeWeight]:
+        return [NativeWeight("bytes", self._packed, (len(self._scale_O), self._num_inputs), None, self._scale_O, self._block)]
 
 
 class Int8Product:
@@ -240,3 +250,6 @@ class Int8Product:
     def __call__(self, x_TI: Tensor) -> Tensor:
         product_TO = self._kernel(x_TI)
         return product_TO if self._bias_O is None else product_TO.add_(self._bias_O)
+
+    def native(self) -> Sequence[NativeWeight]:
+        return [replace(weight, bias_O=self._bias_O) for weight in native_weights(self._kernel)]

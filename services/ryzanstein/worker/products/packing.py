@@ -10,7 +10,7 @@ Legend: T rows, I inputs, O outputs.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.native import NativeWeight, native_weights
 
 _MAX_THREADS = 8
 _WORTH_BYTES = 2**20
@@ -122,3 +123,6 @@ class _PackedLater:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._product(x_TI)
+
+    def native(self) -> Sequence[NativeWeight]:
+        return native_weights(self._product)

@@ -9,10 +9,12 @@ from ryzanstein.worker.settings.quantization import (
     KV_COMPRESSIONS,
     KV_DTYPES,
     QUANTIZATIONS,
+    STEPS,
     Kernels,
     KvCompression,
     KvDtype,
     Quantization,
+    Step,
 )
 from ryzanstein.worker.settings.sparse import parse_sparse_attention
 
@@ -31,6 +33,8 @@ class ModelSettings:
     """The format in which weights are stored for their products."""
     kernels: Kernels = "auto"
     """native requires our own kernels, torch never uses them."""
+    step: Step = "auto"
+    """auto runs all layers of a small step in one native call, python runs each in its own."""
     block_size: int = 16
     """Tokens in a block of the KV cache."""
     num_blocks: int | None = None
@@ -68,6 +72,8 @@ class ModelSettings:
         parse_sparse_attention(self.sparse_attention)
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization {self.quantization!r} is not supported, only {', '.join(QUANTIZATIONS)}")
+        if self.step not in STEPS:
+            raise ValueError(f"step {self.step!r} is not supported, only {', '.join(STEPS)}")
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels {self.kernels!r} is not supported, only {', '.join(KERNELS)}")
 

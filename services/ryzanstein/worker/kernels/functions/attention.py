@@ -72,8 +72,8 @@ ITEM_KINDS: dict[ItemKind, int] = {"float16": 1, "fp8": 2, "int8": 3, "int8-chan
 """The ids of attention_pages.h."""
 
 
-class _Attention(Structure):
-    """The struct Attention of attention_rows.h."""
+class AttentionStruct(Structure):
+    """The struct Attention of attention_team.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "pages", "cold", "rows", "num_new", "length", "tables", "first")),
@@ -100,7 +100,7 @@ class AttentionFunctions:
     """The functions of attention.c and attention_seal.c."""
 
     def __init__(self, library: CDLL) -> None:
-        self._attend = declared(library, "attend", POINTER(_Attention), returns=c_int)
+        self._attend = declared(library, "attend", POINTER(AttentionStruct), returns=c_int)
         self._seal = declared(library, "seal", POINTER(_Seal), returns=c_int)
 
     def attend(
@@ -128,10 +128,10 @@ class AttentionFunctions:
         arguments = _arguments(q_TKGD, pages_NC, keys, scoring, out_TKGD)
         arguments.values += beyond
         if keys.cold is not None and cold_BX is not None:
-            _add_cold(arguments, keys.cold, cold_BX)
+            arguments.cold = cold_BX.data_ptr()
+            ask_cold(arguments, keys.cold)
         if keys.sparse is not None:
-            arguments.sparse, arguments.bounds = 1, _pointer(bounds_B2Y)
-            arguments.sinks, arguments.stride, arguments.quest = keys.sparse.sinks, keys.sparse.stride, keys.sparse.quest
+            arguments.bounds = _pointer(bounds_B2Y)
         arguments.sink = _pointer(sinks_KG)
         if lse_TKG is not None:
             arguments.lse = lse_TKG.data_ptr()
@@ -153,48 +153,51 @@ class AttentionFunctions:
             raise MemoryError("no memory to seal pages")
 
 
+def ask(arguments: AttentionStruct, keys: PagedKeys) -> None:
+    """Sets what all layers of a group read in a step, but for compressed blocks."""
+    arguments.rows, arguments.num_new = keys.rows_S.data_ptr(), keys.num_new_S.data_ptr()
+    arguments.length, arguments.tables = keys.length_S.data_ptr(), keys.tables_SB.data_ptr()
+    arguments.first, arguments.begin, arguments.end = map(_pointer, (keys.first_S, keys.begin_S, keys.end_S))
+    arguments.num_sequences, arguments.num_pages = keys.tables_SB.shape
+    arguments.block_size, arguments.window = keys.block_size, keys.window or 0
+    arguments.bias, arguments.num_positions = _pointer(keys.bias_HP), 0 if keys.bias_HP is None else keys.bias_HP.shape[1]
+    arguments.sparse = keys.sparse is not None
+    if keys.sparse is not None:
+        arguments.sinks, arguments.stride, arguments.quest = keys.sparse.sinks, keys.sparse.stride, keys.sparse.quest
+
+
+def ask_cold(arguments: AttentionStruct, cold: ColdKeys) -> None:
+    """Sets where a group's compressed blocks are."""
+    kind = cold.layout.kind
+    arguments.cold_tables = cold.tables_SB.data_ptr()
+    arguments.cold_first, arguments.num_cold = _pointer(cold.first_S), cold.tables_SB.shape[1]
+    arguments.key_kind, arguments.value_kind = ITEM_KINDS[kind.keys], ITEM_KINDS[kind.values]
+    arguments.hot = cold.hot_tokens
+
+
 def _arguments(
     q_TKGD: Tensor, pages_NC: Tensor, keys: PagedKeys, scoring: tuple[float, float | None], out_TKGD: Tensor
-) -> _Attention:
+) -> AttentionStruct:
     scale, cap = scoring
     num_kv_heads, group, head_dim = q_TKGD.shape[1:]
-    columns, bias_HP = pages_NC.shape[1], keys.bias_HP
-    return _Attention(
+    columns = pages_NC.shape[1]
+    arguments = AttentionStruct(
         q=q_TKGD.data_ptr(),
         pages=pages_NC.data_ptr(),
-        rows=keys.rows_S.data_ptr(),
-        num_new=keys.num_new_S.data_ptr(),
-        length=keys.length_S.data_ptr(),
-        tables=keys.tables_SB.data_ptr(),
-        first=_pointer(keys.first_S),
-        begin=_pointer(keys.begin_S),
-        end=_pointer(keys.end_S),
-        bias=_pointer(bias_HP),
         out=out_TKGD.data_ptr(),
         q_stride=q_TKGD.stride(0),
         out_stride=out_TKGD.stride(0),
         columns=columns,
         values=columns - num_kv_heads * head_dim,
-        num_pages=keys.tables_SB.shape[1],
-        block_size=keys.block_size,
-        num_sequences=len(keys.rows_S),
         num_kv_heads=num_kv_heads,
         group=group,
         head_dim=head_dim,
-        num_positions=0 if bias_HP is None else bias_HP.shape[1],
         half=pages_NC.dtype == torch.float16,
-        window=keys.window or 0,
         scale=scale,
         cap=cap or 0.0,
     )
-
-
-def _add_cold(arguments: _Attention, cold: ColdKeys, cold_BX: Tensor) -> None:
-    kind = cold.layout.kind
-    arguments.cold, arguments.cold_tables = cold_BX.data_ptr(), cold.tables_SB.data_ptr()
-    arguments.cold_first, arguments.num_cold = _pointer(cold.first_S), cold.tables_SB.shape[1]
-    arguments.key_kind, arguments.value_kind = ITEM_KINDS[kind.keys], ITEM_KINDS[kind.values]
-    arguments.hot = cold.hot_tokens
+    ask(arguments, keys)
+    return arguments
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

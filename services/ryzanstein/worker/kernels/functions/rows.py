@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.declaring import declared, integers, pointers
 
-_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5, "relu2": 6}  # of rows.c
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "quick_gelu": 3, "relu": 4, "sigmoid": 5, "relu2": 6}  # of rows.c
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """The least scale of a quantized row."""
 
@@ -45,14 +45,14 @@ class RowFunctions:
     def activate(self, x_TE: Tensor, activation: str) -> Tensor:
         """Returns activation(x). The name is an activation of an architecture, or sigmoid."""
         out_TE = torch.empty_like(x_TE)
-        self._activate(x_TE.data_ptr(), out_TE.data_ptr(), *x_TE.shape, _ACTIVATIONS[activation])
+        self._activate(x_TE.data_ptr(), out_TE.data_ptr(), *x_TE.shape, ACTIVATIONS[activation])
         return out_TE
 
     def activate_gate(self, gate_up_T2E: Tensor, activation: str) -> Tensor:
         """Returns activation(gate) * up."""
         num_rows, width = len(gate_up_T2E), gate_up_T2E.shape[1] // 2
         out_TE = gate_up_T2E.new_empty((num_rows, width))
-        self._activate_gate(gate_up_T2E.data_ptr(), out_TE.data_ptr(), num_rows, width, _ACTIVATIONS[activation])
+        self._activate_gate(gate_up_T2E.data_ptr(), out_TE.data_ptr(), num_rows, width, ACTIVATIONS[activation])
         return out_TE
 
     def quantize_rows(self, x_TE: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -18,15 +18,17 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
+from ryzanstein.worker.kernels.functions.program import ATTEND, STORE
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.fused import qkv_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ryzanstein.worker.model.layers.mlp import new_sigmoid
-from ryzanstein.worker.model.layers.qk_norm import new_qk_norm
+from ryzanstein.worker.model.layers.qk_norm import head_norms, new_qk_norm
 from ryzanstein.worker.model.layers.rotary import new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.program.ops import Last, NotNative, Ops, RowNorm, Shape
 
 
 class Attention:
@@ -40,6 +42,7 @@ class Attention:
         self._share = tp.heads(spec.num_heads, spec.num_kv_heads)
         self._head_dim, self._clip, self._clip_last = spec.head_dim, spec.qkv_clip, spec.clip_after_norm
         self._group, self._rotary = layer_groups(spec).groups[index], layer.rotary
+        self._grows = layer.rotary is not None and spec.rotaries[layer.rotary].growth is not None
         self._norm_last = spec.qk_norm is not None and spec.qk_norm.after_rotation
         self._rotation = None if source.kernels is None or self._norm_last else source.kernels.rotation
         self._rotate = new_rotation(source.kernels)
@@ -85,6 +88,45 @@ class Attention:
         if self._sigmoid is not None:
             out_T.mul_(self._sigmoid(qkv_T[:, -query_width:].contiguous()))
         return self._out(out_T)
+
+    def emit(self, ops: Ops, source: int, norm: RowNorm | None, pages: LayerPages) -> Last:
+        """Adds its ops but for the last product. Raises NotNative."""
+        norms, share = head_norms(self._qk_norm), self._share
+        if self._sigmoid is not None or self._norm_last or self._grows:
+            raise NotNative("gated attention, norms after the rotation, or queries that grow")
+        columns, query_width = pages.slots_NC.shape[1], share.num_heads * self._head_dim
+        memory, weights = ops.pages(pages), self._qkv.native()
+        width = sum(weight.shape[0] for weight in weights)
+        ops.share(self._group, Shape.of(share, self._head_dim, pages, width))
+        qkv, attended = ops.product(weights, source, "qkv", norm=norm), ops.buffer("attended", query_width)
+        ops.add(
+            STORE,
+            in_=qkv,
+            num_outputs=width,
+            group=self._group,
+            rotary=-1 if self._rotary is None else self._rotary,
+            num_heads=share.num_heads,
+            num_kv_heads=share.num_kv_heads,
+            head_dim=self._head_dim,
+            columns=columns,
+            clip=self._clip or 0.0,
+            clips_last=self._clip_last,
+            half=pages.slots_NC.dtype == torch.float16,
+            **memory,
+            **ops.head_norms(norms),
+        )
+        ops.add(
+            ATTEND,
+            in_=qkv,
+            out=attended,
+            num_outputs=width,
+            group=self._group,
+            factor=self._scoring.scale,
+            cap=self._scoring.cap or 0.0,
+            sinks=ops.address(self._scoring.sinks_KG),
+            **memory,
+        )
+        return Last(self._out.native(), attended)
 
     def _prepare(self, qkv_T: Tensor) -> None:
         """Clips and normalizes in place, if the architecture does."""

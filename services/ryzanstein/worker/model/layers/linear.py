@@ -17,6 +17,7 @@ from torch import Tensor
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
+from ryzanstein.worker.products.native import NativeWeight, native_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class ColumnParallelLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._product(x_TI)
+
+    def native(self) -> Sequence[NativeWeight]:
+        """Returns the weights in the memory of our own kernels; none if other kernels multiply."""
+        return native_weights(self._product)
 
 
 def _read_bias(source: WeightSource, projections: Sequence[Rows]) -> Tensor:
@@ -91,3 +96,7 @@ class RowParallelLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._product(x_TI)
+
+    def native(self) -> Sequence[NativeWeight]:
+        """Returns the weights in the memory of our own kernels; none if other kernels multiply."""
+        return native_weights(self._product)

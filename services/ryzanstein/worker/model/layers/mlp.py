@@ -18,10 +18,12 @@ from torch import Tensor
 from ryzanstein.worker.architectures.mixers import Activation
 from ryzanstein.worker.architectures.spec import ClippedGate, DecoderSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS as ROW_ACTIVATIONS
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.fused import gate_up_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.program.ops import Last, NotNative, Ops, RowNorm
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -120,6 +122,7 @@ class GatedMLP:
         own, options = tp.columns(width), {"bias": spec.mlp_bias, "transposed": spec.transposed}
         self._down = RowParallelLinear(source, tp, down, width, spec.hidden_size, own=own, **options)
         self._gate, self._factors, self._num_gates = new_gate(source, spec), spec.factors, own[1]
+        self._activation = spec.activation
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         gate_up_TW, factors = self._gate_up(x_TE), self._factors
@@ -127,6 +130,13 @@ class GatedMLP:
             gate_up_TW[:, : self._num_gates].mul_(factors.gate)
         out_TE = self._down(self._gate(gate_up_TW))
         return out_TE if factors.mlp_out == 1 else out_TE.mul_(factors.mlp_out)
+
+    def emit(self, ops: Ops, source: int, norm: RowNorm | None) -> Last:
+        """Adds its ops but for the last product. Raises NotNative."""
+        if self._factors.gate != 1 or self._factors.mlp_out != 1:
+            raise NotNative("factors of an MLP")
+        activated = ops.gated_product(self._gate_up.native(), source, norm, self._activation, self._num_gates)
+        return Last(self._down.native(), activated)
 
 
 class PlainMLP:
@@ -145,8 +155,16 @@ class PlainMLP:
         self._down = RowParallelLinear(
             source, tp, down, width, spec.hidden_size, own=own, bias=spec.mlp_bias, transposed=spec.transposed
         )
+        self._activation = spec.activation
         learned = spec.activation == "xielu"
         self._activate = Xielu(source, activation) if learned else new_activation(source, spec.activation)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
         return self._down(self._activate(self._up(x_TE)))
+
+    def emit(self, ops: Ops, source: int, norm: RowNorm | None) -> Last:
+        """Adds its ops but for the last product. Raises NotNative."""
+        if self._activation not in ACTIVATIONS:
+            raise NotNative(f"the activation {self._activation}")
+        kind = ROW_ACTIVATIONS[self._activation]
+        return Last(self._down.native(), ops.product(self._up.native(), source, "activated", norm=norm, activation=kind))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import NormSpec
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.program.ops import NotNative, RowNorm
 
 
 class Norm(Protocol):
@@ -26,6 +27,15 @@ def new_norm(source: WeightSource, name: str, size: int, spec: NormSpec) -> Norm
 def optional_norm(source: WeightSource, prefix: str, name: str | None, size: int, spec: NormSpec) -> Norm:
     """Returns the norm `prefix` + `name`, or one that does nothing if `name` is None."""
     return Unchanged() if name is None else new_norm(source, prefix + name, size, spec)
+
+
+def row_norm(norm: Norm) -> RowNorm | None:
+    """Returns a norm as a program has it, None for one that does nothing. Raises NotNative."""
+    if isinstance(norm, Unchanged):
+        return None
+    if not isinstance(norm, RMSNorm):
+        raise NotNative("a layer norm")
+    return norm.native()
 
 
 class Unchanged:
@@ -54,6 +64,10 @@ class RMSNorm:
             return F.rms_norm(x_TE, self._weight_E.shape, self._weight_E, self._eps)
         normed_TE = F.rms_norm(x_TE, self._weight_E.shape, None, self._eps)  # 1 + weight would lose the weight's low bits
         return torch.addcmul(normed_TE, normed_TE, self._weight_E)
+
+    def native(self) -> RowNorm:
+        """Returns it as a program has it."""
+        return RowNorm(self._weight_E, self._eps, float(self._plus_one))
 
 
 class LayerNorm:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec, QkNormSpec
 from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
-from ryzanstein.worker.model.layers.norm import new_norm
+from ryzanstein.worker.model.layers.norm import new_norm, row_norm
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.model.program.ops import NotNative, RowNorm
 
 
 class QkNorm(Protocol):
@@ -37,6 +38,15 @@ def new_qk_norm(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, pre
     return _HeadNorm(source, names, spec, share)
 
 
+def head_norms(norm: QkNorm | None) -> tuple[RowNorm, RowNorm] | None:
+    """Returns the norms of each query and of each key, None without any. Raises NotNative."""
+    if norm is None:
+        return None
+    if not isinstance(norm, _SharedNorm):
+        raise NotNative("norms of queries and keys with a weight for each head, or over all heads")
+    return norm.native()
+
+
 class _SharedNorm:
     """A norm of each head separately, with one weight for all heads."""
 
@@ -46,6 +56,13 @@ class _SharedNorm:
     def __call__(self, q_THD: Tensor, k_TKD: Tensor) -> None:
         q_THD.copy_(self._query(q_THD))
         k_TKD.copy_(self._key(k_TKD))
+
+    def native(self) -> tuple[RowNorm, RowNorm]:
+        """Returns both as a program has them. Raises NotNative."""
+        query, key = row_norm(self._query), row_norm(self._key)
+        if query is None or key is None:
+            raise NotNative("norms of queries or keys alone")
+        return query, key
 
 
 @dataclass(frozen=True, slots=True)

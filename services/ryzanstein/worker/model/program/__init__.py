@@ -1,0 +1,1 @@
+"""A step's layers as one native call: which ops they are, and how they run."""

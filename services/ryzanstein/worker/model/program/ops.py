@@ -1,0 +1,229 @@
+"""The ops of a program, which layers add while it is built.
+
+Buffers are arrays of `MOST_ROWS` rows in one arena, named by their offset in floats.
+
+Legend: T tokens, E hidden size, O outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.collectives.parallel import HeadShare
+from ryzanstein.worker.kernels.functions.program import ACTIVATE, ADD, PRODUCT, WEIGHT_KINDS, OpStruct
+from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS
+from ryzanstein.worker.products.native import NativeWeight
+
+MOST_ROWS = 64
+"""The rows of a step that a program computes. With more of them arithmetic takes nearly all of the time."""
+_NONE = -1
+_WHOLE = 16  # floats of a cache line, and of the widest vector
+
+
+class NotNative(Exception):
+    """A part of a layer has no ops; its text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """An RMS norm of rows: x / rms(x) * (offset + weight)."""
+
+    weight_E: Tensor
+    eps: float
+    offset: float
+
+
+class Last(NamedTuple):
+    """The last product of a half of a layer, which is not added yet, and the buffer that it multiplies."""
+
+    weights: Sequence[NativeWeight]
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """A sum over all ranks of a buffer's rows, between two runs of ops."""
+
+    buffer: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What attention of a group's layers has in common: heads, their size, and whether slots hold float16."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    columns: int
+    half: bool
+    width: int
+
+    @classmethod
+    def of(cls, share: HeadShare, head_dim: int, pages: LayerPages, width: int) -> Shape:
+        """Returns the shape of a rank's heads. `width`: that of a row of queries, keys and values."""
+        slots_NC = pages.slots_NC
+        return cls(share.num_heads, share.num_kv_heads, head_dim, slots_NC.shape[1], slots_NC.dtype == torch.float16, width)
+
+
+@dataclass(slots=True)
+class Ops:
+    """Ops under construction, in runs that Python interrupts. `kept` are the tensors whose addresses they have."""
+
+    hidden_size: int
+    num_ranks: int
+    items: list[list[OpStruct] | AllReduce | int] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
+    layer: int = 0
+    width: int = 0
+    most_inputs: int = 0
+    shapes: dict[int, Shape] = field(default_factory=dict)
+    _buffers: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def buffer(self, name: str, width: int) -> int:
+        """Returns the buffer of that name and width. Layers share it: what is in it lasts as long as the layer."""
+        if (name, width) not in self._buffers:
+            self._buffers[name, width] = self.width
+            self.width += MOST_ROWS * -(-width // _WHOLE) * _WHOLE
+        return self._buffers[name, width]
+
+    def begin(self, layer: int) -> int:
+        """Begins a layer, and returns what `replace` asks for."""
+        self.layer = layer
+        self.items.append([])
+        return len(self.items) - 1
+
+    def replace(self, mark: int, layer: int) -> None:
+        """Makes the layer that began at `mark` a call of Python."""
+        self.items[mark:] = [layer]
+
+    def joined(self) -> list[list[OpStruct] | AllReduce | int]:
+        """Returns the items, adjacent runs of ops as one."""
+        found: list[list[OpStruct] | AllReduce | int] = []
+        for item in self.items:
+            if isinstance(item, list) and found and isinstance(found[-1], list):
+                found[-1] = found[-1] + item
+            else:
+                found.append(item)
+        return found
+
+    def address(self, tensor: Tensor | None) -> int | None:
+        """Returns where a tensor is, and keeps it."""
+        if tensor is None:
+            return None
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def add(self, op: int, **fields: Any) -> None:
+        """Adds an op to the run."""
+        fields = {"residual": _NONE, "activation": _NONE, "rotary": _NONE, "factor": 1.0} | fields
+        if not self.items or not isinstance(self.items[-1], list):
+            self.items.append([])
+        run = self.items[-1]
+        assert isinstance(run, list)
+        run.append(OpStruct(op=op, layer=self.layer, **fields))
+
+    def share(self, group: int, shape: Shape) -> None:
+        """Tells the shape of attention in a group's layers. Raises NotNative if another layer has another one."""
+        if self.shapes.setdefault(group, shape) != shape:
+            raise NotNative("layers of one group with other heads")
+
+    def pages(self, pages: LayerPages) -> dict[str, int | None]:
+        """Returns the addresses of what a layer writes and reads. Raises NotNative."""
+        if pages.bounds_B2Y is not None or pages.beyond:
+            raise NotNative("pages with bounds, or of several planes")
+        if pages.slots_NC.dtype not in (torch.float32, torch.float16):
+            raise NotNative(f"a cache of {pages.slots_NC.dtype}")
+        return {"pages": self.address(pages.slots_NC), "cold": self.address(pages.cold_BX)}
+
+    def head_norms(self, norms: tuple[RowNorm, RowNorm] | None) -> dict[str, Any]:
+        """Returns the norms of each query and of each key."""
+        if norms is None:
+            return {}
+        query, key = norms
+        weights = {"query_norm": self.address(query.weight_E), "key_norm": self.address(key.weight_E)}
+        return weights | {"eps": query.eps, "offset": query.offset}
+
+    def product(
+        self, weights: Sequence[NativeWeight], source: int, name: str, *, norm: RowNorm | None = None, **fields: Any
+    ) -> int:
+        """Adds a product of the buffer `source`, and returns the buffer of the result. Raises NotNative."""
+        if not weights:
+            raise NotNative("a product is of another kernel")
+        stride = sum(weight.shape[0] for weight in weights)
+        out, first = self.buffer(name, stride), 0
+        for weight in weights:
+            places = {"residual": fields["residual"] + first} if "residual" in fields else {}
+            self._one_product(weight, source, out + first, norm, stride=stride, **fields | places)
+            first += weight.shape[0]
+        return out
+
+    def gated_product(
+        self, weights: Sequence[NativeWeight], source: int, norm: RowNorm | None, activation: str, width: int
+    ) -> int:
+        """Adds a product with gates and then ups, and activation(gate) * up. Returns the buffer of that. Raises NotNative."""
+        out, kind = self.buffer("activated", width), ACTIVATIONS[activation]
+        if len(weights) == 1 and width % _WHOLE == 0:
+            self.product(weights, source, "gates", norm=norm, activation=kind, gated=1, residual=out)
+        else:
+            gates = self.product(weights, source, "gates", norm=norm)
+            self.add(ACTIVATE, in_=gates, out=out, num_inputs=width, activation=kind)
+        return out
+
+    def end_half(
+        self, last: Last, out: str, residual: int, *, norm: RowNorm | None, factor: float
+    ) -> int:
+        """Adds the last product of a half, its sum over ranks, a norm and a factor, and the residual. Raises NotNative."""
+        if self.num_ranks == 1 and norm is None:
+            return self.product(*last, out, residual=residual, factor=factor)
+        found = self.all_reduced(self.product(*last, out))
+        self.rows(found, found, norm=norm, factor=factor, residual=residual)
+        return found
+
+    def all_reduced(self, buffer: int) -> int:
+        """Adds the sum of a buffer of the hidden size over all ranks."""
+        if self.num_ranks > 1:
+            self.items.append(AllReduce(buffer, self.hidden_size))
+        return buffer
+
+    def rows(self, source: int, out: int, *, residual: int, norm: RowNorm | None = None, factor: float = 1.0) -> None:
+        """Adds out = norm(source) * factor + residual, of rows of the hidden size."""
+        self.add(
+            ADD, in_=source, out=out, residual=residual, num_inputs=self.hidden_size, factor=factor, **self._norm(norm)
+        )
+
+    def _one_product(self, weight: NativeWeight, source: int, out: int, norm: RowNorm | None, **fields: Any) -> None:
+        num_outputs, num_inputs = weight.shape
+        self.most_inputs = max(self.most_inputs, num_inputs)
+        self.add(
+            PRODUCT,
+            in_=source,
+            out=out,
+            kind=WEIGHT_KINDS[weight.kind],
+            type=weight.type,
+            weight=self.address(weight.weight),
+            scale=self.address(weight.scale_O),
+            bias=self.address(weight.bias_O),
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
+            block=weight.block,
+            **self._norm(norm),
+            **fields,
+        )
+
+    def _norm(self, norm: RowNorm | None) -> dict[str, Any]:
+        if norm is None:
+            return {}
+        return {"norm": self.address(norm.weight_E), "eps": norm.eps, "offset": norm.offset}
+
+
+def row_bytes(num_inputs: int) -> int:
+    """Returns at least the bytes of a quantized row, of any kind of product."""
+    return 64 + 48 * math.ceil(num_inputs / 32) + 4 * math.ceil(num_inputs / 4)

@@ -1,0 +1,144 @@
+"""Runs a decoder's layers as a program: one native call for all of them, or one between two parts that have no ops.
+
+The arithmetic is that of the layers' own functions, bit for bit.
+
+Legend: T tokens, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof
+
+import torch
+from torch import Tensor
+
+from ryzanstein.worker.collectives import Collectives
+from ryzanstein.worker.kernels.functions.attention import ask, ask_cold
+from ryzanstein.worker.kernels.functions.program import (
+    ATTEND,
+    AnglesStruct,
+    GroupStruct,
+    OpStruct,
+    ProgramFunctions,
+    ProgramStruct,
+    StepStruct,
+)
+from ryzanstein.worker.kernels.functions.rows import SMALLEST_SCALE, Angles
+from ryzanstein.worker.model.attention import Paged
+from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
+from ryzanstein.worker.model.program.ops import MOST_ROWS, AllReduce, NotNative, Ops, Shape, row_bytes
+
+_FIRST_BYTES = 256 * 1024
+_GROWTH = 1.5
+_MOST_GROUPS = 64  # of step.c
+
+PythonLayer = Callable[[Tensor, int], Tensor]
+"""A layer that has no ops: a function of its input and its index."""
+
+
+class Program:
+    """The layers of a rank, compiled into ops. It keeps all memory whose addresses they have."""
+
+    def __init__(self, functions: ProgramFunctions, ops: Ops, num_groups: int, num_rotaries: int) -> None:
+        if num_groups > _MOST_GROUPS:
+            raise NotNative(f"{num_groups} groups of layers: more than {_MOST_GROUPS}")
+        self._functions, self._ops = functions, ops
+        self._arena = torch.zeros(ops.width)
+        self._x = ops.buffer("x", ops.hidden_size)
+        self._items: list[tuple[int, int] | AllReduce | int] = []
+        structs: list[OpStruct] = []
+        for item in ops.joined():
+            if isinstance(item, list):
+                self._items.append((len(structs), len(structs) + len(item)))
+                structs += item
+            else:
+                self._items.append(item)
+        self._structs = (OpStruct * len(structs))(*structs)
+        self._groups, self._rotaries = (GroupStruct * num_groups)(), (AnglesStruct * max(num_rotaries, 1))()
+        for group, shape in ops.shapes.items():
+            _shape(self._groups[group], shape)
+        self._program = ProgramStruct(
+            ops=addressof(self._structs),
+            num_ops=len(structs),
+            num_groups=num_groups,
+            threads=torch.get_num_threads(),
+            arena=self._arena.data_ptr(),
+            most_inputs=-(-ops.most_inputs // 16) * 16,
+            most_row_bytes=row_bytes(ops.most_inputs),
+            smallest=SMALLEST_SCALE,
+        )
+        self._step = StepStruct(groups=addressof(self._groups), rotaries=addressof(self._rotaries))
+        self._grow(_FIRST_BYTES)
+
+    @property
+    def num_native(self) -> int:
+        """The number of layers that are ops, all of their halves."""
+        return len({op.layer for op in self._structs if op.op == ATTEND})
+
+    @property
+    def nbytes(self) -> int:
+        """The size of buffers and of working memory, in bytes."""
+        return self._arena.nbytes + self._memory.nbytes
+
+    def takes(self, inputs: StepInputs) -> bool:
+        """Returns whether a step is one for this program."""
+        return len(inputs.ids_T) <= MOST_ROWS and not any(map(_seals, inputs.groups))
+
+    def run(
+        self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], collectives: Collectives, layer: PythonLayer
+    ) -> Tensor:
+        """Returns the output of the last layer. Raises MemoryError before the first collective, if at all."""
+        x_out = self._view(self._x, x_TE.shape[1], len(x_TE))
+        x_out.copy_(x_TE)
+        self._ask(len(x_TE), inputs, angles)
+        for item in self._items:
+            if isinstance(item, tuple):
+                self._run(*item)
+            elif isinstance(item, AllReduce):
+                collectives.all_reduce(self._view(item.buffer, item.width, len(x_TE)))
+            else:
+                x_out.copy_(layer(x_out, item))
+        return x_out
+
+    def _run(self, first: int, last: int) -> None:
+        while not self._functions.run(self._program, self._step, first, last):
+            self._grow(int(self._program.needed_bytes * _GROWTH))
+
+    def _ask(self, num_tokens: int, inputs: StepInputs, angles: Sequence[Angles]) -> None:
+        self._step.num_tokens = num_tokens
+        for struct, group in zip(self._groups, inputs.groups, strict=True):
+            segment = group.segments[0] if group.segments else None
+            if isinstance(segment, Paged):
+                struct.slots = group.slots_T.data_ptr()
+                ask(struct.asked, segment.keys)
+                if segment.keys.cold is not None:
+                    ask_cold(struct.asked, segment.keys.cold)
+        for struct, each in zip(self._rotaries, angles, strict=False):
+            struct.cos, struct.sin = each.cos_T1R.data_ptr(), each.sin_T1R.data_ptr()
+            struct.num_rotated, struct.interleaved = each.cos_T1R.shape[-1], each.interleaved
+
+    def _view(self, buffer: int, width: int, num_rows: int) -> Tensor:
+        return self._arena[buffer : buffer + num_rows * width].view(num_rows, width)
+
+    def _grow(self, nbytes: int) -> None:
+        """Replaces the working memory, in whole cache lines. Raises MemoryError."""
+        try:
+            self._memory = torch.empty(nbytes + 64, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise MemoryError(f"no memory for a step: {nbytes} bytes") from error
+        self._program.memory = (self._memory.data_ptr() + 63) // 64 * 64
+        self._program.memory_bytes = nbytes
+
+
+def _seals(group: GroupInputs) -> bool:
+    return group.sealing is not None or group.bounding is not None
+
+
+def _shape(struct: GroupStruct, shape: Shape) -> None:
+    """Sets what is fixed. A group without a shape is read by no op."""
+    asked = struct.asked
+    asked.columns, asked.values = shape.columns, shape.columns - shape.num_kv_heads * shape.head_dim
+    asked.num_kv_heads, asked.group, asked.head_dim = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, shape.head_dim
+    asked.half, asked.out_stride = shape.half, shape.num_heads * shape.head_dim
+    asked.q_stride = shape.width
