@@ -309,6 +309,9 @@ class ModelHost:
         if any(answer.num_unpacked for answer in ranks):
             reason = "a rank's columns of them are not whole blocks: with fewer ranks they take less memory"
             self._log.warning("matrices kept as floats", number=[answer.num_unpacked for answer in ranks], reason=reason)
+        if lead.without_native and not lead.without_kernels:
+            layers = round(lead.native_layers, 3)
+            self._log.info("layers run outside of the native step", native_layers=layers, reason=lead.without_native)
         if lead.without_kernels:
             self._log.warning("native kernels unavailable", reason=lead.without_kernels)
         if lead.company_matters:

@@ -14,7 +14,7 @@
 enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE };
 
 typedef struct {
-    int32_t op, layer;
+    int32_t op, unused;
     i64 in, out, residual;            /* PRODUCT, ADD: out += residual, in the end */
     int32_t kind, type;               /* PRODUCT: of the weight (team.h) and of its blocks */
     int32_t activation, gated;        /* PRODUCT: -1, or out = activation(product), of the first half times the second if `gated` */

@@ -20,18 +20,16 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.layers.attention import Attention
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.experts import feed_forward
 from ryzanstein.worker.model.layers.layerwise.beside import ExpertsBeside
 from ryzanstein.worker.model.layers.layerwise.inputs import LayerInput, PerLayerInputs
 from ryzanstein.worker.model.layers.mixing import mixing_half
-from ryzanstein.worker.model.layers.mlp import GatedMLP, PlainMLP
-from ryzanstein.worker.model.layers.norm import Norm, new_norm, optional_norm, row_norm
+from ryzanstein.worker.model.layers.norm import Norm, emit_norm, new_norm, optional_norm, row_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
-from ryzanstein.worker.model.program.ops import NotNative, Ops
+from ryzanstein.worker.model.program.ops import Call, NotNative, Ops, StepContext, has_ops
 from ryzanstein.worker.model.program.running import Program
 
 
@@ -53,6 +51,7 @@ class DecoderLayer:
         beside = names.beside if moe is not None else None
         self._beside = None if moe is None or beside is None else ExpertsBeside(source, tp, spec, (beside, moe), index)
         self._input = None if own is None else LayerInput(source, spec, own, prefix)
+        self._index, self._is_special = index, own is not None or self._beside is not None or names.layer_scale is not None
         self._last_scale = None if names.layer_scale is None else _read_one(source, prefix + names.layer_scale)
 
     def __call__(
@@ -70,43 +69,60 @@ class DecoderLayer:
             x_TE = self._input(x_TE, own_TP)
         return x_TE if self._last_scale is None else x_TE.mul_(self._last_scale)
 
-    def emit(self, ops: Ops, pages: LayerPages) -> None:
-        """Adds its ops, which leave the next layer's input where its own was. Raises NotNative."""
-        if self._beside is not None or self._input is not None or self._last_scale is not None:
-            raise NotNative("experts beside an MLP, or inputs and scales of layers")
-        if not isinstance(self._mixing, Attention) or not isinstance(self._mlp, GatedMLP | PlainMLP):
-            raise NotNative("a half that is neither attention nor a dense MLP")
-        x, norm, post_norm = ops.buffer("x", ops.hidden_size), row_norm(self._attention_norm), row_norm(self._mlp_post_norm)
-        attended = self._mixing.emit(ops, x, norm, pages)
+    def emit(self, ops: Ops, pages: LayerPages) -> float:
+        """Adds the layer, which leaves the next one's input where its own was. Returns how much of it is ops."""
+        x, y, width = ops.buffer("x", ops.hidden_size), ops.buffer("y", ops.hidden_size), ops.hidden_size
+        whole = Call(x, width, x, partial(self._called, pages))
+        if self._is_special or self._mixing is None or self._mlp is None:
+            return ops.either(partial(_refuse, "a layer of one half, or with inputs, scales or experts of its own"), whole)
         if self._parallel:
-            out = ops.product(*attended, "y")
-            mlp = self._mlp.emit(ops, x, norm if self._shared_norm else row_norm(self._mlp_norm))
-            ops.rows(out, out, residual=ops.product(*mlp, "z"))
-            ops.rows(ops.all_reduced(out), x, residual=x, norm=post_norm, factor=self._scale)
-            return
-        y = ops.end_half(attended, "y", x, norm=row_norm(self._attention_post_norm), factor=self._scale)
-        ops.end_half(self._mlp.emit(ops, y, row_norm(self._mlp_norm)), "x", y, norm=post_norm, factor=self._scale)
+            return ops.either(partial(self._emit_parallel, ops, x, pages), whole)
+        mixing = ops.either(partial(self._emit_mixing, ops, x, pages), Call(x, width, y, partial(self._mixed, pages)))
+        mlp = ops.either(partial(self._emit_mlp, ops, y), Call(y, width, x, lambda y_TE, _: self._second_half(y_TE)))
+        return (mixing + mlp) / 2
+
+    def _emit_parallel(self, ops: Ops, x: int, pages: LayerPages) -> None:
+        source = emit_norm(ops, self._attention_norm, x)
+        out = ops.product(*has_ops(self._mixing).emit(ops, *source, pages), "y")
+        source = source if self._shared_norm else emit_norm(ops, self._mlp_norm, x)
+        ops.rows(out, out, residual=ops.product(*has_ops(self._mlp).emit(ops, *source), "z"))
+        ops.rows(ops.all_reduced(out), x, residual=x, norm=row_norm(self._mlp_post_norm), factor=self._scale)
+
+    def _emit_mixing(self, ops: Ops, x: int, pages: LayerPages) -> None:
+        last = has_ops(self._mixing).emit(ops, *emit_norm(ops, self._attention_norm, x), pages)
+        ops.end_half(last, "y", x, norm=row_norm(self._attention_post_norm), factor=self._scale)
+
+    def _emit_mlp(self, ops: Ops, y: int) -> None:
+        last = has_ops(self._mlp).emit(ops, *emit_norm(ops, self._mlp_norm, y))
+        ops.end_half(last, "x", y, norm=row_norm(self._mlp_post_norm), factor=self._scale)
+
+    def _called(self, pages: LayerPages, x_TE: Tensor, step: StepContext) -> Tensor:
+        return self(x_TE, step.inputs, step.angles, pages, None if step.own_LTP is None else step.own_LTP[self._index])
+
+    def _mixed(self, pages: LayerPages, x_TE: Tensor, step: StepContext) -> Tensor:
+        return self._first_half(x_TE, step.inputs, step.angles, pages)
 
     def _halves(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         if self._mixing is None or self._mlp is None:
-            return self._half(x_TE, inputs, angles, pages)
+            return self._second_half(x_TE) if self._mixing is None else self._first_half(x_TE, inputs, angles, pages)
+        if not self._parallel:
+            return self._second_half(self._first_half(x_TE, inputs, angles, pages))
         normed_TE = self._attention_norm(x_TE)
         attended_TE = self._mixing(normed_TE, inputs, angles, pages)
-        if self._parallel:
-            mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
-            return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
-        x_TE = self._added(x_TE, attended_TE, self._attention_post_norm)
-        if self._beside is not None:
-            return self._mlp_post_norm(self._beside(x_TE, self._mlp(self._mlp_norm(x_TE)))).add_(x_TE)
-        return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
+        mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
+        return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
 
-    def _half(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
-        """Runs the only half of a layer (Nemotron H)."""
-        if self._mixing is not None:
-            attended_TE = self._mixing(self._attention_norm(x_TE), inputs, angles, pages)
-            return self._added(x_TE, attended_TE, self._attention_post_norm)
-        assert self._mlp is not None, "a layer has a half"
-        return self._added(x_TE, self._mlp(self._mlp_norm(x_TE)), self._mlp_post_norm)
+    def _first_half(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
+        assert self._mixing is not None
+        attended_TE = self._mixing(self._attention_norm(x_TE), inputs, angles, pages)
+        return self._added(x_TE, attended_TE, self._attention_post_norm)
+
+    def _second_half(self, x_TE: Tensor) -> Tensor:
+        assert self._mlp is not None
+        mlp_TE = self._mlp(self._mlp_norm(x_TE))
+        if self._beside is not None:
+            return self._mlp_post_norm(self._beside(x_TE, mlp_TE)).add_(x_TE)
+        return self._added(x_TE, mlp_TE, self._mlp_post_norm)
 
     def _added(self, x_TE: Tensor, part_TE: Tensor, post_norm: Norm) -> Tensor:
         """All-reduces the output of one half of the layer and adds it to the residual."""
@@ -137,36 +153,35 @@ class Decoder:
         self._layer_inputs = None if own is None else PerLayerInputs(source, tp, spec, own)
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
-    def compile(self, kernels: NativeKernels, cache: KVCache | ZonedCache, hidden_size: int, num_groups: int) -> None:
-        """Makes a program of the layers that have ops; the others stay functions between its runs."""
-        ops = Ops(hidden_size, self._tp.size)
-        reasons = []
+    def compile(self, kernels: NativeKernels, cache: KVCache | ZonedCache, hidden_size: int) -> str:
+        """Makes a program of the layers that have ops; the others stay functions between its runs.
+
+        Returns why some have none, of the first of them; empty if all have. Nothing may replace a weight or the
+        cache from then on.
+        """
+        ops, native = Ops(hidden_size, self._tp.size), 0.0
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
-            mark = ops.begin(index)
-            try:
-                layer().emit(ops, cache.pages(index, *planes))
-            except NotNative as reason:
-                reasons.append(str(reason))
-                ops.replace(mark, index)
-        if len(reasons) < len(self._layers):
-            self.program = Program(kernels.program, ops, num_groups, len(self._rotaries))
+            native += layer().emit(ops, cache.pages(index, *planes))
+        if native:
+            self.program = Program(kernels.program, ops, native / len(self._layers), len(self._rotaries))
+        return ops.reason
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
         own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
-
-        def layer(x_TE: Tensor, index: int) -> Tensor:
-            pages, own_TP = cache.pages(index, *self._planes[index]), None if own_LTP is None else own_LTP[index]
-            return self._layers[index]()(x_TE, inputs, angles, pages, own_TP)
-
         if self.program is not None and self.program.takes(inputs):
-            x_TE = self.program.run(x_TE, inputs, angles, self._tp.collectives, layer)
-        else:
-            for index in range(len(self._layers)):
-                x_TE = layer(x_TE, index)
+            x_TE = self.program.run(x_TE, StepContext(inputs, angles, own_LTP), self._tp.collectives)
+            return self._final_norm(x_TE[inputs.last_R])
+        for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
+            own_TP = None if own_LTP is None else own_LTP[index]
+            x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
         return self._final_norm(x_TE[inputs.last_R])
+
+
+def _refuse(reason: str) -> None:
+    raise NotNative(reason)
 
 
 def _read_one(source: WeightSource, name: str) -> Tensor:

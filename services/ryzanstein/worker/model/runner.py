@@ -66,8 +66,11 @@ class ModelRunner:
         self._pages = loaded.pages(tp, options)
         self._size, self._loaded_pages = loaded.size, loaded.num_pages
         self._kernels = loaded.kernels.native
+        self.without_native = "chosen" if options.step == "python" else "torch's operators compute"
         if self._kernels is not None and options.step == "auto":
-            self._decoder.compile(self._kernels, cache, spec.hidden_size, len(loaded.size.extents.windows))
+            self.without_native = self._decoder.compile(self._kernels, cache, spec.hidden_size)
+        program = self._decoder.program
+        self.native_layers = 0.0 if program is None else program.share
         self.without_kernels = loaded.kernels.reason
         self.kernels_library = loaded.kernels.library
         self.company_matters = "torch's kernels sum in an order that depends on the batch" if self.without_kernels else ""

@@ -117,7 +117,9 @@ class PackedBlocks:
 class BlocksProduct:
     """A product with a weight of packed blocks, plus the bias."""
 
-    def __init__(self, functions: BlockFunctions, packed: Tensor, bias_O: Tensor | None, shape: tuple[int, int], kind: int) -> None:
+    def __init__(
+        self, functions: BlockFunctions, packed: Tensor, bias_O: Tensor | None, shape: tuple[int, int], kind: int
+    ) -> None:
         self._packed, self._bias_O = packed, bias_O
         self._shape, self._kind, self._multiply = shape, kind, functions.product
 

@@ -65,8 +65,9 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     that of a hot page; 0: there are none. `numerics`: how it computes, see `Numerics`.
     `content`: what tells its files from others of the same place, a digest.
     `num_unpacked`: the matrices that the file has in blocks and this rank keeps as floats, because its
-    columns are not whole blocks. `num_states` are slots of `state_bytes` on this rank, for states that some
-    layers keep instead of keys and values; 0: none does.
+    columns are not whole blocks. `native_layers` is the share of layers that small steps run in one native
+    call; `without_native`: why it is not all of them. `num_states` are slots of `state_bytes` on this rank, for
+    states that some layers keep instead of keys and values; 0: none does.
     `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
     `continues_exactly` are as in `EngineTraits`.
     """
@@ -94,6 +95,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     hot_tokens: int = 0
     without_compression: str = ""
     num_unpacked: int = 0
+    native_layers: float = 0.0
+    without_native: str = ""
     page_bytes: int = 0
     page_format: str = ""
     numerics: str = ""

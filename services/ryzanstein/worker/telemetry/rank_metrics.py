@@ -28,6 +28,7 @@ class RankMetrics:
         self._slowness = gauge("rank_slowness", "Computing time of a rank relative to the median of the others.", "rank")
         self._startup = gauge("startup_phase_seconds", "Duration of a rank's last start, by phase.", "phase", "rank")
         self._kernels = gauge("native_kernels", "1 if the rank computes with native kernels, else 0.", "rank")
+        self._native_layers = gauge("native_layers", "Share of layers that small steps run in one native call.", "rank")
         self._invariant = gauge("row_invariant", "1 if logits do not depend on the other rows of a step.", "rank")
         self._losses = counter("rank_losses_total", "Times the ranks were lost and restarted.", "cause", "rank")
         self._seconds = counter("rank_seconds_total", _SECONDS, "rank", "phase")
@@ -51,6 +52,7 @@ class RankMetrics:
             for phase, duration_s in answer.startup_phases.items():
                 self._startup.labels(phase, rank).set(duration_s)
             self._kernels.labels(rank).set(not answer.without_kernels)
+            self._native_layers.labels(rank).set(answer.native_layers)
             self._invariant.labels(rank).set(not answer.company_matters)
             for cause in LossCause:  # so that `increase()` sees the first loss
                 self._losses.labels(cause.value.lower(), rank)

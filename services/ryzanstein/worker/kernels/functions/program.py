@@ -17,7 +17,7 @@ class OpStruct(Structure):
     """The struct Op."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("op", "layer")),
+        *((name, c_int32) for name in ("op", "unused")),
         *((name, c_int64) for name in ("in_", "out", "residual")),
         *((name, c_int32) for name in ("kind", "type", "activation", "gated")),
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
@@ -74,9 +74,7 @@ class ProgramFunctions:
         declared(library, "step_sizes", c_void_p)(sizes)
         if list(sizes) != [sizeof(struct) for struct in _STRUCTS]:
             raise OSError("the kernels' library has other structs than this version")
-        self._run = declared(
-            library, "run_step", POINTER(ProgramStruct), POINTER(StepStruct), c_int64, c_int64, returns=c_int
-        )
+        self._run = declared(library, "run_step", POINTER(ProgramStruct), POINTER(StepStruct), c_int64, c_int64, returns=c_int)
 
     def run(self, program: ProgramStruct, step: StepStruct, first: int, last: int) -> bool:
         """Runs ops `first` to `last` - 1. Returns False, having computed nothing, if the program needs more memory."""

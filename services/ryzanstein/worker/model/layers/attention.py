@@ -99,6 +99,9 @@ class Attention:
         width = sum(weight.shape[0] for weight in weights)
         ops.share(self._group, Shape.of(share, self._head_dim, pages, width))
         qkv, attended = ops.product(weights, source, "qkv", norm=norm), ops.buffer("attended", query_width)
+        called = self._qk_norm is not None and norms is None
+        if called:
+            ops.call(qkv, width, lambda qkv_T, _: self._prepare(qkv_T))
         ops.add(
             STORE,
             in_=qkv,
@@ -109,7 +112,7 @@ class Attention:
             num_kv_heads=share.num_kv_heads,
             head_dim=self._head_dim,
             columns=columns,
-            clip=self._clip or 0.0,
+            clip=0.0 if called else self._clip or 0.0,
             clips_last=self._clip_last,
             half=pages.slots_NC.dtype == torch.float16,
             **memory,

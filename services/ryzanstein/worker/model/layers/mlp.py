@@ -164,7 +164,10 @@ class PlainMLP:
 
     def emit(self, ops: Ops, source: int, norm: RowNorm | None) -> Last:
         """Adds its ops but for the last product. Raises NotNative."""
-        if self._activation not in ACTIVATIONS:
-            raise NotNative(f"the activation {self._activation}")
-        kind = ROW_ACTIVATIONS[self._activation]
-        return Last(self._down.native(), ops.product(self._up.native(), source, "activated", norm=norm, activation=kind))
+        if self._activation in ROW_ACTIVATIONS:
+            kind = ROW_ACTIVATIONS[self._activation]
+            return Last(self._down.native(), ops.product(self._up.native(), source, "activated", norm=norm, activation=kind))
+        weights = self._up.native()
+        out, width = ops.product(weights, source, "activated", norm=norm), sum(weight.shape[0] for weight in weights)
+        ops.call(out, width, lambda x_TG, _: self._activate(x_TG))
+        return Last(self._down.native(), out)

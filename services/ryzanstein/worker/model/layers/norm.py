@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import NormSpec
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.program.ops import NotNative, RowNorm
+from ryzanstein.worker.model.program.ops import NotNative, Ops, RowNorm
 
 
 class Norm(Protocol):
@@ -36,6 +36,15 @@ def row_norm(norm: Norm) -> RowNorm | None:
     if not isinstance(norm, RMSNorm):
         raise NotNative("a layer norm")
     return norm.native()
+
+
+def emit_norm(ops: Ops, norm: Norm, source: int) -> tuple[int, RowNorm | None]:
+    """Returns a buffer and the norm that a product begins with. A layer norm has no ops: it is called before."""
+    if not isinstance(norm, LayerNorm):
+        return source, row_norm(norm)
+    normed = ops.buffer("normed", ops.hidden_size)
+    ops.call(source, ops.hidden_size, lambda x_TE, _: norm(x_TE), normed)
+    return normed, None
 
 
 class Unchanged:

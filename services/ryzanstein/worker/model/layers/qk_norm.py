@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec, QkNormSpec
 from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
-from ryzanstein.worker.model.layers.norm import new_norm, row_norm
+from ryzanstein.worker.model.layers.norm import RMSNorm, new_norm
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.program.ops import NotNative, RowNorm
+from ryzanstein.worker.model.program.ops import RowNorm
 
 
 class QkNorm(Protocol):
@@ -39,12 +39,8 @@ def new_qk_norm(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, pre
 
 
 def head_norms(norm: QkNorm | None) -> tuple[RowNorm, RowNorm] | None:
-    """Returns the norms of each query and of each key, None without any. Raises NotNative."""
-    if norm is None:
-        return None
-    if not isinstance(norm, _SharedNorm):
-        raise NotNative("norms of queries and keys with a weight for each head, or over all heads")
-    return norm.native()
+    """Returns RMS norms of each query and of each key, None if there are none or others."""
+    return norm.native() if isinstance(norm, _SharedNorm) else None
 
 
 class _SharedNorm:
@@ -57,12 +53,11 @@ class _SharedNorm:
         q_THD.copy_(self._query(q_THD))
         k_TKD.copy_(self._key(k_TKD))
 
-    def native(self) -> tuple[RowNorm, RowNorm]:
-        """Returns both as a program has them. Raises NotNative."""
-        query, key = row_norm(self._query), row_norm(self._key)
-        if query is None or key is None:
-            raise NotNative("norms of queries or keys alone")
-        return query, key
+    def native(self) -> tuple[RowNorm, RowNorm] | None:
+        """Returns both as a program has them, if they are RMS norms."""
+        if not isinstance(self._query, RMSNorm) or not isinstance(self._key, RMSNorm):
+            return None
+        return self._query.native(), self._key.native()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ Legend: T tokens, E hidden size, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from torch import Tensor
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.collectives.parallel import HeadShare
 from ryzanstein.worker.kernels.functions.program import ACTIVATE, ADD, PRODUCT, WEIGHT_KINDS, OpStruct
-from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS
+from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS, Angles
+from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.products.native import NativeWeight
 
 MOST_ROWS = 64
 """The rows of a step that a program computes. With more of them arithmetic takes nearly all of the time."""
 _NONE = -1
+_MOST_GROUPS = 64  # of step.c
 _WHOLE = 16  # floats of a cache line, and of the widest vector
 
 
@@ -73,15 +75,60 @@ class Shape:
         return cls(share.num_heads, share.num_kv_heads, head_dim, slots_NC.shape[1], slots_NC.dtype == torch.float16, width)
 
 
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What a part in Python reads of a step. `own_LTP`: what layers have besides, where they have that."""
+
+    inputs: StepInputs
+    angles: Sequence[Angles]
+    own_LTP: Tensor | None = None
+
+
+CalledPart = Callable[[Tensor, StepContext], Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A part without ops: a function from a buffer's rows, of width `width`, to those of `out`.
+
+    It may change its argument in place and return None.
+    """
+
+    source: int
+    width: int
+    out: int
+    function: CalledPart
+
+
+Item = list[OpStruct] | AllReduce | Call
+
+
+@runtime_checkable
+class HasOps(Protocol):
+    """A half of a layer that has ops."""
+
+    def emit(self, ops: Ops, source: int, norm: RowNorm | None, *pages: LayerPages) -> Last:
+        """Adds its ops but for the last product. Raises NotNative."""
+        ...
+
+
+def has_ops(half: object) -> HasOps:
+    """Returns the half. Raises NotNative if it has no ops."""
+    if not isinstance(half, HasOps):
+        raise NotNative(f"{type(half).__name__} has no ops")
+    return half
+
+
 @dataclass(slots=True)
 class Ops:
     """Ops under construction, in runs that Python interrupts. `kept` are the tensors whose addresses they have."""
 
     hidden_size: int
     num_ranks: int
-    items: list[list[OpStruct] | AllReduce | int] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
-    layer: int = 0
+    reason: str = ""
+    """Why the first part without ops has none."""
     width: int = 0
     most_inputs: int = 0
     shapes: dict[int, Shape] = field(default_factory=dict)
@@ -94,19 +141,25 @@ class Ops:
             self.width += MOST_ROWS * -(-width // _WHOLE) * _WHOLE
         return self._buffers[name, width]
 
-    def begin(self, layer: int) -> int:
-        """Begins a layer, and returns what `replace` asks for."""
-        self.layer = layer
+    def either(self, emit: Callable[[], None], call: Call) -> float:
+        """Adds what `emit` adds, or a call if it raises NotNative. Returns 1, or 0 for the call."""
         self.items.append([])
-        return len(self.items) - 1
+        begin = len(self.items) - 1
+        try:
+            emit()
+        except NotNative as reason:
+            self.items[begin:] = [call]
+            self.reason = self.reason or str(reason)
+            return 0.0
+        return 1.0
 
-    def replace(self, mark: int, layer: int) -> None:
-        """Makes the layer that began at `mark` a call of Python."""
-        self.items[mark:] = [layer]
+    def call(self, source: int, width: int, function: CalledPart, out: int | None = None) -> None:
+        """Adds a part without ops, whose result is in `out`, or where the source was."""
+        self.items.append(Call(source, width, source if out is None else out, function))
 
-    def joined(self) -> list[list[OpStruct] | AllReduce | int]:
+    def joined(self) -> list[Item]:
         """Returns the items, adjacent runs of ops as one."""
-        found: list[list[OpStruct] | AllReduce | int] = []
+        found: list[Item] = []
         for item in self.items:
             if isinstance(item, list) and found and isinstance(found[-1], list):
                 found[-1] = found[-1] + item
@@ -128,10 +181,12 @@ class Ops:
             self.items.append([])
         run = self.items[-1]
         assert isinstance(run, list)
-        run.append(OpStruct(op=op, layer=self.layer, **fields))
+        run.append(OpStruct(op=op, **fields))
 
     def share(self, group: int, shape: Shape) -> None:
         """Tells the shape of attention in a group's layers. Raises NotNative if another layer has another one."""
+        if group >= _MOST_GROUPS:
+            raise NotNative(f"over {_MOST_GROUPS} groups of layers")
         if self.shapes.setdefault(group, shape) != shape:
             raise NotNative("layers of one group with other heads")
 
@@ -177,9 +232,7 @@ class Ops:
             self.add(ACTIVATE, in_=gates, out=out, num_inputs=width, activation=kind)
         return out
 
-    def end_half(
-        self, last: Last, out: str, residual: int, *, norm: RowNorm | None, factor: float
-    ) -> int:
+    def end_half(self, last: Last, out: str, residual: int, *, norm: RowNorm | None, factor: float) -> int:
         """Adds the last product of a half, its sum over ranks, a norm and a factor, and the residual. Raises NotNative."""
         if self.num_ranks == 1 and norm is None:
             return self.product(*last, out, residual=residual, factor=factor)
@@ -195,9 +248,7 @@ class Ops:
 
     def rows(self, source: int, out: int, *, residual: int, norm: RowNorm | None = None, factor: float = 1.0) -> None:
         """Adds out = norm(source) * factor + residual, of rows of the hidden size."""
-        self.add(
-            ADD, in_=source, out=out, residual=residual, num_inputs=self.hidden_size, factor=factor, **self._norm(norm)
-        )
+        self.add(ADD, in_=source, out=out, residual=residual, num_inputs=self.hidden_size, factor=factor, **self._norm(norm))
 
     def _one_product(self, weight: NativeWeight, source: int, out: int, norm: RowNorm | None, **fields: Any) -> None:
         num_outputs, num_inputs = weight.shape

@@ -7,16 +7,16 @@ Legend: T tokens, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import addressof
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
 
 from ryzanstein.worker.collectives import Collectives
 from ryzanstein.worker.kernels.functions.attention import ask, ask_cold
 from ryzanstein.worker.kernels.functions.program import (
-    ATTEND,
     AnglesStruct,
     GroupStruct,
     OpStruct,
@@ -27,26 +27,25 @@ from ryzanstein.worker.kernels.functions.program import (
 from ryzanstein.worker.kernels.functions.rows import SMALLEST_SCALE, Angles
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
-from ryzanstein.worker.model.program.ops import MOST_ROWS, AllReduce, NotNative, Ops, Shape, row_bytes
+from ryzanstein.worker.model.program.ops import MOST_ROWS, AllReduce, Call, Ops, Shape, StepContext, row_bytes
 
 _FIRST_BYTES = 256 * 1024
 _GROWTH = 1.5
-_MOST_GROUPS = 64  # of step.c
-
-PythonLayer = Callable[[Tensor, int], Tensor]
-"""A layer that has no ops: a function of its input and its index."""
 
 
 class Program:
-    """The layers of a rank, compiled into ops. It keeps all memory whose addresses they have."""
+    """The layers of a rank, compiled into ops. It keeps all memory whose addresses they have.
 
-    def __init__(self, functions: ProgramFunctions, ops: Ops, num_groups: int, num_rotaries: int) -> None:
-        if num_groups > _MOST_GROUPS:
-            raise NotNative(f"{num_groups} groups of layers: more than {_MOST_GROUPS}")
+    `share` is the share of layers that are ops, and not calls of Python.
+    """
+
+    def __init__(self, functions: ProgramFunctions, ops: Ops, share: float, num_rotaries: int) -> None:
+        num_groups = max(ops.shapes, default=-1) + 1
         self._functions, self._ops = functions, ops
+        self.share = share
         self._arena = torch.zeros(ops.width)
         self._x = ops.buffer("x", ops.hidden_size)
-        self._items: list[tuple[int, int] | AllReduce | int] = []
+        self._items: list[tuple[int, int] | AllReduce | Call] = []
         structs: list[OpStruct] = []
         for item in ops.joined():
             if isinstance(item, list):
@@ -72,34 +71,35 @@ class Program:
         self._grow(_FIRST_BYTES)
 
     @property
-    def num_native(self) -> int:
-        """The number of layers that are ops, all of their halves."""
-        return len({op.layer for op in self._structs if op.op == ATTEND})
-
-    @property
     def nbytes(self) -> int:
         """The size of buffers and of working memory, in bytes."""
         return self._arena.nbytes + self._memory.nbytes
 
     def takes(self, inputs: StepInputs) -> bool:
-        """Returns whether a step is one for this program."""
-        return len(inputs.ids_T) <= MOST_ROWS and not any(map(_seals, inputs.groups))
+        """Returns whether a step is one for this program: a small one, without pages to compress or to bound.
 
-    def run(
-        self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], collectives: Collectives, layer: PythonLayer
-    ) -> Tensor:
+        While a profile is recorded no step is: operators are what a profile shows.
+        """
+        return len(inputs.ids_T) <= MOST_ROWS and not any(map(_seals, inputs.groups)) and not _profiler_enabled()
+
+    def run(self, x_TE: Tensor, step: StepContext, collectives: Collectives) -> Tensor:
         """Returns the output of the last layer. Raises MemoryError before the first collective, if at all."""
-        x_out = self._view(self._x, x_TE.shape[1], len(x_TE))
-        x_out.copy_(x_TE)
-        self._ask(len(x_TE), inputs, angles)
+        num_tokens, width = x_TE.shape
+        out_TE = self._rows(self._x, width, num_tokens).copy_(x_TE)
+        self._ask(num_tokens, step.inputs, step.angles)
         for item in self._items:
             if isinstance(item, tuple):
                 self._run(*item)
             elif isinstance(item, AllReduce):
-                collectives.all_reduce(self._view(item.buffer, item.width, len(x_TE)))
+                collectives.all_reduce(self._rows(item.buffer, item.width, num_tokens))
             else:
-                x_out.copy_(layer(x_out, item))
-        return x_out
+                self._call(item, step, num_tokens)
+        return out_TE
+
+    def _call(self, item: Call, step: StepContext, num_tokens: int) -> None:
+        found = item.function(self._rows(item.source, item.width, num_tokens), step)
+        if found is not None:
+            self._rows(item.out, found.shape[1], num_tokens).copy_(found)
 
     def _run(self, first: int, last: int) -> None:
         while not self._functions.run(self._program, self._step, first, last):
@@ -107,7 +107,7 @@ class Program:
 
     def _ask(self, num_tokens: int, inputs: StepInputs, angles: Sequence[Angles]) -> None:
         self._step.num_tokens = num_tokens
-        for struct, group in zip(self._groups, inputs.groups, strict=True):
+        for struct, group in zip(self._groups, inputs.groups, strict=False):
             segment = group.segments[0] if group.segments else None
             if isinstance(segment, Paged):
                 struct.slots = group.slots_T.data_ptr()
@@ -118,7 +118,7 @@ class Program:
             struct.cos, struct.sin = each.cos_T1R.data_ptr(), each.sin_T1R.data_ptr()
             struct.num_rotated, struct.interleaved = each.cos_T1R.shape[-1], each.interleaved
 
-    def _view(self, buffer: int, width: int, num_rows: int) -> Tensor:
+    def _rows(self, buffer: int, width: int, num_rows: int) -> Tensor:
         return self._arena[buffer : buffer + num_rows * width].view(num_rows, width)
 
     def _grow(self, nbytes: int) -> None:

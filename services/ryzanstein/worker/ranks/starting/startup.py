@@ -110,6 +110,8 @@ def _pages(runner: ModelRunner, context_length: int) -> dict[str, Any]:
         "hot_tokens": extents.hot_tokens or 0,
         "without_compression": runner.without_compression,
         "num_unpacked": runner.num_unpacked,
+        "native_layers": runner.native_layers,
+        "without_native": runner.without_native,
         "page_bytes": runner.page_bytes,
         "hot_page_bytes": runner.hot_page_bytes,
         "page_format": runner.page_format,
