@@ -11,6 +11,7 @@ from pathlib import Path
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
+from ryzanstein.worker.kernels.functions.meeting import MeetingFunctions
 from ryzanstein.worker.kernels.functions.recurrent.delta import DeltaFunctions
 from ryzanstein.worker.kernels.functions.recurrent.mamba import MambaFunctions
 from ryzanstein.worker.kernels.functions.recurrent.slots import TailFunctions
@@ -29,3 +30,4 @@ class NativeKernels:
         self.delta = DeltaFunctions(loaded)
         self.mamba = MambaFunctions(loaded)
         self.tails = TailFunctions(loaded)
+        self.meeting = MeetingFunctions(loaded)
