@@ -33,6 +33,7 @@ class Recorder:
     def __init__(self) -> None:
         self.ops: list[str] = []
         self.depth = 0
+        self.address = None
 
     def begin(self, op: str, size_bytes: int) -> None:
         self.ops.append(op)

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ryzanstein.worker.collectives.meeting import Meeting, NativeMeeting
+
 
 class CollectiveProgress(Protocol):
     """An observer of every collective, so that a rank that waits in one can be named."""
 
     def begin(self, op: str, size_bytes: int) -> None:
         """Reports that the rank enters the collective `op` with an operand of `size_bytes`."""
+        ...
+
+    @property
+    def address(self) -> int | None:
+        """Returns the rank's slot of the board, where C code reports in the same way (`meeting.c`); None: it does not."""
         ...
 
     def end(self) -> None:
@@ -59,6 +66,17 @@ class Collectives(Protocol):
         """
         ...
 
+    @property
+    def meeting(self) -> Meeting | None:
+        """Returns the state that a step in C needs to sum over all ranks; None: it cannot."""
+        ...
+
+    def use(self, native: NativeMeeting | None) -> None:
+        """Lets C code sum float32 numbers from now on, if the backend has such code; None: Python.
+
+        The results keep their bits."""
+        ...
+
     def close(self) -> None:
         """Releases the transport. Peers that still wait run into their deadline."""
         ...
@@ -88,6 +106,8 @@ class CannotRejoin(Exception):
 
 class NoProgress:
     """A CollectiveProgress that does nothing."""
+
+    address = None
 
     def begin(self, op: str, size_bytes: int) -> None:
         pass

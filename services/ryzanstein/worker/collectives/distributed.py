@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from ryzanstein.worker.collectives import CannotRejoin, CollectiveProgress, CollectiveTimeout
+from ryzanstein.worker.collectives.meeting import NativeMeeting
 
 
 class DistributedCollectives:
@@ -23,6 +24,8 @@ class DistributedCollectives:
 
     The group's type is Any: torch's stubs lack the operations of its backends.
     """
+
+    meeting = None
 
     def __init__(self, group: Any, rank: int, size: int, progress: CollectiveProgress, *, sums_in_order: bool = False) -> None:
         self._group, self._rank, self._size = group, rank, size
@@ -65,6 +68,9 @@ class DistributedCollectives:
 
     def rejoin(self) -> None:
         raise CannotRejoin("an aborted step leaves torch's process group unusable")
+
+    def use(self, native: NativeMeeting | None) -> None:
+        pass
 
     def close(self) -> None:
         self._group.shutdown()

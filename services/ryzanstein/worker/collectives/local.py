@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ryzanstein.worker.collectives.meeting import NativeMeeting
+
 
 class LocalCollectives:
     """A group of one rank."""
+
+    meeting = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -24,6 +28,9 @@ class LocalCollectives:
         return x
 
     def rejoin(self) -> None:
+        pass
+
+    def use(self, native: NativeMeeting | None) -> None:
         pass
 
     def close(self) -> None:

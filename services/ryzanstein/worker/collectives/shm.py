@@ -1,5 +1,7 @@
 """Collectives over one shared memory segment, for ranks on the CPUs of one machine.
 
+C code sums float32 numbers in the same protocol, once it is given (`use`); Python does the rest, and is the reference.
+
 Each rank writes its operand into its own slot and increments its arrival flag. When all flags have
 arrived, every rank reads all slots. Operations use the two slots of a rank alternately, so one
 barrier is enough: a rank that writes slot 0 again has passed the barrier of the operation on slot 1
@@ -13,12 +15,14 @@ from __future__ import annotations
 
 import mmap
 import platform
+from ctypes import addressof, c_char, sizeof
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.collectives import CollectiveProgress, OutOfStep, PeerGaveUp
+from ryzanstein.worker.collectives import CollectiveProgress
+from ryzanstein.worker.collectives.meeting import AGAIN, Meeting, NativeMeeting, awaited, failure, gave_up, out_of_step
 from ryzanstein.worker.collectives.segment import FLAG_STRIDE_BYTES, FLAGS_BYTES, SLOT_BYTES, segment_bytes, slot_offset
 from ryzanstein.worker.collectives.waiting import WaitPolicy, await_flag
 
@@ -42,12 +46,37 @@ class ShmCollectives:
         self._patience = patience
         self._map = mmap.mmap(segment_fd, segment_bytes(size))
         self._flags = memoryview(self._map)[:FLAGS_BYTES].cast("Q")
-        self._arrivals = 0
-        self._epoch_end = _EPOCH
-        self._parity = 0
+        self._meeting = self._new_meeting()
+        self._meeting_at = addressof(self._meeting)
+        self._native: NativeMeeting | None = None
+        self._native_reports = progress.address is not None
         self._slots = lru_cache(maxsize=512)(self._map_slots)
 
+    def _new_meeting(self) -> Meeting:
+        patience, start = self._patience, addressof(c_char.from_buffer(self._map))
+        return Meeting(
+            flags=start,
+            slots=start + FLAGS_BYTES,
+            board=self._progress.address,
+            rank=self._rank,
+            size=self._size,
+            spin_ns=round(patience.spin_s * 1e9),
+            yield_ns=round(patience.yield_s * 1e9),
+            deadline_ns=round(patience.deadline_s * 1e9),
+            epoch_end=_EPOCH,
+        )
+
+    @property
+    def meeting(self) -> Meeting | None:
+        return None if self._native is None else self._meeting
+
+    def use(self, native: NativeMeeting | None) -> None:
+        assert native is None or native.state_bytes == sizeof(Meeting), "the struct Meeting of meeting.h is another"
+        self._native = native
+
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._native is not None and x.dtype is torch.float32 and x.is_contiguous():
+            return self._all_reduce_in_c(self._native, x)
         self._progress.begin("all_reduce", x.nbytes)
         flat_N = x.view(-1)
         add_up = self._add_up_parts if self._size > 2 and x.nbytes >= _SPLIT_BYTES else self._add_up
@@ -83,11 +112,12 @@ class ShmCollectives:
 
     def rejoin(self) -> None:
         """Waits for all ranks in the next epoch. After that no rank reads an old slot."""
+        meeting = self._meeting
         self._progress.begin("rejoin", 0)
-        self._arrivals = self._epoch_end
-        self._epoch_end += _EPOCH
-        self._parity = 0
-        self._flags[self._rank * _STRIDE] = self._arrivals
+        meeting.arrivals = meeting.epoch_end
+        meeting.epoch_end += _EPOCH
+        meeting.parity = 0
+        self._flags[self._rank * _STRIDE] = meeting.arrivals
         for peer in range(self._size):
             self._await(peer, "rejoin")
         self._progress.end()
@@ -95,8 +125,22 @@ class ShmCollectives:
 
     def close(self) -> None:
         """Releases the flags. The last tensor that refers to the mapping releases the mapping."""
+        self._native = None
         self._slots.cache_clear()
         self._flags.release()
+
+    def _all_reduce_in_c(self, native: NativeMeeting, x: Tensor) -> Tensor:
+        if not self._native_reports:
+            self._progress.begin("all_reduce", x.nbytes)
+        meeting, values, count = self._meeting_at, x.data_ptr(), x.numel()
+        status = native.all_reduce(meeting, values, count, 0)
+        while status == AGAIN:
+            status = native.all_reduce(meeting, values, count, 1)
+        if status:
+            raise failure(self._meeting, status)
+        if not self._native_reports:
+            self._progress.end()
+        return x
 
     def _add_up(self, x_N: Tensor) -> None:
         """Sums everything on every rank, in rank order."""
@@ -137,8 +181,8 @@ class ShmCollectives:
 
     def _turn(self, x_N: Tensor) -> tuple[Tensor, ...]:
         """Returns every rank's slot for this operation, as tensors like `x_N`."""
-        self._parity ^= 1
-        return self._slots(x_N.dtype, x_N.numel(), self._parity)
+        self._meeting.parity ^= 1
+        return self._slots(x_N.dtype, x_N.numel(), self._meeting.parity)
 
     def _map_slots(self, dtype: torch.dtype, count: int, parity: int) -> tuple[Tensor, ...]:
         offsets = (slot_offset(rank, parity) for rank in range(self._size))
@@ -151,21 +195,23 @@ class ShmCollectives:
         arrivals, like the slots. A rank that publishes another operation has skipped one: from then
         on unrelated numbers would be combined.
         """
-        self._arrivals += 1
-        mine, reported_at = self._rank * _STRIDE, 1 + (self._arrivals & 1)
+        arrivals, epoch_end = self._meeting.arrivals + 1, self._meeting.epoch_end
+        self._meeting.arrivals = arrivals
+        mine, reported_at = self._rank * _STRIDE, 1 + (arrivals & 1)
         self._flags[mine + reported_at] = message = x_N.nbytes << 2 | _KINDS[op]
-        self._flags[mine] = self._arrivals
+        self._flags[mine] = arrivals
         for peer in range(self._size):
             theirs = peer * _STRIDE
-            if self._flags[theirs] < self._arrivals:
+            if self._flags[theirs] < arrivals:
                 self._await(peer, op)
-            if self._flags[theirs] >= self._epoch_end:
-                raise PeerGaveUp(f"{op}: rank {peer} has aborted the step")
+            if self._flags[theirs] >= epoch_end:
+                raise gave_up(op, peer)
             if self._flags[theirs + reported_at] != message:
-                raise OutOfStep(f"{op} of {x_N.nbytes} bytes: rank {peer} is in a different operation than rank {self._rank}")
+                raise out_of_step(op, x_N.nbytes, self._rank, peer)
 
     def _await(self, peer: int, op: str) -> None:
-        await_flag(self._flags, peer * _STRIDE, self._arrivals, self._patience, f"{op}: rank {self._rank} waits for {peer}")
+        arrivals, waiting = self._meeting.arrivals, awaited(op, self._rank, peer)
+        await_flag(self._flags, peer * _STRIDE, arrivals, self._patience, waiting)
 
 
 def _chunks(x_N: Tensor) -> tuple[Tensor, ...]:

@@ -46,4 +46,9 @@ def await_flag(flags: memoryview, index: int, value: int, patience: WaitPolicy, 
         elif waited_s < patience.deadline_s:
             time.sleep(_SLEEP_S)
         else:
-            raise CollectiveTimeout(f"{waiting}: timed out after {waited_s:.1f} s")
+            raise overdue(waiting, waited_s)
+
+
+def overdue(waiting: str, waited_s: float) -> CollectiveTimeout:
+    """Returns the exception for a wait that has lasted so long."""
+    return CollectiveTimeout(f"{waiting}: timed out after {waited_s:.1f} s")

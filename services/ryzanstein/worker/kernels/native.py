@@ -11,6 +11,7 @@ from pathlib import Path
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
+from ryzanstein.worker.kernels.functions.meeting import MeetingFunctions
 from ryzanstein.worker.kernels.functions.program import ProgramFunctions
 from ryzanstein.worker.kernels.functions.recurrent.delta import DeltaFunctions
 from ryzanstein.worker.kernels.functions.recurrent.mamba import MambaFunctions
@@ -31,3 +32,4 @@ class NativeKernels:
         self.mamba = MambaFunctions(loaded)
         self.tails = TailFunctions(loaded)
         self.program = ProgramFunctions(loaded)
+        self.meeting = MeetingFunctions(loaded)

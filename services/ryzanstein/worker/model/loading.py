@@ -135,6 +135,8 @@ def load_model(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> L
     Raises ModelRefused on every rank if one rank refuses, before anything large is allocated.
     """
     checked = _agreed(model_dir, tp, options)
+    if checked.kernels.native is not None:
+        tp.collectives.use(checked.kernels.native.meeting)
     spec, device, dtype = checked.spec, options.torch_device, options.torch_dtype
     on_read = _added_up(options.on_read, checked.read_bytes)
     mapped = MappedWeights(checked.files, dtype, device, checked.weight_format, checked.kernels.native, on_read=on_read)

@@ -298,7 +298,7 @@ class RankGroup:
 
     def _doing(self, rank: int) -> str:
         state = self._board.read()[rank]
-        return f" in step {state.step}, {state.phase} (collective {state.collective})" if state.in_step else f", {state.phase}"
+        return f" in step {state.step}, {state.doing} (collective {state.collective})" if state.in_step else f", {state.phase}"
 
     def _on_server_lost(self, lost: asyncio.Future[str]) -> None:
         self._lose(_server_loss(lost.result()))

@@ -78,7 +78,8 @@ class RankProgress:
     the time of all steps after their last collective: sampling on rank 0. The times after it are those
     between steps: rank 0 schedules a step, updates the sequences and reports, or has no work; the
     other ranks wait for it. `loaded_bytes` of `load_bytes` are read of the weights, while the rank loads them;
-    `packed_bytes` of the `pack_bytes` that were read are packed for the processor.
+    `packed_bytes` of the `pack_bytes` that were read are packed for the processor. `place` is what a step in C computes,
+    such as "layer 7, down".
     """
 
     rank: int
@@ -101,6 +102,12 @@ class RankProgress:
     load_bytes: int = 0
     packed_bytes: int = 0
     pack_bytes: int = 0
+    place: str = ""
+
+    @property
+    def doing(self) -> str:
+        """Returns its phase, and what it computes in it."""
+        return f"{self.phase}, {self.place}" if self.place else self.phase
 
     @property
     def in_step(self) -> bool:

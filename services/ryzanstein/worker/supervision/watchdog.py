@@ -134,7 +134,7 @@ class Watchdog:
         self._bounds = bounds
         self._interval_s = interval_s
         self._times = StepTimes()
-        self._seen: tuple[tuple[int, int, float], ...] = ()
+        self._seen: tuple[tuple[int, int, float, str], ...] = ()
         self._still_s = 0.0
         self._observed_s: float | None = None
 
@@ -166,7 +166,7 @@ class Watchdog:
         """
         passed = 0.0 if self._observed_s is None else min(now - self._observed_s, 2 * self._interval_s)
         self._observed_s = now
-        seen = tuple((rank.step, rank.collective, rank.progress_s) for rank in ranks)
+        seen = tuple((rank.step, rank.collective, rank.progress_s, rank.place) for rank in ranks)
         if seen != self._seen or not (pending or any(rank.in_step for rank in ranks)):
             self._seen, self._still_s = seen, 0.0
             return None
@@ -191,9 +191,9 @@ def _diagnose(ranks: Sequence[RankProgress], stopped: Collection[int], stalled_s
     furthest = max(waiting, key=lambda r: (r.step, r.collective), default=None)
     return Stall(
         behind.rank,
-        behind.phase,
+        behind.doing,
         behind.collective,
         stalled_s,
         tuple(r.rank for r in waiting),
-        f"{furthest.phase} (collective {furthest.collective})" if furthest else "",
+        f"{furthest.doing} (collective {furthest.collective})" if furthest else "",
     )

@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from ctypes import addressof, c_char
 from functools import lru_cache
 
 from ryzanstein.worker.ranks.health.rings import (
@@ -28,6 +29,7 @@ from ryzanstein.worker.ranks.health.rings import (
     RingWriter,
     StepRecord,
     collective_record,
+    place_text,
     step_record,
 )
 from ryzanstein.worker.supervision.group import FORWARD, IDLE, LOAD, PACK, RankProgress
@@ -42,7 +44,11 @@ _PHASE_AT = 7 * 8
 _PHASE_BYTES = 16
 # The words after the phase.
 _COLLECTIVES_NS, _COMPUTE_NS, _ANSWERED, _TAIL_NS, _SCHEDULE_NS, _UPDATE_NS, _IDLE_NS, _RECORDED = range(9, 17)
-_LOADED, _TO_LOAD, _PACKED, _TO_PACK = range(17, 21)
+_LOADED, _TO_LOAD, _PACKED, _TO_PACK, _PLACE = range(17, 22)
+# What the rank itself remembers is here as well, because C code reports to the board too (`kernels/meeting.c`): the epoch of
+# its collectives, the one that it is in, the longest one of the step, and the phase around it.
+_EPOCH, _WHAT, _ARRIVED_NS, _LONGEST_NS, _LONGEST = range(22, 27)
+_OUTER_AT = 27 * 8
 
 
 def board_bytes(size: int) -> int:
@@ -93,6 +99,7 @@ class Board:
             words[_TO_LOAD],
             words[_PACKED],
             words[_TO_PACK],
+            place_text(words[_PLACE]),
         )
 
     def steps(self, rank: int, first: int, last: int) -> list[StepRecord]:
@@ -124,30 +131,34 @@ class RankBoard:
     ) -> None:
         self._clock_ns = clock_ns
         self._map = mmap.mmap(fd, board_bytes(size))
+        self._address = addressof(c_char.from_buffer(self._map, rank * SLOT_BYTES))
         slot = memoryview(self._map)[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]
         self._phase = slot[_PHASE_AT : _PHASE_AT + _PHASE_BYTES]
+        self._outer = slot[_OUTER_AT : _OUTER_AT + _PHASE_BYTES]
         self._words = slot.cast("Q")
         self._steps = RingWriter(self._words, _STEPS_AT, NUM_STEPS, STEP_WORDS)
         self._collectives = RingWriter(self._words, _COLLECTIVES_AT, NUM_COLLECTIVES, COLLECTIVE_WORDS)
         self._words[_PID] = os.getpid() if pid is None else pid
-        self._outer = b""
         self._collectives_before_ns = 0
-        self._epoch = 0
-        self._what = self._arrived_ns = 0
-        self._longest_ns = self._longest = 0
+        for word in range(_PLACE, _LONGEST + 1):
+            self._words[word] = 0
         self._between = _IDLE_NS
         self._since_ns = 0
         self.enter("start")
 
+    @property
+    def address(self) -> int | None:
+        """Returns where C code may report, which knows the monotonic clock alone."""
+        return self._address if self._clock_ns is time.monotonic_ns else None
+
     def enter(self, phase: str) -> None:
         """Records that the rank enters another phase, for example "load"."""
-        self._outer = _phase_bytes(phase)
-        self._phase[:] = self._outer
+        self._outer[:] = self._phase[:] = _phase_bytes(phase)
         self._words[_PROGRESS_NS] = self._clock_ns()
 
     def begin_step(self, step: int, num_tokens: int) -> None:
         self._collectives_before_ns = self._words[_COLLECTIVES_NS]
-        self._longest_ns = self._longest = 0
+        self._words[_LONGEST_NS] = self._words[_LONGEST] = 0
         self._words[_TOKENS] = num_tokens
         self._words[_STEP] = step
         self._words[_BEGUN_NS] = self._spend(self._between)
@@ -168,10 +179,10 @@ class RankBoard:
             compute_ns,
             in_collectives_ns,
             ended_ns - moved_ns,
-            self._longest_ns,
-            self._longest,
+            self._words[_LONGEST_NS],
+            self._words[_LONGEST],
         )
-        self._words[_BEGUN_NS] = 0
+        self._words[_BEGUN_NS] = self._words[_PLACE] = 0
         self.enter(IDLE)
 
     def waited(self) -> None:
@@ -219,26 +230,27 @@ class RankBoard:
         """Records that the rank enters a collective; the name is cut at 16 characters."""
         self._phase[:] = _phase_bytes(op)
         self._words[_COLLECTIVE] += 1
-        self._what = size_bytes << OP_BITS | OP_CODES.get(op, 0)
-        self._words[_PROGRESS_NS] = self._arrived_ns = self._clock_ns()
+        self._words[_WHAT] = size_bytes << OP_BITS | OP_CODES.get(op, 0)
+        self._words[_PROGRESS_NS] = self._words[_ARRIVED_NS] = self._clock_ns()
 
     def end(self) -> None:
         """Records that the rank has left the collective."""
         self._phase[:] = self._outer
-        words, arrived_ns, left_ns = self._words, self._arrived_ns, self._clock_ns()
+        words, left_ns = self._words, self._clock_ns()
+        arrived_ns, what = words[_ARRIVED_NS], words[_WHAT]
         words[_PROGRESS_NS] = left_ns
         spent_ns, count = left_ns - arrived_ns, words[_COLLECTIVE]
         words[_COLLECTIVES_NS] += spent_ns
-        if spent_ns > self._longest_ns:
-            self._longest_ns, self._longest = spent_ns, count << OP_BITS | self._what & OP_MASK
-        number = self._epoch + count
-        self._collectives.write(number, self._what, arrived_ns, left_ns)
+        if spent_ns > words[_LONGEST_NS]:
+            words[_LONGEST_NS], words[_LONGEST] = spent_ns, count << OP_BITS | what & OP_MASK
+        number = words[_EPOCH] + count
+        self._collectives.write(number, what, arrived_ns, left_ns)
         words[_RECORDED] = number
 
     def rejoined(self) -> None:
         """Resets the count of collectives, as all ranks do, so that a rank that is behind shows."""
         self._words[_COLLECTIVE] = 0
-        self._epoch += EPOCH
+        self._words[_EPOCH] += EPOCH
 
     @property
     def last_numbers(self) -> tuple[int, int]:
@@ -258,6 +270,7 @@ class RankBoard:
     def close(self) -> None:
         """Closes the slot, for a user that outlives it; a rank's slot ends with the process."""
         self._phase.release()
+        self._outer.release()
         self._words.release()
         self._map.close()
 

@@ -17,6 +17,8 @@ OPS = ("other", "all_reduce", "all_gather", "gather_to_root", "broadcast", "rejo
 OP_CODES = {op: code for code, op in enumerate(OPS)}
 OP_BITS = 8
 OP_MASK = (1 << OP_BITS) - 1
+PLACES = ("", "embedding", "norm", "qkv", "attention", "o", "gate-up", "down", "head")
+"""What a step in C computes, by the codes of `kernels/meeting.h`."""
 EPOCH = 1 << 40
 """Collectives count from the next multiple after a step that was given up: more than any group has."""
 
@@ -112,3 +114,10 @@ def op_name(word: int) -> str:
     """Returns the name in the low bits of a word; a torn word may have none that is known."""
     code = word & OP_MASK
     return OPS[code] if code < len(OPS) else OPS[0]
+
+
+def place_text(word: int) -> str:
+    """Returns what a step in C computes, such as "layer 7, down"; empty: no such step runs. Layers count from 0."""
+    above, code = word >> OP_BITS, word & OP_MASK
+    name = PLACES[code] if code < len(PLACES) else OPS[0]
+    return f"layer {above - 1}, {name}" if above else name

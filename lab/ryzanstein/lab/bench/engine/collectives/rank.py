@@ -22,11 +22,13 @@ from ryzanstein.worker.collectives import Collectives
 from ryzanstein.worker.collectives.opening import GroupAddress, open_collectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.collectives.waiting import WaitPolicy
+from ryzanstein.worker.kernels.opening import open_kernels
 from ryzanstein.worker.ranks.channel import ChannelClosed, RankChannel
 from ryzanstein.worker.ranks.health.board import RankBoard
 from ryzanstein.worker.ranks.messages import RankCrashed, StartRank
 from ryzanstein.worker.ranks.starting import fork_server
 from ryzanstein.worker.ranks.starting.startup import cores
+from ryzanstein.worker.settings.options import RunnerOptions
 
 _DEADLINE_S = 60.0
 _PERIOD = 251  # a prime: swapped parts and chunks do not look alike
@@ -142,6 +144,8 @@ def _open_probe(start: StartRank) -> CollectiveProbe:
     address = GroupAddress(spec.collectives, start.segment_fd, Path(f"/proc/self/fd/{start.store_fd}"))
     board = RankBoard(start.board_fd, spec.tp, start.rank)
     group = open_collectives(address, start.rank, spec.tp, board, WaitPolicy(deadline_s=_DEADLINE_S))
+    native = open_kernels(RunnerOptions(device=device.type, compiles_kernels=False)).native
+    group.use(None if native is None else native.meeting)
     return CollectiveProbe(TensorParallel(start.rank, spec.tp, group), device)
 
 
