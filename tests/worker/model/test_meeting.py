@@ -19,12 +19,12 @@ import torch
 
 import ryzanstein.worker.kernels
 from ryzanstein.worker.collectives import CollectiveTimeout, NoProgress, OutOfStep, PeerGaveUp
+from ryzanstein.worker.collectives.meeting import PLACES
 from ryzanstein.worker.collectives.segment import segment_bytes
 from ryzanstein.worker.collectives.shm import ShmCollectives
 from ryzanstein.worker.collectives.waiting import WaitPolicy
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.ranks.health.board import Board, RankBoard, board_bytes
-from ryzanstein.worker.ranks.health.rings import PLACES
 
 PROGRAM = Path(__file__).with_name("meeting_program.py")
 DRIVER = Path(__file__).with_name("kernels") / "meeting_driver.c"

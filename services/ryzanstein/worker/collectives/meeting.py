@@ -13,6 +13,8 @@ from ryzanstein.worker.collectives import OutOfStep, PeerGaveUp
 from ryzanstein.worker.collectives.waiting import overdue
 
 AGAIN = 1
+PLACES = ("", "embedding", "norm", "qkv", "attention", "o", "gate-up", "down", "head")
+"""What a step in C computes, by the codes of `kernels/meeting.h`."""
 _TIMED_OUT, _GAVE_UP = 2, 3
 
 

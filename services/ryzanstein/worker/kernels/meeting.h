@@ -39,7 +39,7 @@ typedef struct {
     int64_t began_ns, returns_ns, status;  /* of the wait; when the call returns; what the thread that waited returns */
 } Meeting;
 
-/* What a rank computes, as the board shows it. `ranks/health/rings.py` has their names. */
+/* What a rank computes, as the board shows it. `collectives/meeting.py` has their names. */
 enum { PLACE_NONE, PLACE_EMBEDDING, PLACE_NORM, PLACE_QKV, PLACE_ATTENTION, PLACE_O, PLACE_GATE_UP, PLACE_DOWN, PLACE_HEAD };
 enum { BOARD_PLACE = 21, BOARD_NO_LAYER = -1 };
 

@@ -161,14 +161,25 @@ static void run_activate(const Place *on, const Op *op) {
     }
 }
 
-static void run_op(const Place *on, const Op *op) {
+/* Sums over all ranks. Returns the status of the meeting, the same in every thread. */
+static int run_reduce(const Place *on, const Op *op, int again) {
+    const int status = meeting_reduce_together(on->program->meeting, at(on, op->in), on->T * op->I, again);
+#pragma omp barrier
+    return status;
+}
+
+static int run_op(const Place *on, const Op *op, int again) {
+    const Meeting *meeting = on->program->meeting;
+    if (meeting != NULL && omp_get_thread_num() == 0) meeting_at(meeting, op->layer, op->place);
     switch (op->op) {
+    case REDUCE: return run_reduce(on, op, again);
     case PRODUCT: run_product(on, op); break;
     case STORE: run_store(on, op); break;
     case ATTEND: run_attend(on, op); break;
     case ADD: run_add(on, op); break;
     default: run_activate(on, op);
     }
+    return MEETING_OK;
 }
 
 /* Divides the program's memory. Returns the bytes that the step needs; nothing is beyond what there is. */
@@ -194,11 +205,12 @@ static i64 divide(const Program *program, const Step *step, Call **calls, Place 
 
 enum { MOST_GROUPS = 64 };
 
-int run_step(Program *program, const Step *step, i64 first, i64 last) {
+int run_step(Program *program, const Step *step, i64 first, i64 last, int again) {
     Call *calls[MOST_GROUPS] = {NULL};
     Place shared = {.program = program, .step = step, .T = step->T, .calls = calls};
     program->needed_bytes = divide(program, step, calls, &shared);
-    if (program->needed_bytes > program->memory_bytes) return 1;
+    int failed = MEETING_OK;
+    if (program->needed_bytes > program->memory_bytes) return STEP_SHORT;
     for (i64 g = 0; g < program->num_groups; g++)
         if (calls[g] != NULL) attend_open(&step->groups[g].asked, calls[g], shared.work);
 #pragma omp parallel num_threads((int)program->threads)
@@ -206,9 +218,13 @@ int run_step(Program *program, const Step *step, i64 first, i64 last) {
         Place own = shared;
         char *memory = program->memory + omp_get_thread_num() * lines(program->most_inputs * 4 + program->most_row_bytes);
         own.row_I = (float *)memory, own.own_levels = memory + program->most_inputs * 4;
-        for (i64 n = first; n < last; n++) run_op(&own, program->ops + n);
+        int status = MEETING_OK;
+        for (i64 n = first; n < last && status == MEETING_OK; n++) {
+            status = run_op(&own, program->ops + n, again && n == first);
+            if (status != MEETING_OK && omp_get_thread_num() == 0) failed = status, program->reached = n;
+        }
     }
-    return 0;
+    return failed;
 }
 
 /* The sizes of structs, which Python compares with its own. */

@@ -9,12 +9,13 @@
 #define RYZANSTEIN_STEP_H
 
 #include "attention_team.h"
+#include "meeting.h"
 
 /* What an op computes. `in`, `out` and `residual` are buffers; -1: none. */
-enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE };
+enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE };
 
 typedef struct {
-    int32_t op, unused;
+    int32_t op, layer, place, unused; /* layer and place: what the board shows (meeting.h) */
     i64 in, out, residual;            /* PRODUCT, ADD: out += residual, in the end */
     int32_t kind, type;               /* PRODUCT: of the weight (team.h) and of its blocks */
     int32_t activation, gated;        /* PRODUCT: -1, or out = activation(product), of the first half times the second if `gated` */
@@ -52,6 +53,8 @@ typedef struct {
     i64 memory_bytes, needed_bytes;   /* needed: what the last step would have had to have */
     i64 most_inputs, most_row_bytes;  /* of products: inputs, and bytes of a quantized row */
     float smallest, unused;           /* scale of a quantized row */
+    Meeting *meeting;                 /* of the ranks; NULL: there is one */
+    i64 reached;                      /* the op at which the last run ended too soon */
 } Program;
 
 typedef struct {
@@ -60,7 +63,10 @@ typedef struct {
     const StepAngles *rotaries;
 } Step;
 
-/* Runs ops `first` to `last` - 1. Returns 0, or 1 before anything is computed: more memory is needed. */
-int run_step(Program *program, const Step *step, i64 first, i64 last);
+enum { STEP_SHORT = -1 };
+
+/* Runs ops `first` to `last` - 1. Returns 0; STEP_SHORT before anything is computed, because more memory is needed; or the status of
+   a meeting, in which the step ended at op `reached`. After MEETING_AGAIN the ops from there on are to be run, with `again`. */
+int run_step(Program *program, const Step *step, i64 first, i64 last, int again);
 
 #endif

@@ -159,11 +159,12 @@ class Decoder:
         Returns why some have none, of the first of them; empty if all have. Nothing may replace a weight or the
         cache from then on.
         """
-        ops, native = Ops(hidden_size, self._tp.size), 0.0
+        ops, native = Ops(hidden_size, self._tp.size, self._tp.collectives.meeting is not None), 0.0
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
+            ops.layer = index
             native += layer().emit(ops, cache.pages(index, *planes))
         if native:
-            self.program = Program(kernels.program, ops, native / len(self._layers), len(self._rotaries))
+            self.program = Program(kernels.program, ops, native / len(self._layers), len(self._rotaries), self._tp.collectives)
         return ops.reason
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
@@ -172,7 +173,7 @@ class Decoder:
         angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
         own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
         if self.program is not None and self.program.takes(inputs):
-            x_TE = self.program.run(x_TE, StepContext(inputs, angles, own_LTP), self._tp.collectives)
+            x_TE = self.program.run(x_TE, StepContext(inputs, angles, own_LTP))
             return self._final_norm(x_TE[inputs.last_R])
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
             own_TP = None if own_LTP is None else own_LTP[index]

@@ -7,8 +7,9 @@ from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_int32, c_i
 from ryzanstein.worker.kernels.functions.attention import AttentionStruct
 from ryzanstein.worker.kernels.functions.declaring import declared
 
-PRODUCT, STORE, ATTEND, ADD, ACTIVATE = range(5)
+PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE = range(6)
 """What an op computes."""
+SHORT = -1
 WEIGHT_KINDS = {"floats": 0, "halves": 1, "unpacked": 2, "bytes": 3, "blocks": 4}
 """The ids of team.h."""
 
@@ -17,7 +18,7 @@ class OpStruct(Structure):
     """The struct Op."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("op", "unused")),
+        *((name, c_int32) for name in ("op", "layer", "place", "unused")),
         *((name, c_int64) for name in ("in_", "out", "residual")),
         *((name, c_int32) for name in ("kind", "type", "activation", "gated")),
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
@@ -54,6 +55,8 @@ class ProgramStruct(Structure):
         *((name, c_void_p) for name in ("arena", "memory")),
         *((name, c_int64) for name in ("memory_bytes", "needed_bytes", "most_inputs", "most_row_bytes")),
         *((name, c_float) for name in ("smallest", "unused")),
+        ("meeting", c_void_p),
+        ("reached", c_int64),
     )
 
 
@@ -74,8 +77,13 @@ class ProgramFunctions:
         declared(library, "step_sizes", c_void_p)(sizes)
         if list(sizes) != [sizeof(struct) for struct in _STRUCTS]:
             raise OSError("the kernels' library has other structs than this version")
-        self._run = declared(library, "run_step", POINTER(ProgramStruct), POINTER(StepStruct), c_int64, c_int64, returns=c_int)
+        types = POINTER(ProgramStruct), POINTER(StepStruct), c_int64, c_int64, c_int
+        self._run = declared(library, "run_step", *types, returns=c_int)
 
-    def run(self, program: ProgramStruct, step: StepStruct, first: int, last: int) -> bool:
-        """Runs ops `first` to `last` - 1. Returns False, having computed nothing, if the program needs more memory."""
-        return not self._run(byref(program), byref(step), first, last)
+    def run(self, program: ProgramStruct, step: StepStruct, ops: tuple[int, int], again: bool) -> int:
+        """Runs some ops. Returns 0; SHORT, having computed nothing, if the program needs more memory; or a status of a meeting.
+
+        The op of the meeting is `reached` then. After AGAIN the ops from there on are to be run, with `again`.
+        """
+        status: int = self._run(byref(program), byref(step), *ops, again)
+        return status

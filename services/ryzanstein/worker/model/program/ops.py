@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ryzanstein.worker.cache.kv_cache import LayerPages
+from ryzanstein.worker.collectives.meeting import PLACES
 from ryzanstein.worker.collectives.parallel import HeadShare
-from ryzanstein.worker.kernels.functions.program import ACTIVATE, ADD, PRODUCT, WEIGHT_KINDS, OpStruct
+from ryzanstein.worker.kernels.functions.program import ACTIVATE, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
 from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS, Angles
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.products.native import NativeWeight
@@ -26,6 +27,15 @@ MOST_ROWS = 64
 """The rows of a step that a program computes. With more of them arithmetic takes nearly all of the time."""
 _NONE = -1
 _MOST_GROUPS = 64  # of step.c
+_PLACES = {
+    "qkv": "qkv",
+    "attended": "attention",
+    "y": "o",
+    "gates": "gate-up",
+    "activated": "gate-up",
+    "x": "down",
+    "z": "down",
+}
 _WHOLE = 16  # floats of a cache line, and of the widest vector
 
 
@@ -125,8 +135,13 @@ class Ops:
 
     hidden_size: int
     num_ranks: int
+    meets: bool
+    """Whether ranks meet in C."""
     items: list[Item] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
+    layer: int = 0
+    place: str = ""
+    """What is computed, as the board shows it."""
     reason: str = ""
     """Why the first part without ops has none."""
     width: int = 0
@@ -181,7 +196,7 @@ class Ops:
             self.items.append([])
         run = self.items[-1]
         assert isinstance(run, list)
-        run.append(OpStruct(op=op, **fields))
+        run.append(OpStruct(op=op, layer=self.layer, place=PLACES.index(self.place), **fields))
 
     def share(self, group: int, shape: Shape) -> None:
         """Tells the shape of attention in a group's layers. Raises NotNative if another layer has another one."""
@@ -212,6 +227,7 @@ class Ops:
         """Adds a product of the buffer `source`, and returns the buffer of the result. Raises NotNative."""
         if not weights:
             raise NotNative("a product is of another kernel")
+        self.place = _PLACES.get(name, self.place)
         stride = sum(weight.shape[0] for weight in weights)
         out, first = self.buffer(name, stride), 0
         for weight in weights:
@@ -242,7 +258,9 @@ class Ops:
 
     def all_reduced(self, buffer: int) -> int:
         """Adds the sum of a buffer of the hidden size over all ranks."""
-        if self.num_ranks > 1:
+        if self.num_ranks > 1 and self.meets:
+            self.add(REDUCE, in_=buffer, num_inputs=self.hidden_size)
+        elif self.num_ranks > 1:
             self.items.append(AllReduce(buffer, self.hidden_size))
         return buffer
 

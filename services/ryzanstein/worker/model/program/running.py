@@ -15,8 +15,10 @@ from torch import Tensor
 from torch._C._autograd import _profiler_enabled
 
 from ryzanstein.worker.collectives import Collectives
+from ryzanstein.worker.collectives.meeting import AGAIN, failure
 from ryzanstein.worker.kernels.functions.attention import ask, ask_cold
 from ryzanstein.worker.kernels.functions.program import (
+    SHORT,
     AnglesStruct,
     GroupStruct,
     OpStruct,
@@ -39,10 +41,12 @@ class Program:
     `share` is the share of layers that are ops, and not calls of Python.
     """
 
-    def __init__(self, functions: ProgramFunctions, ops: Ops, share: float, num_rotaries: int) -> None:
+    def __init__(
+        self, functions: ProgramFunctions, ops: Ops, share: float, num_rotaries: int, collectives: Collectives
+    ) -> None:
         num_groups = max(ops.shapes, default=-1) + 1
         self._functions, self._ops = functions, ops
-        self.share = share
+        self.share, self._collectives, self._meeting = share, collectives, collectives.meeting
         self._arena = torch.zeros(ops.width)
         self._x = ops.buffer("x", ops.hidden_size)
         self._items: list[tuple[int, int] | AllReduce | Call] = []
@@ -66,6 +70,7 @@ class Program:
             most_inputs=-(-ops.most_inputs // 16) * 16,
             most_row_bytes=row_bytes(ops.most_inputs),
             smallest=SMALLEST_SCALE,
+            meeting=None if self._meeting is None else addressof(self._meeting),
         )
         self._step = StepStruct(groups=addressof(self._groups), rotaries=addressof(self._rotaries))
         self._grow(_FIRST_BYTES)
@@ -82,8 +87,8 @@ class Program:
         """
         return len(inputs.ids_T) <= MOST_ROWS and not any(map(_seals, inputs.groups)) and not _profiler_enabled()
 
-    def run(self, x_TE: Tensor, step: StepContext, collectives: Collectives) -> Tensor:
-        """Returns the output of the last layer. Raises MemoryError before the first collective, if at all."""
+    def run(self, x_TE: Tensor, step: StepContext) -> Tensor:
+        """Returns the output of the last layer. Raises MemoryError before the layers' first collective, or what that raises."""
         num_tokens, width = x_TE.shape
         out_TE = self._rows(self._x, width, num_tokens).copy_(x_TE)
         self._ask(num_tokens, step.inputs, step.angles)
@@ -91,7 +96,7 @@ class Program:
             if isinstance(item, tuple):
                 self._run(*item)
             elif isinstance(item, AllReduce):
-                collectives.all_reduce(self._rows(item.buffer, item.width, num_tokens))
+                self._collectives.all_reduce(self._rows(item.buffer, item.width, num_tokens))
             else:
                 self._call(item, step, num_tokens)
         return out_TE
@@ -102,8 +107,15 @@ class Program:
             self._rows(item.out, found.shape[1], num_tokens).copy_(found)
 
     def _run(self, first: int, last: int) -> None:
-        while not self._functions.run(self._program, self._step, first, last):
-            self._grow(int(self._program.needed_bytes * _GROWTH))
+        again = False
+        while status := self._functions.run(self._program, self._step, (first, last), again):
+            if status == SHORT:
+                self._grow(int(self._program.needed_bytes * _GROWTH))
+            elif status == AGAIN:  # handlers of signals have run
+                first, again = self._program.reached, True
+            else:
+                assert self._meeting is not None
+                raise failure(self._meeting, status)
 
     def _ask(self, num_tokens: int, inputs: StepInputs, angles: Sequence[Angles]) -> None:
         self._step.num_tokens = num_tokens

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 
+from ryzanstein.worker.collectives.meeting import PLACES
+
 NUM_STEPS, STEP_WORDS = 64, 8
 NUM_COLLECTIVES, COLLECTIVE_WORDS = 512, 4
 OPS = ("other", "all_reduce", "all_gather", "gather_to_root", "broadcast", "rejoin")
 OP_CODES = {op: code for code, op in enumerate(OPS)}
 OP_BITS = 8
 OP_MASK = (1 << OP_BITS) - 1
-PLACES = ("", "embedding", "norm", "qkv", "attention", "o", "gate-up", "down", "head")
-"""What a step in C computes, by the codes of `kernels/meeting.h`."""
 EPOCH = 1 << 40
 """Collectives count from the next multiple after a step that was given up: more than any group has."""
 
