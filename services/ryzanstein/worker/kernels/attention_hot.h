@@ -53,14 +53,21 @@ INLINE Lanes load_part(const char *from, i64 d, i64 D, const int half) {
     return load(part);
 }
 
+/* Copies a head's numbers as float32, padded with zeros. */
+INLINE void copy_head(float *to, const char *from, i64 D, i64 W, const int half) {
+    i64 d = 0;
+    for (; d + LANES <= D; d += LANES) store(to + d, load_cached(from, d, half));
+    for (; d < W; d += LANES) store(to + d, load_part(from, d, D, half));
+}
+
 /* Copies what `find_keys` has found, as float32, padded with zeros to whole vectors. */
 INLINE void copy_keys(const Attention *a, Block *b, i64 from, i64 count, i64 W, const int half) {
     for (i64 j = from; j < count; j++) {
         const char *key = b->keys[j], *value = b->values[j];
-        for (i64 d = 0; d < W; d += LANES) store(b->keys_JW + j * W + d, load_part(key, d, a->D, half));
+        copy_head(b->keys_JW + j * W, key, a->D, W, half);
         b->keys[j] = b->values[j] = (char *)(b->keys_JW + j * W);
         if (value == key) continue; /* a latent is both key and value */
-        for (i64 d = 0; d < W; d += LANES) store(b->values_JW + j * W + d, load_part(value, d, a->D, half));
+        copy_head(b->values_JW + j * W, value, a->D, W, half);
         b->values[j] = (char *)(b->values_JW + j * W);
     }
     fill_vectors(b, from, count);

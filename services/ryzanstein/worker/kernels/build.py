@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ryzanstein.worker.kernels.compilers import NotBuilt
 from ryzanstein.worker.kernels.compiling import Target, compile_library, find_compiler, ingredients, is_whole
+from ryzanstein.worker.kernels.levels import chosen_level
 
 __all__ = ["NotBuilt", "found", "library"]
 
@@ -82,7 +83,7 @@ def _compile(compiler: list[str], path: Path) -> None:
     """Compiles; records a failure that another try would meet too, which a full disk is not."""
     record = _record(path)
     try:
-        compile_library(compiler, Target(platform.machine(), ("-march=native",)), path)
+        compile_library(compiler, _target(), path)
     except NotBuilt as error:
         if os.strerror(errno.ENOSPC) not in str(error):
             with suppress(OSError):
@@ -155,9 +156,16 @@ def _name(compiler: list[str]) -> str:
     path = os.path.realpath(shutil.which(compiler[0]) or compiler[0])
     status = os.stat(path)
     version = f"{path} {status.st_size} {status.st_mtime_ns}"
-    parts = (*ingredients(), shlex.join(compiler), version, *Target(platform.machine(), ("-march=native",)).flags, _cpu())
+    parts = (*ingredients(), shlex.join(compiler), version, *_target().flags, _cpu())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"cpu-{digest[:16]}.so"
+
+
+def _target() -> Target:
+    """Returns what to compile for: this machine, or the level that is chosen instead."""
+    machine = platform.machine()
+    level = chosen_level(machine, _cpu())
+    return Target(machine, ("-march=native",) if level is None else level.options)
 
 
 def _cpu() -> str:

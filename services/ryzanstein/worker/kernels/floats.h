@@ -35,13 +35,16 @@ static void finish_tile(const FloatProduct *p, i64 t, i64 panel, i64 begin, int 
 INLINE void add_tile(const FloatProduct *p, i64 t, i64 panel, i64 begin, i64 end, const int rows, const int panels,
                      const int half) {
     const float *x = p->x_TI + t * p->I;
+    const int bytes = half ? sizeof(HalfLanes) : sizeof(Lanes), asks = ASKS && (half || rows > 1); /* a single row of floats: slower */
+    const char *weight = p->packed + panel * p->I * bytes;
     Lanes sum[TILE_ROWS][TILE_SINGLE];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++) sum[r][n] = (Lanes){0};
     for (i64 i = begin; i < end; i++) {
+        if (asks && t == 0) ask_panels(weight, i, p->I, bytes, panels);
         Lanes column[TILE_SINGLE];
 #pragma GCC unroll 8
-        for (int n = 0; n < panels; n++) column[n] = load_cached(p->packed, ((panel + n) * p->I + i) * LANES, half);
+        for (int n = 0; n < panels; n++) column[n] = load_cached(weight, (n * p->I + i) * LANES, half);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8

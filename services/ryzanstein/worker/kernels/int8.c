@@ -1,8 +1,8 @@
 /* Products of rows with a weight of 8-bit integers: rows are quantized in each call, sums are exact.
 
    A weight is packed once (panels.h). Each panel has four inputs of all its outputs side by side, so that one instruction adds
-   four products in every lane. The levels are stored plus 128, since that instruction multiplies unsigned with signed numbers;
-   128 times the sum of a row's levels is subtracted again.
+   four products in every lane. Where that instruction multiplies unsigned with signed numbers the levels are stored plus
+   LEVEL_OFFSET (levels.h); as many times the sum of a row's levels are subtracted again.
 
    A row and a weight are transformed first (hadamard.h): a few large numbers of a row would leave few levels for the others.
 
@@ -16,12 +16,11 @@
 #include <string.h>
 
 #include "hadamard.h"
-#include "ints.h"
+#include "levels.h"
 #include "panels.h"
 #include "team.h"
 
 enum { FOUR = 4 };                        /* inputs that are multiplied at once */
-enum { OFFSET = 128 };
 enum { PARALLEL = 128 * 1024 };           /* products from which threads pay for their start */
 
 /* Returns the bytes of a packed weight. */
@@ -29,10 +28,10 @@ i64 int8_packed_bytes(i64 O, i64 I) { return whole(O, LANES) * whole(I, FOUR); }
 
 /* Packs levels of -127 to 127. */
 void int8_pack(const int8_t *levels_OI, uint8_t *packed, i64 O, i64 I) {
-    memset(packed, OFFSET, (size_t)int8_packed_bytes(O, I));
+    memset(packed, LEVEL_OFFSET, (size_t)int8_packed_bytes(O, I));
     for (i64 o = 0; o < O; o++) {
         uint8_t *to = packed + o / LANES * LANES * whole(I, FOUR) + o % LANES * FOUR;
-        for (i64 i = 0; i < I; i++) to[i / FOUR * LANES * FOUR + i % FOUR] = (uint8_t)(levels_OI[o * I + i] + OFFSET);
+        for (i64 i = 0; i < I; i++) to[i / FOUR * LANES * FOUR + i % FOUR] = (uint8_t)(levels_OI[o * I + i] + LEVEL_OFFSET);
     }
 }
 
@@ -60,15 +59,16 @@ INLINE void add_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, 
     const int32_t *levels = p->levels_TQ + t * p->Q;
     Ints sum[TILE_ROWS][TILE_SINGLE];
     for (int r = 0; r < rows; r++)
-        for (int n = 0; n < panels; n++) sum[r][n] = -OFFSET * p->sum_T[t + r] - (Ints){0};
+        for (int n = 0; n < panels; n++) sum[r][n] = -LEVEL_OFFSET * p->sum_T[t + r] - (Ints){0};
     for (i64 q = begin; q < end; q++) {
+        if (ASKS && t == 0) ask_panels(weight, q, p->Q, sizeof(Ints), panels);
         Ints column[TILE_SINGLE];
 #pragma GCC unroll 8
         for (int n = 0; n < panels; n++) column[n] = weight[n * p->Q + q];
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-            for (int n = 0; n < panels; n++) sum[r][n] = add_products(sum[r][n], column[n], levels[r * p->Q + q]);
+            for (int n = 0; n < panels; n++) sum[r][n] = add_level_products(sum[r][n], column[n], levels[r * p->Q + q]);
     }
     finish_tile(p, t, panel, rows, panels, sum);
 }
@@ -154,7 +154,8 @@ void int8_rows(const uint8_t *packed, const float *scale_O, const i64 *index_T, 
             continue;
         }
         const uint8_t *levels = packed + o / LANES * LANES * whole(I, FOUR) + o % LANES * FOUR;
-        for (i64 i = 0; i < I; i++) out[i] = scale_O[o] * (float)(levels[i / FOUR * LANES * FOUR + i % FOUR] - OFFSET);
+        for (i64 i = 0; i < I; i++)
+            out[i] = scale_O[o] * (float)(int8_t)(levels[i / FOUR * LANES * FOUR + i % FOUR] - LEVEL_OFFSET);
         transform(out, I, block);
     }
 }

@@ -32,10 +32,11 @@ enum { LEVEL_OFFSET = 128 };
 enum { BYTE = 255 };                     /* the largest levels of 8 bits, whether or not they have a sign */
 enum { MOST_ROWS = 4, MOST_PANELS = 2 }; /* of a tile */
 
-#ifndef ADD_PAIRS
 /* sum[l] += weight[4 l + j] * x[j] for j from 0 to 3. */
 INLINE Ints add_level_products(Ints sum, Ints weight, int32_t x) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(ADD_PAIRS)
+    return sum + ADD_SHORTS(ADD_PAIRS(SIZES(weight), WITH_SIGNS(all_ints(x), weight)));
+#elif defined(__ARM_FEATURE_DOTPROD)
     return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weight, (int8x16_t)all_ints(x));
 #elif defined(__aarch64__) /* the sum of two products is at most 2 * 128 * 127 */
     int8x16_t levels = (int8x16_t)weight, row = (int8x16_t)all_ints(x);
@@ -45,7 +46,6 @@ INLINE Ints add_level_products(Ints sum, Ints weight, int32_t x) {
     return add_products(sum, weight, x);
 #endif
 }
-#endif
 
 /* Returns x, in a register: GCC would load it again for each use. */
 INLINE Ints kept(Ints x) {

@@ -7,6 +7,7 @@ the level has. The psABI of x86-64 defines v3 and v4
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from ryzanstein.worker.kernels.compilers import NotBuilt
@@ -34,6 +35,8 @@ _X86_64_V3 = frozenset(
 )
 _X86_64_V4 = _X86_64_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
+LEVEL = "RYZANSTEIN_KERNELS_LEVEL"
+
 # The best of each machine first. VNNI multiplies 8-bit weights (`int8.c`).
 LEVELS = (
     ProcessorLevel("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _X86_64_V4 | {"avx512_vnni"}),
@@ -47,6 +50,22 @@ LEVELS = (
 def levels_of(machine: str) -> tuple[ProcessorLevel, ...]:
     """Returns the levels of a machine's architecture, as `platform.machine()` names it, best first."""
     return tuple(level for level in LEVELS if level.machine == machine)
+
+
+def chosen_level(machine: str, cpuinfo: str) -> ProcessorLevel | None:
+    """Returns the level named by RYZANSTEIN_KERNELS_LEVEL, None if it names none: for measurements of lower levels.
+
+    Raises NotBuilt if the machine has no such level, or the CPU lacks something of it.
+    """
+    if not (name := os.environ.get(LEVEL)):
+        return None
+    levels = levels_of(machine)
+    chosen = next((level for level in levels if level.name == name), None)
+    if chosen is None:
+        raise NotBuilt(f"{LEVEL} is {name!r}, not one of {', '.join(level.name for level in levels)}")
+    if lacking := chosen.features - _features(cpuinfo):
+        raise NotBuilt(f"the CPU lacks {', '.join(sorted(lacking))} of {name}")
+    return chosen
 
 
 def best_level(machine: str, cpuinfo: str) -> ProcessorLevel:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ryzanstein.worker.kernels.compilers import NotBuilt
-from ryzanstein.worker.kernels.levels import ProcessorLevel, best_level
+from ryzanstein.worker.kernels.levels import ProcessorLevel, best_level, chosen_level
 
 FOLDER = Path(__file__).with_name("lib")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -22,14 +22,15 @@ class PackagedLibrary:
 
 
 def packaged_library(folder: Path | None = None) -> PackagedLibrary:
-    """Returns the library of the best level that this CPU has. Raises NotBuilt.
+    """Returns the library of the level that is chosen, or the best one that this CPU has. Raises NotBuilt.
 
     `folder` None: that of the installation.
     """
     folder = folder or FOLDER
     if not folder.is_dir():
         raise NotBuilt("no libraries are packaged with this installation")
-    level = best_level(platform.machine(), _cpuinfo())
+    machine, cpuinfo = platform.machine(), _cpuinfo()
+    level = chosen_level(machine, cpuinfo) or best_level(machine, cpuinfo)
     path = folder / f"{level.name}.so"
     if not path.is_file():
         raise NotBuilt(f"no library for {level.name} is packaged with this installation")

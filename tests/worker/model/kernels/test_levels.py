@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels import REVISION
 from ryzanstein.worker.kernels.compilers import NotBuilt
-from ryzanstein.worker.kernels.levels import LEVELS, ProcessorLevel, best_level, levels_of
+from ryzanstein.worker.kernels.levels import LEVELS, ProcessorLevel, best_level, chosen_level, levels_of
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.kernels.openmp import share_openmp
 
@@ -245,6 +245,23 @@ def test_other_architectures_have_no_level(machine: str) -> None:
 def test_a_cpu_that_says_nothing_gets_nothing() -> None:
     with pytest.raises(NotBuilt, match="the CPU lacks"):
         best_level("x86_64", "")
+
+
+def test_a_level_can_be_chosen_that_the_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_level("x86_64", cpuinfo(ZEN_4)) is None
+    monkeypatch.setenv("RYZANSTEIN_KERNELS_LEVEL", "x86-64-v3")
+    chosen = chosen_level("x86_64", cpuinfo(ZEN_4))
+    assert chosen is not None
+    assert chosen.options == ("-march=x86-64-v3",)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("x86-64-v4", "the CPU lacks avx512bw, .* of x86-64-v4"), ("v3", "'v3', not one of x86-64-v4-vnni, ")]
+)
+def test_no_other_level_can_be_chosen(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RYZANSTEIN_KERNELS_LEVEL", name)
+    with pytest.raises(NotBuilt, match=reason):
+        chosen_level("x86_64", cpuinfo(ZEN_3))
 
 
 def runs_here(level: ProcessorLevel) -> bool:
