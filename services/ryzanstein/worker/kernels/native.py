@@ -11,13 +11,13 @@ from pathlib import Path
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
-from ryzanstein.worker.kernels.functions.meeting import MeetingFunctions
-from ryzanstein.worker.kernels.functions.program import ProgramFunctions
 from ryzanstein.worker.kernels.functions.recurrent.delta import DeltaFunctions
 from ryzanstein.worker.kernels.functions.recurrent.mamba import MambaFunctions
 from ryzanstein.worker.kernels.functions.recurrent.slots import TailFunctions
 from ryzanstein.worker.kernels.functions.rows import FloatFunctions, RotationFunctions, RowFunctions
 from ryzanstein.worker.kernels.functions.sampling import SamplingFunctions
+from ryzanstein.worker.kernels.functions.steps.meeting import MeetingFunctions
+from ryzanstein.worker.kernels.functions.steps.program import ProgramFunctions
 
 
 class NativeKernels:

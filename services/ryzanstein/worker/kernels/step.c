@@ -227,7 +227,8 @@ int run_step(Program *program, const Step *step, i64 first, i64 last, int again)
     return failed;
 }
 
-/* The sizes of structs, which Python compares with its own. */
-void step_sizes(i64 *sizes) {
-    sizes[0] = sizeof(Op), sizes[1] = sizeof(StepAngles), sizes[2] = sizeof(StepGroup), sizes[3] = sizeof(Program), sizes[4] = sizeof(Step);
+/* The bytes of a struct, which Python compares with its own. */
+i64 step_struct_bytes(int which) {
+    const size_t bytes[] = {sizeof(Op), sizeof(StepAngles), sizeof(StepGroup), sizeof(Program), sizeof(Step)};
+    return (i64)bytes[which];
 }

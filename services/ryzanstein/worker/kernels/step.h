@@ -1,6 +1,6 @@
 /* A program of a rank's layers: what each computes, in which buffers, with which weights.
 
-   Python builds it once and runs it for each step (functions/program.py has the same structs). A buffer is an array of
+   Python builds it once and runs it for each step (functions/steps/program.py has the same structs). A buffer is an array of
    `most_rows` rows in one arena; it is named by its offset in floats.
 
    Legend: T tokens, I inputs, O outputs, H heads, K key-value heads, D head dimension, C columns of a slot. */

@@ -18,8 +18,8 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.cache.layer_groups import layer_groups
 from ryzanstein.worker.collectives.parallel import HeadShare, TensorParallel
-from ryzanstein.worker.kernels.functions.program import ATTEND, STORE
 from ryzanstein.worker.kernels.functions.rows import Angles
+from ryzanstein.worker.kernels.functions.steps.program import ATTEND, STORE
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.fused import qkv_rows

@@ -18,8 +18,8 @@ from torch import Tensor
 from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.collectives.meeting import PLACES
 from ryzanstein.worker.collectives.parallel import HeadShare
-from ryzanstein.worker.kernels.functions.program import ACTIVATE, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
 from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS, Angles
+from ryzanstein.worker.kernels.functions.steps.program import ACTIVATE, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.products.native import NativeWeight
 

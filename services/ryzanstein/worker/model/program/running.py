@@ -17,7 +17,8 @@ from torch._C._autograd import _profiler_enabled
 from ryzanstein.worker.collectives import Collectives
 from ryzanstein.worker.collectives.meeting import AGAIN, failure
 from ryzanstein.worker.kernels.functions.attention import ask, ask_cold
-from ryzanstein.worker.kernels.functions.program import (
+from ryzanstein.worker.kernels.functions.rows import SMALLEST_SCALE, Angles
+from ryzanstein.worker.kernels.functions.steps.program import (
     SHORT,
     AnglesStruct,
     GroupStruct,
@@ -26,7 +27,6 @@ from ryzanstein.worker.kernels.functions.program import (
     ProgramStruct,
     StepStruct,
 )
-from ryzanstein.worker.kernels.functions.rows import SMALLEST_SCALE, Angles
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
 from ryzanstein.worker.model.program.ops import MOST_ROWS, AllReduce, Call, Ops, Shape, StepContext, row_bytes

@@ -73,9 +73,8 @@ class ProgramFunctions:
     """The functions of step.c. Raises OSError if the library's structs have other sizes than ours."""
 
     def __init__(self, library: CDLL) -> None:
-        sizes = (c_int64 * len(_STRUCTS))()
-        declared(library, "step_sizes", c_void_p)(sizes)
-        if list(sizes) != [sizeof(struct) for struct in _STRUCTS]:
+        bytes_of = declared(library, "step_struct_bytes", c_int, returns=c_int64)
+        if any(bytes_of(which) != sizeof(struct) for which, struct in enumerate(_STRUCTS)):
             raise OSError("the kernels' library has other structs than this version")
         types = POINTER(ProgramStruct), POINTER(StepStruct), c_int64, c_int64, c_int
         self._run = declared(library, "run_step", *types, returns=c_int)

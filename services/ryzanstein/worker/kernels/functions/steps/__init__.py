@@ -1,0 +1,1 @@
+"""A step of all layers in C, and where its ranks meet."""
