@@ -14,6 +14,7 @@ import typer
 from msgspec.structs import replace
 
 from ryzanstein import errors
+from ryzanstein.lab.bench.disturbance import Watch
 from ryzanstein.lab.bench.engine.engine import Workload, batches, integers, rank_spec, run_engine, table
 from ryzanstein.lab.bench.engine.peers.checkpoint import checkpoint
 from ryzanstein.lab.bench.engine.peers.contenders import OWN, Site, choose_peers
@@ -105,13 +106,19 @@ def engine(
         prefill = min(prefill_tokens, files.context_length - 1) if peers else 0
         workload = Workload(batches(batch), prompt_tokens, new_tokens, rounds, prefill)
         workload.check(files.context_length)
+        watch = Watch()
         if not peers:
             results = [result for spec in specs() for result in run_engine(workload, spec, files.vocab_size, people)]
-            publish({"model": str(served), "results": [asdict(result) for result in results]}, [table(results)], json_path)
+            seen = watch.stop()
+            document = {"model": str(served), "results": [asdict(result) for result in results]}
+            publish(document | {"disturbance": seen.document()}, [table(results)], json_path)
+            people.print(str(seen), markup=False)
             return
         settings = peer_settings(served, workload, threads or whole_cores())
         site = Site(choose_peers(only, served), where, served, named if named.is_dir() else None, settings, peer_timeout_s)
         report = compare(list(specs()), site, workload, files.vocab_size, people)
-        publish(report.document(), report.tables(), json_path)
+        seen = watch.stop()
+        publish(report.document() | {"disturbance": seen.document()}, report.tables(), json_path)
+        people.print(str(seen), markup=False)
         if any(label.engine == OWN for label in report.outcome.failed):
             raise typer.Exit(1)

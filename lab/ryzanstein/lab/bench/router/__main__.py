@@ -17,6 +17,7 @@ import uvloop
 from rich.console import Console
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.lab.bench.disturbance import Watch
 from ryzanstein.lab.bench.router.document import document, publish
 from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan, survey
 from ryzanstein.lab.bench.router.systems import SYSTEMS
@@ -43,6 +44,7 @@ def router(  # noqa: PLR0917 - the command's options
     """Compare the router with nginx, haproxy, envoy and direct connections, in front of one scripted node."""
     _raise_descriptor_limit()
     people = Console(stderr=True, highlight=False)
+    watch = Watch()
     try:
         levels = tuple(int(level) for level in _names("streams", streams, None))
         chosen = tuple(_names("systems", systems, SYSTEMS))
@@ -53,7 +55,9 @@ def router(  # noqa: PLR0917 - the command's options
     except RyzansteinError as error:
         people.print(f"error {error.code.name} ({error.reason}): {error.message}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
-    publish(document(plan, findings), json_path)
+    seen = watch.stop()
+    publish(document(plan, findings) | {"disturbance": seen.document()}, json_path)
+    people.print(str(seen), markup=False)
     for name, reason in findings.absent.items():
         people.print(f"{name} was not measured: {reason}", markup=False)
     problems = list(findings.problems())
