@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> None:
     batches = [int(size) for size in arguments.batch.split(",")]
     models = {path: runner(arguments, path, max(batches)) for path in PATHS}
     table = Table("batch", "calls, ms", "p90", "program, ms", "p90", "ratio")
-    beside = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if arguments.busy else None
+    beside = subprocess.Popen([sys.executable, "-P", "-c", "while True: pass"]) if arguments.busy else None
     try:
         for batch in batches:
             times: dict[str, list[float]] = {path: [] for path in PATHS}

@@ -16,7 +16,7 @@ BUSY = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: 
 def test_work_of_descendants_is_our_own() -> None:
     """While they run, and after they have been waited for."""
     before_s = disturbance._own_s()
-    with subprocess.Popen([sys.executable, "-c", BUSY.format(1.0)]) as child:
+    with subprocess.Popen([sys.executable, "-P", "-c", BUSY.format(1.0)]) as child:
         time.sleep(0.5)
         used_s = sum(psutil.Process(child.pid).cpu_times()[:2])
         running_s = disturbance._own_s() - before_s
@@ -26,9 +26,9 @@ def test_work_of_descendants_is_our_own() -> None:
 def test_a_process_of_others_is_one() -> None:
     """A process that left its parent: it is nobody's descendant, as that of another user is."""
     watch = Watch()
-    command = [sys.executable, "-c", BUSY.format(1.5)]
+    command = [sys.executable, "-P", "-c", BUSY.format(1.5)]
     leave = f"import subprocess; subprocess.Popen({command!r}, start_new_session=True)"
-    subprocess.run([sys.executable, "-c", leave], check=True)
+    subprocess.run([sys.executable, "-P", "-c", leave], check=True)
     time.sleep(1.5)
     seen = watch.stop()
     assert seen.foreign_cores > 0.1, "on a busy machine it gets less than a core, and others the rest"
