@@ -1,4 +1,4 @@
-"""All-reduces in C: the sums, failures and reports of Python's, whoever of the ranks computes them."""
+"""All-reduces in C give the same sums, failures and reports as those in Python, also when ranks mix the two."""
 
 import ctypes
 import os

@@ -100,7 +100,7 @@ def test_every_format(model_dirs: Callable[[str], Path], runner: Callable[..., A
 
 
 def test_what_is_native(model_dirs: Callable[[str], Path], runner: Callable[..., Any]) -> None:
-    """A dense model is ops alone; experts are called between them, and the reason is told."""
+    """All layers of a dense model have ops. Experts have none: they are called in between, and the reason is reported."""
     dense, experts, python = (
         runner(model_dirs(name), **OPTIONS, step=step)
         for name, step in (("llama", "auto"), ("mixtral", "auto"), ("llama", "python"))

@@ -24,7 +24,7 @@ from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.products.native import NativeWeight
 
 MOST_ROWS = 64
-"""The rows of a step that a program computes. With more of them arithmetic takes nearly all of the time."""
+"""The most rows of a step that a program runs. In larger steps arithmetic takes nearly all of the time."""
 _NONE = -1
 _MOST_GROUPS = 64  # of step.c
 _PLACES = {
@@ -40,7 +40,7 @@ _WHOLE = 16  # floats of a cache line, and of the widest vector
 
 
 class NotNative(Exception):
-    """A part of a layer has no ops; its text says which."""
+    """A part of a layer has no ops. The message names the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RowNorm:
 
 
 class Last(NamedTuple):
-    """The last product of a half of a layer, which is not added yet, and the buffer that it multiplies."""
+    """The last product of half a layer, which is still to be added, and the buffer that it reads."""
 
     weights: Sequence[NativeWeight]
     source: int
@@ -87,7 +87,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a part in Python reads of a step. `own_LTP`: what layers have besides, where they have that."""
+    """The inputs of a step, for parts that run in Python. `own_LTP`: the per-layer inputs, if the model has them."""
 
     inputs: StepInputs
     angles: Sequence[Angles]
@@ -150,7 +150,7 @@ class Ops:
     _buffers: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def buffer(self, name: str, width: int) -> int:
-        """Returns the buffer of that name and width. Layers share it: what is in it lasts as long as the layer."""
+        """Returns the buffer of that name and width. All layers share it."""
         if (name, width) not in self._buffers:
             self._buffers[name, width] = self.width
             self.width += MOST_ROWS * -(-width // _WHOLE) * _WHOLE

@@ -75,20 +75,18 @@ class Program:
         self._step = StepStruct(groups=addressof(self._groups), rotaries=addressof(self._rotaries))
         self._grow(_FIRST_BYTES)
 
-    @property
-    def nbytes(self) -> int:
-        """The size of buffers and of working memory, in bytes."""
-        return self._arena.nbytes + self._memory.nbytes
-
     def takes(self, inputs: StepInputs) -> bool:
-        """Returns whether a step is one for this program: a small one, without pages to compress or to bound.
+        """Returns whether this program can run a step: it is small, and has no pages to compress or to bound.
 
-        While a profile is recorded no step is: operators are what a profile shows.
+        It runs none while a profile is recorded, because a profile shows operators.
         """
         return len(inputs.ids_T) <= MOST_ROWS and not any(map(_seals, inputs.groups)) and not _profiler_enabled()
 
     def run(self, x_TE: Tensor, step: StepContext) -> Tensor:
-        """Returns the output of the last layer. Raises MemoryError before the layers' first collective, or what that raises."""
+        """Returns the output of the last layer.
+
+        Raises MemoryError, always before the first collective of the layers, and what collectives raise.
+        """
         num_tokens, width = x_TE.shape
         out_TE = self._rows(self._x, width, num_tokens).copy_(x_TE)
         self._ask(num_tokens, step.inputs, step.angles)
