@@ -41,7 +41,7 @@ def test_a_port_that_somebody_took_meanwhile_is_chosen_again(monkeypatch: pytest
 
 def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_nothing(tmp_path: Path) -> None:
     cluster = LocalCluster(ClusterSpec(tmp_path, num_nodes=1, tp=1))
-    with pytest.raises(ServiceFailedError, match=r"node-0 ended with exit code 1: .*config\.json.*\Z"):
+    with pytest.raises(ServiceFailedError, match=r"node-0 (cannot serve|ended with exit code 1): .*config\.json"):
         cluster.start()
     assert cluster.services == {}
 

@@ -86,7 +86,7 @@ def _check_evidence(events: list[dict], loss: pb.RankLoss, number: signal.Signal
         assert not loss.last_words
     autopsy = [line for line in events if line["event"] == "ranks lost, what they did"][-1]
     assert (autopsy["rank"], autopsy["cause"]) == (loss.rank, loss.cause)
-    assert "rank-0 " in autopsy["threads"]["rank_0"][0] or number == signal.SIGSEGV
+    assert number == signal.SIGSEGV or "rank-0 " in autopsy["threads"]["rank_0"][0]
     if number == signal.SIGSTOP:
         assert autopsy["missing"] == [1]
         assert autopsy["threads"]["rank_1"][-1].endswith("more threads: T")
