@@ -21,11 +21,11 @@
 #include <omp.h>
 
 #include "attention_cold.h"
-#include "attention_hot.h"
 #include "attention_parts.h"
+#include "attention_tiles.h"
 
-enum { ROWS = 64 };            /* of a block, as far as a token's heads allow */
-enum { COPIED = 16 };          /* rows of several tokens from which copying a chunk pays off: contiguous, and converted once */
+enum { ROWS = 128 };            /* of a block, as far as a token's heads allow */
+enum { TRANSPOSED = 16 };      /* rows of several tokens from which copying a chunk pays off */
 enum { CONVERTED = 16 };       /* rows from which converting a cold chunk once pays off */
 enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
 enum { ROOM = 16 << 20 };      /* bytes of sums that a call's threads share, at most */
@@ -114,21 +114,27 @@ static void end_row(const Attention *a, const Task *task, i64 k, i64 r, Sums who
 
 /* Scores become weights. */
 static void soften_chunk(const Attention *a, const Block *b, i64 R, i64 k, i64 first, i64 W) {
-    for (i64 r = 0; r < R; r++) {
-        if (a->cap > 0 || a->bias_HP != NULL) adjust_scores(a, b, r, k * a->G + r % a->G, first);
-        soften(b, r, W);
+    for (i64 r = 0; r < R && (a->cap > 0 || a->bias_HP != NULL); r++) adjust_scores(a, b, r, k * a->G + r % a->G, first);
+    for (i64 r = 0; r < R;) {
+        int whole = 1, some = r + LANES <= R;
+        for (i64 n = r; some && n < r + LANES; n++)
+            whole &= b->begin_R[n] == 0 && b->end_R[n] == CHUNK, some &= b->end_R[n] > b->begin_R[n];
+        if (!some) soften(b, r++, W);
+        else if (whole) soften_lanes(b, r, W, 1), r += LANES;
+        else soften_lanes(b, r, W, 0), r += LANES;
     }
 }
 
 /* `R` rows of a task; `last` is the position after the last key that will be read, to which the next ones are prefetched. */
 static void attend_hot(const Attention *a, Block *b, const Task *task, i64 R, i64 k, i64 first, i64 from, i64 to, i64 last, i64 W) {
     const i64 s = task->sequence, item_bytes = a->half ? 2 : 4;
-    const int copied = (task->count > 1 && R >= COPIED) || W > a->D, half = a->half && !copied;
+    const int many = task->count > 1 && R >= TRANSPOSED, copied = many || W > a->D, half = a->half && !copied;
     find_keys(a, b, s, k, first, from, to, item_bytes);
-    if (copied && a->half) copy_keys(a, b, from, to, W, 1);
-    else if (copied) copy_keys(a, b, from, to, W, 0);
-    else prefetch_keys(a, b, s, k, first + CHUNK, last, item_bytes);
-    if (half) score_hot(a, b, R, W, 1);
+    if (many) copy_tiles(a, b, from, to, W, a->half != 0);
+    else if (copied) copy_keys(a, b, from, to, W, a->half != 0);
+    prefetch_keys(a, b, s, k, first + CHUNK, last, item_bytes);
+    if (many) score_tiles(a, b, R, W);
+    else if (half) score_hot(a, b, R, W, 1);
     else score_hot(a, b, R, W, 0);
     soften_chunk(a, b, R, k, first, W);
     add_chunk(b, R, W, half ? HALF : FLOAT);

@@ -57,14 +57,35 @@ static void adjust_scores(const Attention *a, const Block *b, i64 r, i64 head, i
         for (i64 j = b->begin_R[r]; j < b->end_R[r]; j++) scores[j] += a->bias_HP[head * a->P + first + j];
 }
 
+/* Gives keys that a row does not see the score -infinity, as far as whole vectors reach. Returns the vectors' keys. */
+INLINE void whole_vectors(const Block *b, i64 r, i64 *from, i64 *to) {
+    const i64 begin = b->begin_R[r], end = b->end_R[r];
+    float *scores = b->scores_RJ + r * CHUNK;
+    *from = begin / LANES * LANES, *to = (end + LANES - 1) / LANES * LANES;
+    for (i64 j = *from; j < begin; j++) scores[j] = -INFINITY;
+    for (i64 j = end; j < *to; j++) scores[j] = -INFINITY;
+}
+
+INLINE Lanes exponentials(Lanes x) {
+    Lanes found;
+#pragma omp simd
+    for (int n = 0; n < LANES; n++) found[n] = exponential(x[n]);
+    return found;
+}
+
+/* Multiplies what was summed so far by `factor`. */
+INLINE void rescale(const Block *b, i64 r, i64 W, float factor) {
+    float *out = b->part.out_RW + r * W;
+    for (i64 d = 0; d < W; d += LANES) store(out + d, load(out + d) * factor);
+}
+
 /* Turns a row's scores into weights relative to the greatest so far, and rescales the previous sums. Keys that the row does not
    see have weight 0 in the sum, which is over whole vectors. A NaN score makes the sum NaN. */
 static inline void soften(const Block *b, i64 r, i64 W) {
-    i64 begin = b->begin_R[r], end = b->end_R[r], from = begin / LANES * LANES, to = (end + LANES - 1) / LANES * LANES;
+    i64 from, to;
     float *scores = b->scores_RJ + r * CHUNK, before = b->part.greatest_R[r], peak = before;
-    if (end <= begin) return;
-    for (i64 j = from; j < begin; j++) scores[j] = -INFINITY;
-    for (i64 j = end; j < to; j++) scores[j] = -INFINITY;
+    if (b->end_R[r] <= b->begin_R[r]) return;
+    whole_vectors(b, r, &from, &to);
 #pragma omp simd reduction(max : peak)
     for (i64 j = from; j < to; j++) peak = scores[j] > peak ? scores[j] : peak;
 #pragma omp simd
@@ -74,25 +95,55 @@ static inline void soften(const Block *b, i64 r, i64 W) {
     float factor = exponential(before - peak);
     b->part.total_R[r] = fused_one(b->part.total_R[r], factor, sum_of(sum));
     b->part.greatest_R[r] = peak;
-    if (peak != before)
-        for (i64 d = 0; d < W; d += LANES) store(b->part.out_RW + r * W + d, load(b->part.out_RW + r * W + d) * factor);
+    if (peak != before) rescale(b, r, W, factor);
+}
+
+/* The same for as many rows as there are lanes, from r on, each of which sees a key, or `whole`: all of the chunk. */
+INLINE void soften_lanes(const Block *b, i64 r, i64 W, const int whole) {
+    i64 from[LANES], to[LANES];
+    Lanes x[LANES], before = load(b->part.greatest_R + r);
+    float greatest[LANES], factors[LANES];
+    for (int n = 0; n < LANES; n++) {
+        if (whole) from[n] = 0, to[n] = CHUNK;
+        else whole_vectors(b, r + n, &from[n], &to[n]);
+        const float *scores = b->scores_RJ + (r + n) * CHUNK;
+        x[n] = all(before[n]);
+        for (i64 j = from[n]; j < to[n]; j += LANES) x[n] = greater(load(scores + j), x[n]);
+    }
+    const Lanes peak = peaks(x);
+    store(greatest, peak);
+    for (int n = 0; n < LANES; n++) {
+        float *scores = b->scores_RJ + (r + n) * CHUNK;
+        x[n] = (Lanes){0};
+        for (i64 j = from[n]; j < to[n]; j += LANES) {
+            Lanes weight = exponentials(load(scores + j) - all(greatest[n]));
+            store(scores + j, weight);
+            x[n] += weight;
+        }
+    }
+    Lanes factor = exponentials(before - peak);
+    store(factors, factor);
+    store(b->part.total_R + r, fused(load(b->part.total_R + r), factor, sums(x)));
+    store(b->part.greatest_R + r, peak);
+    for (int n = 0; n < LANES; n++)
+        if (greatest[n] != before[n]) rescale(b, r + n, W, factors[n]);
 }
 
 /* Adds the weighted values of keys `begin` to `end` - 1, of `rows` rows from r on and `width` vectors from d on. */
 INLINE void add_values(const Block *b, i64 begin, i64 end, i64 r, i64 d, i64 W, const int rows, const int width, const int kind) {
     const float *scores = b->scores_RJ + r * CHUNK;
     float *out = b->part.out_RW + r * W + d;
-    Lanes sum[4][8];
+    Lanes sum[8][8];
     for (int i = 0; i < rows; i++)
         for (int w = 0; w < width; w++) sum[i][w] = load(out + i * W + w * LANES);
     for (i64 j = begin; j < end; j++) {
-        Lanes weight[4];
-#pragma GCC unroll 4
+        Lanes weight[8];
+#pragma GCC unroll 8
         for (int i = 0; i < rows; i++) weight[i] = all(scores[i * CHUNK + j]);
 #pragma GCC unroll 8
         for (int w = 0; w < width; w++) {
             Lanes value = load_item(b->values[j], d + w * LANES, kind);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = 0; i < rows; i++) sum[i][w] = fused(value, weight[i], sum[i][w]);
         }
     }
@@ -128,12 +179,15 @@ INLINE void add_rows(const Block *b, i64 r, i64 W, const int rows, const int kin
         for (; d + 8 * LANES <= W; d += 8 * LANES) add_columns(b, r, d, W, rows, 8, kind);
     if (widest >= 4)
         for (; d + 4 * LANES <= W; d += 4 * LANES) add_columns(b, r, d, W, rows, 4, kind);
+    if (widest >= 4 && d + 3 * LANES == W) add_columns(b, r, d, W, rows, 3, kind), d = W;
     for (; d + 2 * LANES <= W; d += 2 * LANES) add_columns(b, r, d, W, rows, 2, kind);
     for (; d < W; d += LANES) add_columns(b, r, d, W, rows, 1, kind);
 }
 
 INLINE void add_kind(const Block *b, i64 R, i64 W, const int kind) {
     i64 r = 0;
+    if (LANES == 16 && W == 3 * LANES)
+        for (; r + 8 <= R; r += 8) add_rows(b, r, W, 8, kind);
     for (; r + 4 <= R; r += 4) add_rows(b, r, W, 4, kind);
     for (; r + 2 <= R; r += 2) add_rows(b, r, W, 2, kind);
     for (; r < R; r++) add_rows(b, r, W, 1, kind);

@@ -104,46 +104,69 @@ INLINE void store_cached(char *to, i64 i, Lanes value, const int half) {
 #endif
 }
 
-/* One vector of two: where the bit of the lane's number is 0 the sum of two lanes of a, else that of two lanes of b. What
-   stays in its lane is blended, what moves is shuffled. */
+/* Two vectors become one of pairs, whose halves STAY and MOVED have: where the bit of the lane's number is 0 they are two lanes of a,
+   else two of b. What stays in its lane is blended, what moves is shuffled. */
 #define PICK(...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #if LANES == 16
-INLINE Lanes fold8(Lanes a, Lanes b) {
-    return PICK(0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31) +
-           PICK(8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
-}
-INLINE Lanes fold4(Lanes a, Lanes b) {
-    return PICK(0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31) +
-           PICK(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
-}
-INLINE Lanes fold2(Lanes a, Lanes b) {
-    return PICK(0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31) +
-           PICK(2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29);
-}
-INLINE Lanes fold1(Lanes a, Lanes b) {
-    return PICK(0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31) +
-           PICK(1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30);
-}
+#define STAY8 PICK(0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31)
+#define MOVED8 PICK(8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+#define STAY4 PICK(0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31)
+#define MOVED4 PICK(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27)
+#define STAY2 PICK(0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31)
+#define MOVED2 PICK(2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29)
+#define STAY1 PICK(0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31)
+#define MOVED1 PICK(1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30)
 #elif LANES == 8
-INLINE Lanes fold4(Lanes a, Lanes b) { return PICK(0, 1, 2, 3, 12, 13, 14, 15) + PICK(4, 5, 6, 7, 8, 9, 10, 11); }
-INLINE Lanes fold2(Lanes a, Lanes b) { return PICK(0, 1, 10, 11, 4, 5, 14, 15) + PICK(2, 3, 8, 9, 6, 7, 12, 13); }
-INLINE Lanes fold1(Lanes a, Lanes b) { return PICK(0, 9, 2, 11, 4, 13, 6, 15) + PICK(1, 8, 3, 10, 5, 12, 7, 14); }
+#define STAY4 PICK(0, 1, 2, 3, 12, 13, 14, 15)
+#define MOVED4 PICK(4, 5, 6, 7, 8, 9, 10, 11)
+#define STAY2 PICK(0, 1, 10, 11, 4, 5, 14, 15)
+#define MOVED2 PICK(2, 3, 8, 9, 6, 7, 12, 13)
+#define STAY1 PICK(0, 9, 2, 11, 4, 13, 6, 15)
+#define MOVED1 PICK(1, 8, 3, 10, 5, 12, 7, 14)
 #else
-INLINE Lanes fold2(Lanes a, Lanes b) { return PICK(0, 1, 6, 7) + PICK(2, 3, 4, 5); }
-INLINE Lanes fold1(Lanes a, Lanes b) { return PICK(0, 5, 2, 7) + PICK(1, 4, 3, 6); }
+#define STAY2 PICK(0, 1, 6, 7)
+#define MOVED2 PICK(2, 3, 4, 5)
+#define STAY1 PICK(0, 5, 2, 7)
+#define MOVED1 PICK(1, 4, 3, 6)
 #endif
-#undef PICK
+
+#define FOLD(bit, join)                                                                                                          \
+    for (int i = 0; i < bit; i++) {                                                                                              \
+        Lanes a = x[i], b = x[i + bit];                                                                                          \
+        x[i] = join(STAY##bit, MOVED##bit);                                                                                      \
+    }
+#if LANES == 16
+#define FOLDS(join) FOLD(8, join) FOLD(4, join) FOLD(2, join) FOLD(1, join)
+#elif LANES == 8
+#define FOLDS(join) FOLD(4, join) FOLD(2, join) FOLD(1, join)
+#else
+#define FOLDS(join) FOLD(2, join) FOLD(1, join)
+#endif
+
+INLINE Lanes sum_of_two(Lanes a, Lanes b) { return a + b; }
+
+/* Lane by lane a if it is greater, else b: a NaN in a is not. */
+INLINE Lanes greater(Lanes a, Lanes b) {
+#if LANES == 16
+    return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (Lanes)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    for (int n = 0; n < LANES; n++) b[n] = a[n] > b[n] ? a[n] : b[n];
+    return b;
+#endif
+}
 
 /* Lane i is the sum of x[i]: rounds of folding need a fraction of the additions of separate sums. Uses x up. */
 INLINE Lanes sums(Lanes x[LANES]) {
-#if LANES == 16
-    for (int i = 0; i < 8; i++) x[i] = fold8(x[i], x[i + 8]);
-#endif
-#if LANES >= 8
-    for (int i = 0; i < 4; i++) x[i] = fold4(x[i], x[i + 4]);
-#endif
-    for (int i = 0; i < 2; i++) x[i] = fold2(x[i], x[i + 2]);
-    return fold1(x[0], x[1]);
+    FOLDS(sum_of_two)
+    return x[0];
+}
+
+/* Lane i is the greatest of x[i]. Uses x up. */
+INLINE Lanes peaks(Lanes x[LANES]) {
+    FOLDS(greater)
+    return x[0];
 }
 
 /* Returns the sum of all lanes. */
