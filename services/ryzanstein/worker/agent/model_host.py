@@ -21,6 +21,7 @@ from ryzanstein.backoff import Backoff
 from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, EngineTraits, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import model_location, model_name
+from ryzanstein.process.spare_memory import trim
 from ryzanstein.worker.config import MAX_PATH_CHARS, WorkerSettings
 from ryzanstein.worker.engine.extents import SLOTS_OF_SEQUENCE
 from ryzanstein.worker.supervision.autopsy import Autopsy
@@ -146,6 +147,7 @@ class ModelHost:
             defaults = self._settings.generation_config == "auto"
             load = partial(TextModel.load, choice.path, choice.name, calling, template_file, defaults=defaults)
             self.text = await asyncio.to_thread(load)
+            await asyncio.to_thread(trim)  # reading a vocabulary leaves more free memory than it keeps
             if self.text.template is not None and not self.text.calling.native:
                 self._log.info("chat template knows no tools", call_format=self.text.calling.family)
             await self._on_text(self.text)

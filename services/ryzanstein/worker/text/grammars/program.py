@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Never
 
 import msgspec
 
+from ryzanstein.process.spare_memory import trim
 from ryzanstein.worker.constraints.compiling import compiled
 from ryzanstein.worker.constraints.refusal import Cause, ConstraintRefused
 from ryzanstein.worker.constraints.table import TokenTable
@@ -86,6 +87,7 @@ class GrammarProgram:
             template_file = Path(asked.template_file) if asked.template_file else None
             table = token_table(TextModel.load(asked.path, asked.name, template_file=template_file))
             self._models[asked.key] = table, table.tokenizer()
+            trim()  # reading a vocabulary leaves more free memory than it keeps
         except Exception as error:  # whatever is wrong with the files; llguidance raises plain ones
             self._say(Unreadable(asked.job, f"{type(error).__name__}: {error}"[:512]))
             return
