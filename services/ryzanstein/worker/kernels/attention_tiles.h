@@ -8,11 +8,7 @@
 
 #include "attention_hot.h"
 
-#if LANES == 16
-enum { TILE_QUERIES = 4, TILE_KEYS = 1 }; /* rows, and vectors of keys */
-#else
-enum { TILE_QUERIES = 4, TILE_KEYS = 1 };
-#endif
+enum { TILE_QUERIES = 4 };
 enum { LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 }; /* of the tree of chains */
 
 #if LANES == 16
@@ -75,16 +71,13 @@ INLINE void copy_tiles(const Attention *a, Block *b, i64 from, i64 count, i64 W,
     }
 }
 
-/* Sums what lane `l` of a score's vector sums, of `rows` rows and `vectors` vectors of keys. */
-INLINE void sum_chain(const float *q, const float *keys, i64 l, i64 W, const int rows, const int vectors, Lanes *sum) {
-    for (int n = 0; n < rows * vectors; n++) sum[n] = (Lanes){0};
+/* Sums what lane `l` of a score's vector sums, of `rows` rows and a vector of keys. */
+INLINE void sum_chain(const float *q, const float *keys, i64 l, i64 W, const int rows, Lanes *sum) {
+    for (int i = 0; i < rows; i++) sum[i] = (Lanes){0};
     for (i64 d = l; d < W; d += LANES) {
-        Lanes key[4];
-        for (int v = 0; v < vectors; v++) key[v] = load(keys + d * CHUNK + v * LANES);
+        const Lanes key = load(keys + d * CHUNK);
 #pragma GCC unroll 8
-        for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[i * vectors + v] = fused(all(q[i * W + d]), key[v], sum[i * vectors + v]);
+        for (int i = 0; i < rows; i++) sum[i] = fused(all(q[i * W + d]), key, sum[i]);
     }
 }
 
@@ -95,28 +88,25 @@ INLINE int reversed(const int n) {
     return found;
 }
 
-/* Scores of `rows` rows from r on with `vectors` vectors of keys from j on. Chains are added in pairs as soon as both are there. */
-INLINE void score_outer(const Attention *a, const Block *b, i64 j, i64 r, i64 W, const int rows, const int vectors) {
-    Lanes waiting[LEVELS][8], sum[8];
+/* Scores of `rows` rows from r on with a vector of keys from j on. Two sums of the tree are added as soon as both are there, so that
+   few wait in registers. */
+INLINE void score_outer(const Attention *a, const Block *b, i64 j, i64 r, i64 W, const int rows) {
+    Lanes waiting[LEVELS][TILE_QUERIES], sum[TILE_QUERIES];
 #pragma GCC unroll 16
     for (int n = 0; n < LANES; n++) {
-        sum_chain(b->q_RW + r * W, b->keys_JW + j, reversed(n), W, rows, vectors, sum);
+        sum_chain(b->q_RW + r * W, b->keys_JW + j, reversed(n), W, rows, sum);
         const int pairs = __builtin_ctz(~n);
         for (int level = 0; level < pairs && level < LEVELS; level++)
-            for (int i = 0; i < rows * vectors; i++) sum[i] += waiting[level][i];
-        for (int i = 0; pairs < LEVELS && i < rows * vectors; i++) waiting[pairs][i] = sum[i];
+            for (int i = 0; i < rows; i++) sum[i] += waiting[level][i];
+        for (int i = 0; pairs < LEVELS && i < rows; i++) waiting[pairs][i] = sum[i];
     }
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++)
-            store(b->scores_RJ + (r + i) * CHUNK + j + v * LANES, sum[i * vectors + v] * a->scale);
+    for (int i = 0; i < rows; i++) store(b->scores_RJ + (r + i) * CHUNK + j, sum[i] * a->scale);
 }
 
 INLINE void score_outer_rows(const Attention *a, const Block *b, i64 r, i64 W, const int rows) {
     i64 begin, end;
     union_of(b, r, rows, &begin, &end);
-    i64 j = begin / LANES * LANES;
-    for (; TILE_KEYS > 1 && j + (TILE_KEYS - 1) * LANES < end; j += TILE_KEYS * LANES) score_outer(a, b, j, r, W, rows, TILE_KEYS);
-    for (; j < end; j += LANES) score_outer(a, b, j, r, W, rows, 1);
+    for (i64 j = begin / LANES * LANES; j < end; j += LANES) score_outer(a, b, j, r, W, rows);
 }
 
 static void score_tiles(const Attention *a, const Block *b, i64 R, i64 W) {
