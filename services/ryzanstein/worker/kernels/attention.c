@@ -25,6 +25,7 @@
 #include "attention_tiles.h"
 
 enum { ROWS = 128 };            /* of a block, as far as a token's heads allow */
+enum { FEW = 32 };             /* rows whose scores, queries and sums leave room in the L1 cache */
 enum { TRANSPOSED = 16 };      /* rows of several tokens from which copying a chunk pays off */
 enum { CONVERTED = 16 };       /* rows from which converting a cold chunk once pays off */
 enum { PARALLEL = 16 * 1024 }; /* floats from which threads pay for their start */
@@ -61,15 +62,26 @@ INLINE i64 within(i64 position, i64 first) {
     return j < 0 ? 0 : j > CHUNK ? CHUNK : j;
 }
 
-/* Sets which keys of the chunk each row sees in cold pages, or in hot ones. Returns whether any row sees any, and which. */
+/* Finds which keys of the chunk a position sees in cold pages, or in hot ones. */
+static void range_of(const Attention *a, i64 s, i64 position, i64 first, int cold, i64 *begin, i64 *end) {
+    const Extent seen = extent_of(a, s, position);
+    const i64 border = within(seen.cold, first);
+    *begin = within(seen.begin, first), *end = within(seen.end, first);
+    if (cold) *end = *end < border ? *end : border;
+    else *begin = *begin > border ? *begin : border;
+}
+
+/* Sets them for each row. Returns whether any row sees any, and which. Neither end decreases from one position to the next, so
+   what is equal for the first and the last is equal for all. */
 static int set_ranges(const Attention *a, const Block *b, const Task *task, i64 position, i64 first, int cold, i64 *from, i64 *to) {
-    const i64 R = task->count * a->G;
-    for (i64 t = 0; t < task->count; t++) {
-        Extent seen = extent_of(a, task->sequence, position + t);
-        i64 begin = within(seen.begin, first), border = within(seen.cold, first), end = within(seen.end, first);
-        if (cold) end = end < border ? end : border;
-        else begin = begin > border ? begin : border;
-        for (i64 r = t * a->G; r < (t + 1) * a->G; r++) b->begin_R[r] = begin, b->end_R[r] = end;
+    const i64 R = task->count * a->G, last = position + task->count - 1;
+    i64 begin, end, last_begin, last_end;
+    range_of(a, task->sequence, position, first, cold, &begin, &end);
+    range_of(a, task->sequence, last, first, cold, &last_begin, &last_end);
+    const int same = begin == last_begin && end == last_end;
+    for (i64 r = 0; r < R; r++) {
+        if (!same && r % a->G == 0) range_of(a, task->sequence, position + r / a->G, first, cold, &begin, &end);
+        b->begin_R[r] = begin, b->end_R[r] = end;
     }
     union_of(b, 0, R, from, to);
     return *from < *to;
@@ -112,10 +124,10 @@ static void end_row(const Attention *a, const Task *task, i64 k, i64 r, Sums who
         a->lse_TH[row * a->K * G + head] = seen.begin < seen.end ? whole.greatest_R[r] + logf(total) : -INFINITY;
 }
 
-/* Scores become weights. */
-static void soften_chunk(const Attention *a, const Block *b, i64 R, i64 k, i64 first, i64 W) {
-    for (i64 r = 0; r < R && (a->cap > 0 || a->bias_HP != NULL); r++) adjust_scores(a, b, r, k * a->G + r % a->G, first);
-    for (i64 r = 0; r < R;) {
+/* Scores of rows r to R - 1 become weights. */
+static void soften_chunk(const Attention *a, const Block *b, i64 r, i64 R, i64 k, i64 first, i64 W) {
+    for (i64 n = r; n < R && (a->cap > 0 || a->bias_HP != NULL); n++) adjust_scores(a, b, n, k * a->G + n % a->G, first);
+    while (r < R) {
         int whole = 1, some = r + LANES <= R;
         for (i64 n = r; some && n < r + LANES; n++)
             whole &= b->begin_R[n] == 0 && b->end_R[n] == CHUNK, some &= b->end_R[n] > b->begin_R[n];
@@ -125,19 +137,32 @@ static void soften_chunk(const Attention *a, const Block *b, i64 R, i64 k, i64 f
     }
 }
 
+/* Many rows: a few after the others, whose scores and sums stay in the L1 cache beside the keys and values, which are copied there. */
+static void attend_many(const Attention *a, Block *b, i64 R, i64 k, i64 first, i64 from, i64 to, i64 W) {
+    copy_tiles(a, b, from, to, W, a->half != 0);
+    for (i64 r = 0, end; r < R; r = end) {
+        end = least_of(r + FEW, R);
+        score_tiles(a, b, r, end, W);
+        soften_chunk(a, b, r, end, k, first, W);
+        add_chunk(b, r, end, W, FLOAT);
+    }
+}
+
 /* `R` rows of a task; `last` is the position after the last key that will be read, to which the next ones are prefetched. */
 static void attend_hot(const Attention *a, Block *b, const Task *task, i64 R, i64 k, i64 first, i64 from, i64 to, i64 last, i64 W) {
     const i64 s = task->sequence, item_bytes = a->half ? 2 : 4;
-    const int many = task->count > 1 && R >= TRANSPOSED, copied = many || W > a->D, half = a->half && !copied;
+    const int copied = W > a->D, half = a->half && !copied;
     find_keys(a, b, s, k, first, from, to, item_bytes);
-    if (many) copy_tiles(a, b, from, to, W, a->half != 0);
-    else if (copied) copy_keys(a, b, from, to, W, a->half != 0);
     prefetch_keys(a, b, s, k, first + CHUNK, last, item_bytes);
-    if (many) score_tiles(a, b, R, W);
-    else if (half) score_hot(a, b, R, W, 1);
+    if (task->count > 1 && R >= TRANSPOSED) {
+        attend_many(a, b, R, k, first, from, to, W);
+        return;
+    }
+    if (copied) copy_keys(a, b, from, to, W, a->half != 0);
+    if (half) score_hot(a, b, R, W, 1);
     else score_hot(a, b, R, W, 0);
-    soften_chunk(a, b, R, k, first, W);
-    add_chunk(b, R, W, half ? HALF : FLOAT);
+    soften_chunk(a, b, 0, R, k, first, W);
+    add_chunk(b, 0, R, W, half ? HALF : FLOAT);
 }
 
 static void attend_cold(const Attention *a, Block *b, const Task *task, i64 k, i64 first, i64 from, i64 to, i64 W) {
@@ -146,9 +171,9 @@ static void attend_cold(const Attention *a, Block *b, const Task *task, i64 k, i
     find_pages(a, b, task->sequence, k, first, from, to, W);
     if (converted) copy_pages(a, b, from, to, W);
     score_cold(a, b, R, W, converted ? FLOAT : (int)a->key_kind);
-    soften_chunk(a, b, R, k, first, W);
+    soften_chunk(a, b, 0, R, k, first, W);
     for (i64 r = 0; r < R; r++) scale_weights(b, r);
-    add_chunk(b, R, W, converted ? FLOAT : (int)a->value_kind);
+    add_chunk(b, 0, R, W, converted ? FLOAT : (int)a->value_kind);
 }
 
 /* Computes the bounds of pages `begin` to `end` - 1 for rows that choose. */

@@ -184,8 +184,7 @@ INLINE void add_rows(const Block *b, i64 r, i64 W, const int rows, const int kin
     for (; d < W; d += LANES) add_columns(b, r, d, W, rows, 1, kind);
 }
 
-INLINE void add_kind(const Block *b, i64 R, i64 W, const int kind) {
-    i64 r = 0;
+INLINE void add_kind(const Block *b, i64 r, i64 R, i64 W, const int kind) {
     if (LANES == 16 && W == 3 * LANES)
         for (; r + 8 <= R; r += 8) add_rows(b, r, W, 8, kind);
     for (; r + 4 <= R; r += 4) add_rows(b, r, W, 4, kind);
@@ -193,13 +192,13 @@ INLINE void add_kind(const Block *b, i64 R, i64 W, const int kind) {
     for (; r < R; r++) add_rows(b, r, W, 1, kind);
 }
 
-/* Adds the weighted values of the chunk to the sums of all rows. */
-static void add_chunk(const Block *b, i64 R, i64 W, int kind) {
+/* Adds the weighted values of the chunk to the sums of rows r to R - 1. */
+static void add_chunk(const Block *b, i64 r, i64 R, i64 W, int kind) {
     switch (kind) {
-    case FLOAT: add_kind(b, R, W, FLOAT); break;
-    case HALF: add_kind(b, R, W, HALF); break;
-    case FP8: add_kind(b, R, W, FP8); break;
-    default: add_kind(b, R, W, INT8);
+    case FLOAT: add_kind(b, r, R, W, FLOAT); break;
+    case HALF: add_kind(b, r, R, W, HALF); break;
+    case FP8: add_kind(b, r, R, W, FP8); break;
+    default: add_kind(b, r, R, W, INT8);
     }
 }
 

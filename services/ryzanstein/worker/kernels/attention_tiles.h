@@ -8,7 +8,7 @@
 
 #include "attention_hot.h"
 
-enum { TILE_QUERIES = 4 };
+enum { TILE_QUERIES = LANES == 16 ? 8 : 4 };
 enum { LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 }; /* of the tree of chains */
 
 #if LANES == 16
@@ -71,16 +71,6 @@ INLINE void copy_tiles(const Attention *a, Block *b, i64 from, i64 count, i64 W,
     }
 }
 
-/* Sums what lane `l` of a score's vector sums, of `rows` rows and a vector of keys. */
-INLINE void sum_chain(const float *q, const float *keys, i64 l, i64 W, const int rows, Lanes *sum) {
-    for (int i = 0; i < rows; i++) sum[i] = (Lanes){0};
-    for (i64 d = l; d < W; d += LANES) {
-        const Lanes key = load(keys + d * CHUNK);
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) sum[i] = fused(all(q[i * W + d]), key, sum[i]);
-    }
-}
-
 /* The number with its lowest LEVELS bits reversed. */
 INLINE int reversed(const int n) {
     int found = 0;
@@ -91,16 +81,27 @@ INLINE int reversed(const int n) {
 /* Scores of `rows` rows from r on with a vector of keys from j on. Two sums of the tree are added as soon as both are there, so that
    few wait in registers. */
 INLINE void score_outer(const Attention *a, const Block *b, i64 j, i64 r, i64 W, const int rows) {
-    Lanes waiting[LEVELS][TILE_QUERIES], sum[TILE_QUERIES];
+    const float *q = b->q_RW + r * W, *keys = b->keys_JW + j;
+    Lanes waiting[LEVELS + 1][TILE_QUERIES];
 #pragma GCC unroll 16
     for (int n = 0; n < LANES; n++) {
-        sum_chain(b->q_RW + r * W, b->keys_JW + j, reversed(n), W, rows, sum);
+        Lanes sum[TILE_QUERIES];
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) sum[i] = (Lanes){0};
+        for (i64 d = reversed(n); d < W; d += LANES) {
+            const Lanes key = load(keys + d * CHUNK);
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; i++) sum[i] = fused(all(q[i * W + d]), key, sum[i]);
+        }
         const int pairs = __builtin_ctz(~n);
-        for (int level = 0; level < pairs && level < LEVELS; level++)
-            for (int i = 0; i < rows; i++) sum[i] += waiting[level][i];
-        for (int i = 0; pairs < LEVELS && i < rows; i++) waiting[pairs][i] = sum[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            for (int level = 0; level < pairs; level++) sum[i] += waiting[level][i];
+            waiting[pairs][i] = sum[i];
+        }
     }
-    for (int i = 0; i < rows; i++) store(b->scores_RJ + (r + i) * CHUNK + j, sum[i] * a->scale);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) store(b->scores_RJ + (r + i) * CHUNK + j, waiting[LEVELS][i] * a->scale);
 }
 
 INLINE void score_outer_rows(const Attention *a, const Block *b, i64 r, i64 W, const int rows) {
@@ -109,9 +110,10 @@ INLINE void score_outer_rows(const Attention *a, const Block *b, i64 r, i64 W, c
     for (i64 j = begin / LANES * LANES; j < end; j += LANES) score_outer(a, b, j, r, W, rows);
 }
 
-static void score_tiles(const Attention *a, const Block *b, i64 R, i64 W) {
-    i64 r = 0;
+/* Scores of rows r to R - 1. Where it is inlined GCC spills the sums. */
+static __attribute__((noinline)) void score_tiles(const Attention *a, const Block *b, i64 r, i64 R, i64 W) {
     for (; r + TILE_QUERIES <= R; r += TILE_QUERIES) score_outer_rows(a, b, r, W, TILE_QUERIES);
+    for (; r + 4 <= R; r += 4) score_outer_rows(a, b, r, W, 4);
     for (; r < R; r++) score_outer_rows(a, b, r, W, 1);
 }
 
