@@ -32,13 +32,14 @@ from ryzanstein.worker.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
-from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import GroupReader, InputBuilder
+from ryzanstein.worker.model.inputs.decoding import decode_steps
+from ryzanstein.worker.model.inputs.for_torch.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.for_torch.masks import ScoreMasks
+from ryzanstein.worker.model.inputs.for_torch.torch_reader import fastest_view
 from ryzanstein.worker.model.inputs.layout import CacheLayout
-from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.paged import PagedSegments
 from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers, with_taps
-from ryzanstein.worker.model.inputs.torch_reader import fastest_view
 from ryzanstein.worker.model.plain_plans import PlainPlans
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.products.formats import WeightFormat
@@ -85,7 +86,9 @@ class LoadedModel:
         """Returns what makes tensors of plans for this decoder and this cache."""
         layout = CacheLayout(self.cache.num_blocks, options.block_size, options.torch_device)
         staging = None if isinstance(self.cache, ZonedCache) else _staging(self.cache)
-        return InputBuilder(layout, self.size.extents, self._readers(layout, staging, tp, options), staging, self.states)
+        readers = self._readers(layout, staging, tp, options)
+        decoding = decode_steps(readers, self.size.extents) if self.states is None else None
+        return InputBuilder(layout, self.size.extents, readers, staging, self.states, decoding)
 
     def _readers(
         self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
