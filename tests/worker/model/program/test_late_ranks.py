@@ -1,8 +1,7 @@
 """Steps in C of several ranks, each with several threads, one of which comes late: longer than one call waits."""
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import addressof
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.model.program.conftest import Groups
 from tests.worker.model.program.test_program import OPTIONS
 
 import ryzanstein.worker.collectives.shm
-from ryzanstein.worker.collectives import NoProgress
 from ryzanstein.worker.collectives.meeting import AGAIN
 from ryzanstein.worker.collectives.parallel import TensorParallel
-from ryzanstein.worker.collectives.segment import segment_bytes
 from ryzanstein.worker.collectives.shm import ShmCollectives
-from ryzanstein.worker.collectives.waiting import WaitPolicy
 from ryzanstein.worker.kernels.functions.steps.program import (
     REDUCE,
     OpStruct,
@@ -33,27 +30,6 @@ LATE_S = 0.12
 NUM_THREADS = 3
 SIZES = (7, 2048, 20_000, 262_145, 5)
 """Numbers of a sum: in one part, in one for each rank where there are three, and in several chunks."""
-
-Groups = Callable[[int], list[ShmCollectives]]
-
-
-@pytest.fixture
-def groups(kernels: NativeKernels) -> Iterator[Groups]:
-    """The collectives of so many ranks, which are threads of this process."""
-    opened: list[int] = []
-
-    def open_groups(size: int) -> list[ShmCollectives]:
-        fd = os.memfd_create("segment")
-        opened.append(fd)
-        os.ftruncate(fd, segment_bytes(size))
-        found = [ShmCollectives(fd, rank, size, NoProgress(), WaitPolicy(deadline_s=60.0)) for rank in range(size)]
-        for group in found:
-            group.use(kernels.meeting)
-        return found
-
-    yield open_groups
-    for fd in opened:
-        os.close(fd)
 
 
 class Late:
