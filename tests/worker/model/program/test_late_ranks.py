@@ -1,5 +1,6 @@
 """Steps in C of several ranks, each with several threads, one of which comes late: longer than one call waits."""
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from tests.worker.model.program.conftest import Groups
 from tests.worker.model.program.test_program import OPTIONS
 
 import ryzanstein.worker.collectives.shm
+from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.meeting import AGAIN
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.collectives.shm import ShmCollectives
@@ -25,6 +27,7 @@ from ryzanstein.worker.kernels.functions.steps.program import (
 )
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.runner import ModelRunner
+from ryzanstein.worker.ranks.health.board import Board, RankBoard, board_bytes
 
 LATE_S = 0.12
 NUM_THREADS = 3
@@ -168,3 +171,28 @@ def test_a_model_computes_the_same_where_a_rank_was_late(
         for found in (_logits(native, 3), _logits(late, 3)):
             assert all(map(torch.equal, found, expected))
     assert functions[0].repeated > 3
+
+
+def test_the_board_shows_where_a_rank_is_that_has_no_other(
+    model_dirs: Callable[[str], Path], runner: Callable[..., ModelRunner]
+) -> None:
+    fd = os.memfd_create("board")
+    os.ftruncate(fd, board_bytes(1))
+    rank, board = RankBoard(fd, 1, 0), Board(fd, 1)
+    loaded = runner(model_dirs("llama"), TensorParallel(0, 1, LocalCollectives(rank.address)), **OPTIONS)
+    plan = loaded.plans.plan([5] * 64, [64], [0], [range(16)], [0])
+    expected = {f"layer {layer}, {place}" for layer in range(3) for place in ("qkv", "attention", "o", "gate-up", "down")}
+    seen: set[str] = set()
+    with ThreadPoolExecutor(1) as pool:
+        deadline = time.monotonic() + 10
+        while len(seen & expected) < 4 and time.monotonic() < deadline:
+            step = pool.submit(loaded.hidden_logits, plan)
+            while not step.done():
+                seen.add(board.read()[0].place)
+                time.sleep(0.0002)  # the core may be the same
+            assert board.read()[0].place == ""
+    assert len(seen & expected) >= 4
+    assert seen <= expected | {""}
+    board.close()
+    rank.close()
+    os.close(fd)
