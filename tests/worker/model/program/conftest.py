@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ryzanstein.worker.collectives import NoProgress
 from ryzanstein.worker.collectives.segment import segment_bytes
 from ryzanstein.worker.collectives.shm import ShmCollectives
 from ryzanstein.worker.collectives.waiting import WaitPolicy
 from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.ranks.health.board import RankBoard, board_bytes
 
 Groups = Callable[[int], list[ShmCollectives]]
 
@@ -20,10 +20,13 @@ def groups(kernels: NativeKernels) -> Iterator[Groups]:
     opened: list[int] = []
 
     def open_groups(size: int) -> list[ShmCollectives]:
-        fd = os.memfd_create("segment")
-        opened.append(fd)
-        os.ftruncate(fd, segment_bytes(size))
-        found = [ShmCollectives(fd, rank, size, NoProgress(), WaitPolicy(deadline_s=60.0)) for rank in range(size)]
+        segment_fd, board_fd = os.memfd_create("segment"), os.memfd_create("board")
+        opened.extend((segment_fd, board_fd))
+        os.ftruncate(segment_fd, segment_bytes(size))
+        os.ftruncate(board_fd, board_bytes(size))
+        boards = [RankBoard(board_fd, size, rank) for rank in range(size)]
+        patience = WaitPolicy(deadline_s=20.0)
+        found = [ShmCollectives(segment_fd, rank, size, board, patience) for rank, board in enumerate(boards)]
         for group in found:
             group.use(kernels.meeting)
         return found

@@ -25,6 +25,7 @@ PAGES = 4  # of each sequence
 SIZES = (1, 64, 1, 65, 2, 64, 66, 1, 33)
 MANY = {"num_blocks": SEQUENCES * PAGES, "block_size": 4, "max_tokens_per_step": 80, "max_sequences": 80, "kernels": "native"}
 ADDRESSES = ("weight", "scale", "bias", "norm", "query_norm", "key_norm", "pages", "cold", "sinks")
+BOARD_PLACE = 21  # of meeting.h
 GREEDY = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
 
 
@@ -119,6 +120,7 @@ def _execute(runners: list[ModelRunner], plan: StepPlan) -> list[list[SampledTok
         try:
             return runner.execute(plan, [] if runner._tp.rank else [GREEDY] * len(plan.sampled))
         except (OutOfMemory, PeerGaveUp) as error:
+            assert runner._tp.collectives._progress._words[BOARD_PLACE] == 0, "it computes no layer any more"
             runner.rejoin()
             return error
 
