@@ -266,7 +266,9 @@ int run_step(Program *program, const Step *step, i64 first, i64 last, int again)
             if (status != MEETING_OK && omp_get_thread_num() == 0) failed = status, program->reached = n;
         }
     }
-    if (program->meeting != NULL && failed == MEETING_OK) meeting_at(program->meeting, BOARD_NO_LAYER, PLACE_NONE);
+    /* A rank that waits in vain shows where. One that leaves the step does something else next. */
+    if (program->meeting != NULL && (failed == MEETING_OK || failed == MEETING_GAVE_UP))
+        meeting_at(program->meeting, BOARD_NO_LAYER, PLACE_NONE);
     return failed;
 }
 

@@ -41,6 +41,7 @@ from ryzanstein.worker.model.inputs.layout import CacheLayout
 from ryzanstein.worker.model.inputs.paged import PagedSegments
 from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers, with_taps
 from ryzanstein.worker.model.plain_plans import PlainPlans
+from ryzanstein.worker.model.program.sizes import program_bytes
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.products.formats import WeightFormat
 from ryzanstein.worker.refusal import CheckpointError, ModelRefused
@@ -232,7 +233,9 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
         for place in (tp, tp.widest)
     )
     size = cache_size(spec, tp, _request(options, widest))
-    _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
+    in_c = kernels.native is not None and options.step == "auto"
+    steps_bytes = program_bytes(spec, tp.size) if in_c else 0
+    _check_memory(model_dir, tp, options, {"weights": weights.nbytes, "steps in C": steps_bytes, "the KV cache": size.nbytes})
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
     content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
     needed = (weights.nbytes, weights.read_bytes, size)
@@ -307,12 +310,13 @@ def _staging(cache: KVCache) -> Staging | None:
     return Staging(cache.num_slots + 1, cache.num_staging, cache.block_size) if cache.num_staging else None
 
 
-def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:
+def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, needs: Mapping[str, int]) -> None:
     """Raises CheckpointError if memory is short. Ranks on a CPU share it; each GPU has its own."""
     num_sharing = tp.size if options.torch_device.type == "cpu" else 1
-    needed, available = (weight_bytes + kv_bytes) * num_sharing, available_bytes(options.torch_device)
+    needed, available = sum(needs.values()) * num_sharing, available_bytes(options.torch_device)
     if needed > available:
+        parts = ", ".join(f"{nbytes * num_sharing} for {name}" for name, nbytes in needs.items() if nbytes)
         raise CheckpointError(
-            f"{model_dir}: {num_sharing} ranks here need {weight_bytes * num_sharing} bytes for weights and "
-            f"{kv_bytes * num_sharing} for the KV cache, {available} bytes are free on {options.device}"
+            f"{model_dir}: {num_sharing} ranks here need {needed} bytes ({parts}), "
+            f"{available} bytes are free on {options.device}"
         )

@@ -202,9 +202,9 @@ def test_more_logits_than_are_kept(
 ) -> None:
     """Steps that want more rows of logits than the program has room for end in Python."""
     python = runner(model_dirs("llama"), **OPTIONS, step="python")
-    monkeypatch.setattr(ends, "_MOST_LOGITS", 2 * python.vocab_size)
+    monkeypatch.setattr(ends, "MOST_LOGITS", 2 * python.vocab_size)
     native = runner(model_dirs("llama"), **OPTIONS, step="auto")
-    monkeypatch.setattr(ends, "_MOST_LOGITS", python.vocab_size - 1)
+    monkeypatch.setattr(ends, "MOST_LOGITS", python.vocab_size - 1)
     none = runner(model_dirs("llama"), **OPTIONS, step="auto")
     for count, goals in ((2, 3), (3, 1)):
         plan = python.plans.plan([5, 6, 7][:count], [1] * count, [0] * count, [[0], [1], [2]][:count], list(range(count)))

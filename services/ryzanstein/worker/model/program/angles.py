@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.functions.steps.program import AnglesStruct
-from ryzanstein.worker.model.program.ops import MOST_ROWS
+from ryzanstein.worker.model.program.sizes import MOST_ROWS
 
 
 class StepAngles:

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.steps.program import ANGLES, EMBED, GREATEST, HEAD
-from ryzanstein.worker.model.program.ops import MOST_ROWS, NotNative, Ops, RowNorm
+from ryzanstein.worker.model.program.ops import NotNative, Ops, RowNorm
+from ryzanstein.worker.model.program.sizes import MOST_LOGITS, MOST_ROWS
 from ryzanstein.worker.products.native import NativeWeight
-
-_MOST_LOGITS = 4 * 2**20
-"""Of all rows. With more of them, what Python costs is nothing beside the product."""
 
 
 def emit_rows(ops: Ops, weight: NativeWeight, out: int, *, first: int, num_valid: int) -> None:
@@ -35,7 +33,7 @@ def emit_logits(ops: Ops, weights: Sequence[NativeWeight], source: int, norm: Ro
     if not weights:
         raise NotNative("the head is a product of another kernel")
     width = sum(weight.shape[0] for weight in weights)
-    ops.most_wanted = min(MOST_ROWS, _MOST_LOGITS // width)
+    ops.most_wanted = min(MOST_ROWS, MOST_LOGITS // width)
     if not ops.most_wanted:
         raise NotNative("too many logits")
     ops.layer, ops.place = -1, "head"

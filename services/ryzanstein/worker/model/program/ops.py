@@ -22,10 +22,9 @@ from ryzanstein.worker.collectives.parallel import HeadShare
 from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS, Angles
 from ryzanstein.worker.kernels.functions.steps.program import ACTIVATE, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
 from ryzanstein.worker.model.inputs.step import StepInputs
+from ryzanstein.worker.model.program.sizes import MOST_ROWS
 from ryzanstein.worker.products.native import NativeWeight
 
-MOST_ROWS = 64
-"""The most rows of a step that a program runs. In larger steps arithmetic takes nearly all of the time."""
 _NONE = -1
 _MOST_GROUPS = 64  # of step.c
 _PLACES = {

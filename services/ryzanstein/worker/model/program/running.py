@@ -30,7 +30,8 @@ from ryzanstein.worker.kernels.functions.steps.program import (
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
 from ryzanstein.worker.model.program.angles import StepAngles
-from ryzanstein.worker.model.program.ops import MOST_ROWS, AllReduce, Call, Goal, Item, Ops, Shape, StepContext, row_bytes
+from ryzanstein.worker.model.program.ops import AllReduce, Call, Goal, Item, Ops, Shape, StepContext, row_bytes
+from ryzanstein.worker.model.program.sizes import MOST_ROWS
 
 _FIRST_BYTES = 256 * 1024
 _GROWTH = 1.5
