@@ -23,10 +23,10 @@ MINUTES ?= 10
 RESULT ?= lab/benchmarks/results/$(shell uname -n).json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup dev parts run test test-long test-all test-machines test-engines gpu coverage test-lab up bench chaos lint types audit protos manifests clean
+.PHONY: help setup dev parts run test test-long test-all test-machines test-engines test-sanitizers gpu coverage test-lab up bench chaos lint types audit protos manifests clean
 
 help: ## Print the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.run ## Create the virtual environment, the stubs and, once a machine, the kernels
 	@$(BIN)/python -P -m ryzanstein.worker.kernels --quiet || true
@@ -55,6 +55,9 @@ test-machines: dev ## Try `run` and `up` on machines that a newcomer may have, a
 test-engines: dev ## Nodes beside a real vLLM, on CPUs (3.5 GB to fetch once, 10 to 20 minutes)
 	PYTHON=$(PYTHON) bash .ci/parts vllm
 	$(BIN)/python -m pytest tests/worker/engines/real_vllm --timeout 600
+
+test-sanitizers: dev ## Tests of the kernels and of steps in C under the sanitizers of addresses and of undefined behaviour (GCC, 10 minutes)
+	bash .ci/sanitizers
 
 gpu: ## Whatever needs a GPU, on a machine that has one
 	PYTHON=$(PYTHON) bash .ci/gpu

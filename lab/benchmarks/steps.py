@@ -16,22 +16,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from ryzanstein.generation.request import SamplingParams
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
-from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 from ryzanstein.worker.model.runner import ModelRunner
 from ryzanstein.worker.settings.options import RunnerOptions
 
 CONTEXT, BLOCK = 100, 16
+ROW = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
 PATHS = ("python", "auto")
 
 
 def runner(arguments: argparse.Namespace, step: str, most: int) -> ModelRunner:
-    """Returns a loaded model. Its rows are rank 0's, but nothing is sampled by them: steps are greedy."""
+    """Returns a loaded model."""
     options = RunnerOptions(
         step=step,  # type: ignore[arg-type]
         num_blocks=(CONTEXT // BLOCK + 2) * most,
@@ -42,18 +43,19 @@ def runner(arguments: argparse.Namespace, step: str, most: int) -> ModelRunner:
     return ModelRunner.load(Path(arguments.model), TensorParallel(0, 1, LocalCollectives()), options)
 
 
-def decode_plan(model: ModelRunner, batch: int) -> StepPlan:
+def decode_plans(model: ModelRunner, batch: int) -> list[StepPlan]:
+    """Returns steps that follow each other, as those of an answer do, up to the end of a page."""
     pages = CONTEXT // BLOCK + 1
     tables = [range(s * pages, (s + 1) * pages) for s in range(batch)]
-    return model.plans.plan([1] * batch, [1] * batch, [CONTEXT] * batch, tables, list(range(batch)))
+    contexts = range((pages - 1) * BLOCK, pages * BLOCK)
+    return [model.plans.plan([1] * batch, [1] * batch, [context] * batch, tables, list(range(batch))) for context in contexts]
 
 
-def timed_ms(model: ModelRunner, plan: StepPlan, steps: int) -> list[float]:
+def timed_ms(model: ModelRunner, plans: Sequence[StepPlan], steps: int) -> list[float]:
     found = []
-    for _ in range(steps):
+    for step in range(steps):
         begun = time.perf_counter()
-        with torch.inference_mode():
-            model._execute(plan, [], None)
+        model.execute(plans[step % BLOCK], [ROW] * len(plans[0].sampled))
         found.append((time.perf_counter() - begun) * 1e3)
     return found
 
@@ -77,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> None:
             times: dict[str, list[float]] = {path: [] for path in PATHS}
             for _ in range(arguments.rounds):
                 for path, model in models.items():
-                    times[path] += timed_ms(model, decode_plan(model, batch), arguments.steps)
+                    times[path] += timed_ms(model, decode_plans(model, batch), arguments.steps)
             middle = [statistics.median(times[path]) for path in PATHS]
             high = [statistics.quantiles(times[path], n=10)[-1] for path in PATHS]
             cells = [f"{middle[0]:.3f}", f"{high[0]:.3f}", f"{middle[1]:.3f}", f"{high[1]:.3f}"]

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -44,7 +46,10 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
     await link.wait(handle, lambda s: len(s.tokens()) > 10)
     beats = len(link.beats)
     began = time.monotonic()
-    os.kill(before.ranks[rank].pid, number)
+    if number == signal.SIGSTOP:
+        began = await _stop_in_a_layer(stub, before.ranks[rank])
+    else:
+        os.kill(before.ranks[rank].pid, number)
     stream = await link.wait(handle, lambda s: s.failed is not None)
     detected_s = time.monotonic() - began
     assert (stream.failed.code, stream.failed.reason) == (Code.UNAVAILABLE, reason)
@@ -72,6 +77,36 @@ async def test_a_lost_rank_fails_its_generations_by_name_and_the_node_serves_aga
         autopsies = (await DebugServiceStub(channel).DumpStacks(debug_pb2.DumpStacksRequest(), timeout=10)).autopsies
     assert len(autopsies) <= 5
     assert (autopsies[-1].loss.rank, autopsies[-1].loss.cause, len(autopsies[-1].ranks)) == (rank, reason, 2)
+    if number == signal.SIGSTOP:
+        _check_places(stream.failed.message, autopsies[-1].ranks)
+
+
+LAYER = r"layer [0-3], (qkv|attention|o|gate-up|down)"
+
+
+async def _stop_in_a_layer(stub, rank: pb.RankStatus) -> float:
+    """Stops a rank while its step in C computes a layer, and another rank waits for it in one. Returns when."""
+    draw = random.Random(7)
+    for _ in range(200):
+        stopped_at = time.monotonic()
+        os.kill(rank.pid, signal.SIGSTOP)
+        for _ in range(3):
+            phases = [status.phase for status in (await stub.GetStatus(pb.GetStatusRequest())).ranks]
+            if "layer" in phases[rank.rank] and phases[1 - rank.rank].startswith("all_reduce, layer"):
+                return stopped_at
+        os.kill(rank.pid, signal.SIGCONT)
+        await asyncio.sleep(draw.uniform(0.001, 0.005))
+    raise AssertionError(f"never within a layer: {phases}")
+
+
+def _check_places(message: str, ranks: Sequence[str]) -> None:
+    """Checks that the loss and its autopsy name the ranks' collectives, layers and products."""
+    stopped = re.search(rf"^rank 1 has not moved for .* s \((?P<at>\w+, {LAYER}), collective (?P<number>\d+)\); ", message)
+    waits = re.search(rf"; rank 0 waits in (?P<at>all_reduce, {LAYER}) \(collective (?P<number>\d+)\)$", message)
+    assert stopped, message
+    assert waits, message
+    for found, text in zip((waits, stopped), ranks, strict=True):
+        assert f", {found['at']}, collective {found['number']}, still for " in text
 
 
 def _check_evidence(events: list[dict], loss: pb.RankLoss, number: signal.Signals) -> None:

@@ -34,6 +34,7 @@ from ryzanstein.worker.checkpoints.tensor_files import read_tensor_files
 from ryzanstein.worker.checkpoints.weight_files import weight_files
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.config import WorkerSettings
+from ryzanstein.worker.model.program.sizes import program_bytes
 from ryzanstein.worker.model.sparse_layers import sparsified
 from ryzanstein.worker.refusal import ModelRefused, UnevenSplit
 from ryzanstein.worker.settings.quantization import Format
@@ -302,7 +303,13 @@ class MemoryNeed:
         largest = max((math.prod(entry.shape) for entry in self.entries.values()), default=0)
         reordered = 2 * largest * self._item_bytes if self._item_bytes == 2 and not self.on_gpu else 0
         copied = settings.max_sequences * GPU_VIEW_BYTES if self.on_gpu else 0
-        return settings.tp * (states + copied) + logits + reordered
+        return settings.tp * (states + copied + self._program_bytes()) + logits + reordered
+
+    def _program_bytes(self) -> int:
+        """Returns what a rank keeps for steps in C."""
+        settings = self.settings
+        in_c = self._in_float32 and settings.kernels != "torch" and settings.step == "auto"
+        return program_bytes(self.spec, settings.tp) if in_c else 0
 
 
 def _gguf(path: Path) -> tuple[DecoderSpec, Mapping[str, TensorEntry]]:

@@ -160,6 +160,7 @@ def test_too_little_memory_is_reported_in_numbers(model_dir: Path, refusal: Call
     message = refusal(model_dir, num_blocks=10**12)
     assert str(10**12 * 4 * 2 * 2 * 4 * 8 * 4) in message
     assert "bytes are free on cpu" in message
+    assert " for steps in C, " in message
 
 
 def test_a_budget_below_one_block_is_reported_in_numbers(model_dir: Path, refusal: Callable[..., str]) -> None:

@@ -1,8 +1,10 @@
-"""Collectives of a single rank: there is nothing to exchange or to report."""
+"""Collectives of a single rank: there is nothing to exchange."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from ryzanstein.worker.collectives.meeting import Meeting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class LocalCollectives:
-    """A group of one rank."""
+    """A group of one rank. `board`: where C code reports what a step computes, see `CollectiveProgress.address`."""
 
-    meeting = None
+    def __init__(self, board: int | None = None) -> None:
+        self.meeting = None if board is None else Meeting(board=board, size=1)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

@@ -41,7 +41,7 @@ def open_collectives(
     """
     patience = patience or WaitPolicy()
     if size == 1:
-        return LocalCollectives()
+        return LocalCollectives(progress.address)
     if address.backend == "shm":
         from ryzanstein.worker.collectives.shm import ShmCollectives
 

@@ -6,6 +6,7 @@
 
 #include "block_types.h"
 #include "panels.h"
+#include "team.h"
 
 enum { PARALLEL = 128 * 1024 }; /* numbers from which threads pay for their start */
 enum { MOST_PARTS = 8 };        /* of a block */
@@ -96,23 +97,24 @@ static void write_numbers(const PanelPart *w, i64 lane, float *out, const Format
     }
 }
 
-/* The numbers of some outputs' weights, with the bits that ggml computes. An index that no output has gives zeros. */
-void blocks_rows(const uint8_t *packed, const i64 *index_T, float *out_TI, i64 T, i64 I, i64 O, int type) {
+/* The numbers of an output's weights, with the bits that ggml computes. */
+void blocks_row(const uint8_t *packed, i64 o, float *out, i64 I, int type) {
     const Format f = format_by_id(type);
     const i64 blocks = I / PART / f.parts;
+    const Panel panel = panel_at(packed, o / LANES, blocks, f);
+    for (i64 block = 0; block < blocks; block++) {
+        PanelPart parts[MOST_PARTS];
+        unpack_by_id(parts, panel, block, type);
+        for (int part = 0; part < f.parts; part++, out += PART) write_numbers(parts + part, o % LANES, out, f);
+    }
+}
+
+/* Those of some outputs. An index that no output has gives zeros. */
+void blocks_rows(const uint8_t *packed, const i64 *index_T, float *out_TI, i64 T, i64 I, i64 O, int type) {
 #pragma omp parallel for schedule(static) if (T * I >= PARALLEL / LANES)
     for (i64 t = 0; t < T; t++) {
-        float *out = out_TI + t * I;
-        i64 o = index_T[t];
-        if (o < 0 || o >= O) {
-            memset(out, 0, (size_t)I * sizeof(float));
-            continue;
-        }
-        const Panel panel = panel_at(packed, o / LANES, blocks, f);
-        for (i64 block = 0; block < blocks; block++) {
-            PanelPart parts[MOST_PARTS];
-            unpack_by_id(parts, panel, block, type);
-            for (int part = 0; part < f.parts; part++, out += PART) write_numbers(parts + part, o % LANES, out, f);
-        }
+        const i64 o = index_T[t];
+        if (o >= 0 && o < O) blocks_row(packed, o, out_TI + t * I, I, type);
+        else memset(out_TI + t * I, 0, (size_t)I * sizeof(float));
     }
 }

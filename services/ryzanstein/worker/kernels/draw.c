@@ -10,7 +10,7 @@
 #include <float.h>
 #include <stdlib.h>
 
-#include "lanes.h"
+#include "team.h"
 
 enum {
     CHUNK = 512,          /* tokens whose buckets are found at once */
@@ -56,23 +56,24 @@ static float greatest_of(const float *x, i64 count) {
     return invalid ? NAN : best;
 }
 
-/* Finds the greatest logit of each row and the lowest token that has it; NaN and 0 if the row has a NaN. */
+/* Finds the greatest logit of a row and the lowest token that has it; NaN and 0 if the row has a NaN. */
+void greatest_row(const float *x, i64 V, float *best_logit, i64 *best_token) {
+    float best = -INFINITY;
+    i64 token = 0;
+    for (i64 begin = 0; begin < V && best == best; begin += CHUNK) {
+        float found = greatest_of(x + begin, smaller(CHUNK, V - begin));
+        if (found <= best) continue;
+        best = found;
+        token = begin;
+    }
+    while (best == best && x[token] != best) token++;
+    *best_logit = best;
+    *best_token = best == best ? token : 0;
+}
+
 void greatest(const float *logits_SV, float *best_S, i64 *token_S, i64 S, i64 stride, i64 V) {
 #pragma omp parallel for schedule(static) if (S > 1 && S * V >= PARALLEL)
-    for (i64 s = 0; s < S; s++) {
-        const float *x = logits_SV + s * stride;
-        float best = -INFINITY;
-        i64 token = 0;
-        for (i64 begin = 0; begin < V && best == best; begin += CHUNK) {
-            float found = greatest_of(x + begin, smaller(CHUNK, V - begin));
-            if (found <= best) continue;
-            best = found;
-            token = begin;
-        }
-        while (best == best && x[token] != best) token++;
-        best_S[s] = best;
-        token_S[s] = best == best ? token : 0;
-    }
+    for (i64 s = 0; s < S; s++) greatest_row(logits_SV + s * stride, V, best_S + s, token_S + s);
 }
 
 /* Copies each row of logits, with -INFINITY for tokens whose bit in `allowed` is 0. A word has 32 tokens, the first in its lowest

@@ -143,19 +143,20 @@ int int8_product(const float *x_TI, const uint8_t *packed, const float *scale_O,
     return 0;
 }
 
-/* The numbers of some outputs' weights, transformed back. An index that no output has gives zeros. */
+/* The numbers of an output's weights, transformed back. */
+void int8_row(const uint8_t *packed, const float *scale_O, i64 o, float *out, i64 I, i64 block) {
+    const uint8_t *levels = packed + o / LANES * LANES * whole(I, FOUR) + o % LANES * FOUR;
+    for (i64 i = 0; i < I; i++)
+        out[i] = scale_O[o] * (float)(int8_t)(levels[i / FOUR * LANES * FOUR + i % FOUR] - LEVEL_OFFSET);
+    transform(out, I, block);
+}
+
+/* Those of some outputs. An index that no output has gives zeros. */
 void int8_rows(const uint8_t *packed, const float *scale_O, const i64 *index_T, float *out_TI, i64 T, i64 I, i64 O, i64 block) {
 #pragma omp parallel for schedule(static) if (T * I >= PARALLEL / LANES)
     for (i64 t = 0; t < T; t++) {
-        float *out = out_TI + t * I;
-        i64 o = index_T[t];
-        if (o < 0 || o >= O) {
-            memset(out, 0, (size_t)I * sizeof(float));
-            continue;
-        }
-        const uint8_t *levels = packed + o / LANES * LANES * whole(I, FOUR) + o % LANES * FOUR;
-        for (i64 i = 0; i < I; i++)
-            out[i] = scale_O[o] * (float)(int8_t)(levels[i / FOUR * LANES * FOUR + i % FOUR] - LEVEL_OFFSET);
-        transform(out, I, block);
+        const i64 o = index_T[t];
+        if (o >= 0 && o < O) int8_row(packed, scale_O, o, out_TI + t * I, I, block);
+        else memset(out_TI + t * I, 0, (size_t)I * sizeof(float));
     }
 }

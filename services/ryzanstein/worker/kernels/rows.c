@@ -29,16 +29,20 @@ void rms_norm(const float *x_TE, const float *weight_E, float *out_TE, i64 T, i6
 }
 
 /* Computes cosine and signed sine of a position's angles, times `magnitude`, for `rotate`. */
+void angles_row(i64 position, const float *frequencies_R, float *cos_R, float *sin_R, i64 R, int interleaved, float magnitude) {
+    for (i64 i = 0; i < R; i++) {
+        float angle = (float)position * frequencies_R[i], sine = sinf(angle) * magnitude;
+        int first = interleaved ? i % 2 == 0 : i < R / 2;
+        cos_R[i] = cosf(angle) * magnitude;
+        sin_R[i] = first ? -sine : sine;
+    }
+}
+
 void rotary_angles(const i64 *positions_T, const float *frequencies_R, float *cos_TR, float *sin_TR, i64 T, i64 R,
                    int interleaved, float magnitude) {
 #pragma omp parallel for schedule(static) if (T * R >= PARALLEL)
     for (i64 t = 0; t < T; t++)
-        for (i64 i = 0; i < R; i++) {
-            float angle = (float)positions_T[t] * frequencies_R[i], sine = sinf(angle) * magnitude;
-            int first = interleaved ? i % 2 == 0 : i < R / 2;
-            cos_TR[t * R + i] = cosf(angle) * magnitude;
-            sin_TR[t * R + i] = first ? -sine : sine;
-        }
+        angles_row(positions_T[t], frequencies_R, cos_TR + t * R, sin_TR + t * R, R, interleaved, magnitude);
 }
 
 static inline void rotate_halves(float *x, const float *cosine, const float *sine, i64 half) {

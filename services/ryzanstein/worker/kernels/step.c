@@ -21,7 +21,8 @@ enum { LINE = 64 };
 typedef struct {
     const Program *program;
     const Step *step;
-    i64 T;
+    i64 T;                      /* rows that ops compute */
+    const i64 *rows_T;          /* which rows of the input these are; NULL: all */
     float *row_I;               /* of this thread */
     char *own_levels, *levels;  /* a quantized row of this thread, and those of all */
     float *rows_TI;             /* normalized rows of all */
@@ -34,7 +35,7 @@ INLINE float *at(const Place *on, i64 buffer) { return on->program->arena + buff
 
 /* Normalizes and quantizes row t, as far as the op does: what is multiplied is then in `p`. */
 static void prepare_row(const Place *on, const Op *op, const Product *p, i64 t, float *row_I) {
-    const float *x_I = at(on, op->in) + t * op->I;
+    const float *x_I = at(on, op->in) + (on->rows_T == NULL ? t : on->rows_T[t]) * op->I;
     if (op->norm != NULL) rms_norm_row(x_I, op->norm, row_I, op->I, op->eps, op->offset);
     else if (op->kind == IN_BYTES) memcpy(row_I, x_I, (size_t)op->I * sizeof(float));
     if (op->kind == IN_BYTES) int8_quantize(p, t, row_I);
@@ -161,6 +162,43 @@ static void run_activate(const Place *on, const Op *op) {
     }
 }
 
+/* The embedding's row of each token. It is zeros where another rank has it. */
+static void run_embed(const Place *on, const Op *op) {
+#pragma omp for schedule(static)
+    for (i64 t = 0; t < on->T; t++) {
+        const i64 o = on->step->ids_T[t] - op->first;
+        const uint8_t *weight = (const uint8_t *)op->weight;
+        float *x_I = at(on, op->out) + t * op->I;
+        if (o < 0 || o >= op->O) memset(x_I, 0, (size_t)op->I * sizeof(float));
+        else if (op->kind == IN_BYTES) int8_row(weight, op->scale, o, x_I, op->I, op->block);
+        else if (op->kind == IN_BLOCKS) blocks_row(weight, o, x_I, op->I, op->type);
+        else memcpy(x_I, (const float *)op->weight + o * op->I, (size_t)op->I * sizeof(float));
+    }
+}
+
+/* Cosines and sines of each token's position. Nobody reads them before the threads have met after a product. */
+static void run_angles(const Place *on, const Op *op) {
+    const StepAngles *to = on->step->rotaries + op->rotary;
+#pragma omp for schedule(static) nowait
+    for (i64 t = 0; t < on->T; t++)
+        angles_row(on->step->positions_T[t], op->norm, to->cos_TR + t * to->R, to->sin_TR + t * to->R, to->R, to->interleaved,
+                   op->factor);
+}
+
+/* A product of the rows that are wanted: the last of each sequence that gets a token. */
+static void run_head(const Place *on, const Op *op) {
+    Place wanted = *on;
+    wanted.T = on->step->R, wanted.rows_T = on->step->last_R;
+    run_product(&wanted, op);
+}
+
+/* The greatest logit of each row that is wanted. */
+static void run_greatest(const Place *on, const Op *op) {
+    const Step *step = on->step;
+#pragma omp for schedule(static)
+    for (i64 r = 0; r < step->R; r++) greatest_row(at(on, op->in) + r * op->stride, op->O, step->best_R + r, step->token_R + r);
+}
+
 /* Sums over all ranks. Returns the status of the meeting, the same in every thread. */
 static int run_reduce(const Place *on, const Op *op, int again) {
     const int status = meeting_reduce_together(on->program->meeting, at(on, op->in), on->T * op->I, again);
@@ -177,6 +215,10 @@ static int run_op(const Place *on, const Op *op, int again) {
     case STORE: run_store(on, op); break;
     case ATTEND: run_attend(on, op); break;
     case ADD: run_add(on, op); break;
+    case EMBED: run_embed(on, op); break;
+    case ANGLES: run_angles(on, op); break;
+    case HEAD: run_head(on, op); break;
+    case GREATEST: run_greatest(on, op); break;
     default: run_activate(on, op);
     }
     return MEETING_OK;
@@ -224,7 +266,9 @@ int run_step(Program *program, const Step *step, i64 first, i64 last, int again)
             if (status != MEETING_OK && omp_get_thread_num() == 0) failed = status, program->reached = n;
         }
     }
-    if (program->meeting != NULL && failed == MEETING_OK) meeting_at(program->meeting, BOARD_NO_LAYER, PLACE_NONE);
+    /* A rank that waits in vain shows where. One that leaves the step does something else next. */
+    if (program->meeting != NULL && (failed == MEETING_OK || failed == MEETING_GAVE_UP))
+        meeting_at(program->meeting, BOARD_NO_LAYER, PLACE_NONE);
     return failed;
 }
 

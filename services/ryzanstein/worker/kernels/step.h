@@ -3,7 +3,8 @@
    Python builds it once and runs it for each step (functions/steps/program.py has the same structs). A buffer is an array of
    `most_rows` rows in one arena; it is named by its offset in floats.
 
-   Legend: T tokens, I inputs, O outputs, H heads, K key-value heads, D head dimension, C columns of a slot. */
+   Legend: T tokens, R rows that are wanted, or rotated numbers of a head, I inputs, O outputs, H heads, K key-value heads,
+   D head dimension, C columns of a slot. */
 
 #ifndef RYZANSTEIN_STEP_H
 #define RYZANSTEIN_STEP_H
@@ -11,8 +12,9 @@
 #include "attention_team.h"
 #include "meeting.h"
 
-/* What an op computes. `in`, `out` and `residual` are buffers; -1: none. */
-enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE };
+/* What an op computes. `in`, `out` and `residual` are buffers; -1: none. HEAD is a PRODUCT of the rows that are wanted; its result
+   has one row for each of these. */
+enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST };
 
 typedef struct {
     int32_t op, layer, place, unused; /* layer and place: what the board shows (meeting.h) */
@@ -21,10 +23,11 @@ typedef struct {
     int32_t activation, gated;        /* PRODUCT: -1, or out = activation(product), of the first half times the second if `gated` */
     const char *weight;
     const float *scale, *bias;
-    i64 I, O, stride, block;          /* stride: of rows of `out` */
-    const float *norm;                /* of rows of I numbers, before anything else; or NULL */
-    float eps, offset, factor;        /* of norms; out *= factor before the residual is added */
-    int32_t group, rotary;            /* STORE, ATTEND: of the step; rotary -1: none */
+    i64 I, O, stride, block;          /* stride: of rows of `out`; GREATEST: of `in` */
+    i64 first;                        /* EMBED: the id of the first of the weight's O rows */
+    const float *norm;                /* of rows of I numbers, before anything else; or NULL. ANGLES: frequencies, R */
+    float eps, offset, factor;        /* of norms; out *= factor before the residual is added. ANGLES: times factor */
+    int32_t group, rotary;            /* STORE, ATTEND, ANGLES: of the step; rotary -1: none */
     i64 H, K, D, C;                   /* STORE: H query heads and K key heads are rotated, C columns after the queries are stored */
     const float *query_norm, *key_norm; /* STORE: of each head; or NULL */
     float clip, cap;                  /* STORE: numbers are at most so large; 0: any. ATTEND: see Attention */
@@ -34,7 +37,7 @@ typedef struct {
 } Op;
 
 typedef struct {
-    const float *cos_TR, *sin_TR;
+    float *cos_TR, *sin_TR;           /* ANGLES writes them */
     i64 R;
     int32_t interleaved, unused;
 } StepAngles;
@@ -58,9 +61,12 @@ typedef struct {
 } Program;
 
 typedef struct {
-    i64 T;
+    i64 T, R;                         /* tokens; rows that are wanted, at most T */
+    const i64 *ids_T, *positions_T, *last_R;
     const StepGroup *groups;
     const StepAngles *rotaries;
+    float *best_R;                    /* GREATEST: the greatest logit of each row, and its place among the op's O */
+    i64 *token_R;
 } Step;
 
 enum { STEP_SHORT = -1 };

@@ -37,7 +37,13 @@ void float_panels(const Product *p, i64 panel, i64 last);
 void int8_panels(const Product *p, i64 panel, i64 last);
 void block_panels(const Product *p, i64 panel, i64 last);
 
-/* Single rows of rows.c. */
+/* Row o of a packed weight, in floats. */
+void int8_row(const uint8_t *packed, const float *scale_O, i64 o, float *out_I, i64 I, i64 block);
+void blocks_row(const uint8_t *packed, i64 o, float *out_I, i64 I, int type);
+
+/* Single rows of draw.c and rows.c. */
+void greatest_row(const float *logits_V, i64 V, float *best_logit, i64 *best_token);
+void angles_row(i64 position, const float *frequencies_R, float *cos_R, float *sin_R, i64 R, int interleaved, float magnitude);
 void rms_norm_row(const float *x_E, const float *weight_E, float *out_E, i64 E, float eps, float offset);
 void activate_columns(const float *x_E, const float *up_E, float *out_E, i64 E, int kind);
 void rotate_row(float *row, i64 H, i64 D, const float *cos_R, const float *sin_R, i64 R, int interleaved);

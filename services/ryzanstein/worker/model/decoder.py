@@ -8,8 +8,10 @@ Legend: T new tokens, R sampled rows, E hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec
@@ -28,8 +30,8 @@ from ryzanstein.worker.model.layers.mixing import mixing_half
 from ryzanstein.worker.model.layers.norm import Norm, emit_norm, new_norm, optional_norm, row_norm
 from ryzanstein.worker.model.layers.rotary import Rotary
 from ryzanstein.worker.model.layers.source import WeightSource
-from ryzanstein.worker.model.layers.vocabulary import VocabParallelHead, VocabularyShard
-from ryzanstein.worker.model.program.ops import Call, NotNative, Ops, StepContext, has_ops
+from ryzanstein.worker.model.layers.vocabulary import Best, VocabParallelHead, VocabularyShard
+from ryzanstein.worker.model.program.ops import Call, Goal, NotNative, Ops, StepContext, has_ops
 from ryzanstein.worker.model.program.running import Program
 
 
@@ -51,7 +53,7 @@ class DecoderLayer:
         beside = names.beside if moe is not None else None
         self._beside = None if moe is None or beside is None else ExpertsBeside(source, tp, spec, (beside, moe), index)
         self._input = None if own is None else LayerInput(source, spec, own, prefix)
-        self._index, self._is_special = index, own is not None or self._beside is not None or names.layer_scale is not None
+        self._is_special = own is not None or self._beside is not None or names.layer_scale is not None
         self._last_scale = None if names.layer_scale is None else _read_one(source, prefix + names.layer_scale)
 
     def __call__(
@@ -97,7 +99,7 @@ class DecoderLayer:
         ops.end_half(last, "x", y, norm=row_norm(self._mlp_post_norm), factor=self._scale)
 
     def _called(self, pages: LayerPages, x_TE: Tensor, step: StepContext) -> Tensor:
-        return self(x_TE, step.inputs, step.angles, pages, None if step.own_LTP is None else step.own_LTP[self._index])
+        return self(x_TE, step.inputs, step.angles, pages)
 
     def _mixed(self, pages: LayerPages, x_TE: Tensor, step: StepContext) -> Tensor:
         return self._first_half(x_TE, step.inputs, step.angles, pages)
@@ -160,25 +162,65 @@ class Decoder:
         cache from then on.
         """
         ops, native = Ops(hidden_size, self._tp.size, self._tp.collectives.meeting is not None), 0.0
+        angles = self._emit_begin(ops)
+        ops.reason = ""
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
             ops.layer = index
             native += layer().emit(ops, cache.pages(index, *planes))
+        ops.end_goal()
         if native:
-            self.program = Program(kernels.program, ops, native / len(self._layers), len(self._rotaries), self._tp.collectives)
+            self._emit_end(ops)
+            self.program = Program(kernels.program, ops, native / len(self._layers), self._tp.collectives, angles)
         return ops.reason
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
-        x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
-        angles = [rotary.angles(inputs.positions_T, x_TE.dtype) for rotary in self._rotaries]
-        own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
         if self.program is not None and self.program.takes(inputs):
-            x_TE = self.program.run(x_TE, StepContext(inputs, angles, own_LTP))
-            return self._final_norm(x_TE[inputs.last_R])
+            return self._final_norm(self.program.hidden(inputs)[inputs.last_R])
+        x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
+        angles = self._angles(inputs.positions_T, x_TE.dtype)
+        own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
             own_TP = None if own_LTP is None else own_LTP[index]
             x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
         return self._final_norm(x_TE[inputs.last_R])
+
+    def logits(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor | None:
+        """Runs the step. Returns the logits of the wanted rows as the head does; they are valid until the next step."""
+        if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
+            return self.head.gathered(self.head.capped(self.program.logits(inputs)))
+        return self.head.logits(self.hidden(inputs, cache))
+
+    def greedy(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Best | None:
+        """Runs the step. Returns the greatest logits of the wanted rows and their tokens as the head does."""
+        if self.program is not None and self.program.takes(inputs, Goal.TOKENS):
+            return self.head.merged(*self.program.greatest(inputs))
+        with torch.inference_mode():
+            if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
+                return self.head.likeliest(self.head.capped(self.program.logits(inputs)))
+            return self.head.greedy(self.hidden(inputs, cache))
+
+    def _angles(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> list[Angles]:
+        return [rotary.angles(positions_T, dtype) for rotary in self._rotaries]
+
+    def _emit_begin(self, ops: Ops) -> Callable[[Tensor], list[Angles]] | None:
+        """Adds what is before the layers. Returns a function for the angles if they have no ops."""
+        x, ops.layer, ops.place = ops.buffer("x", ops.hidden_size), -1, "embedding"
+        own = Call(x, ops.hidden_size, x, lambda _, step: self._embedding(step.inputs.ids_T, step.inputs.positions_T))
+        ops.either(partial(self._embedding.emit, ops, x), own)
+        try:
+            for number, rotary in enumerate(self._rotaries):
+                rotary.emit(ops, number)
+        except NotNative:
+            return self._angles
+        return None
+
+    def _emit_end(self, ops: Ops) -> None:
+        """Adds what is after the layers, as far as it has ops."""
+        with suppress(NotNative):
+            norm = row_norm(self._final_norm)
+            if norm is not None:
+                self.head.emit(ops, ops.buffer("x", ops.hidden_size), norm)
 
 
 def _refuse(reason: str) -> None:

@@ -32,14 +32,16 @@ from ryzanstein.worker.kernels.opening import OpenedKernels, open_kernels
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.model.gguf_files import open_gguf
-from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import GroupReader, InputBuilder
+from ryzanstein.worker.model.inputs.decoding import decode_steps
+from ryzanstein.worker.model.inputs.for_torch.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.for_torch.masks import ScoreMasks
+from ryzanstein.worker.model.inputs.for_torch.torch_reader import fastest_view
 from ryzanstein.worker.model.inputs.layout import CacheLayout
-from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.paged import PagedSegments
 from ryzanstein.worker.model.inputs.readers import paged_readers, torch_readers, with_taps
-from ryzanstein.worker.model.inputs.torch_reader import fastest_view
 from ryzanstein.worker.model.plain_plans import PlainPlans
+from ryzanstein.worker.model.program.sizes import program_bytes
 from ryzanstein.worker.model.sparse_layers import refuse_unfit, sparsified
 from ryzanstein.worker.products.formats import WeightFormat
 from ryzanstein.worker.refusal import CheckpointError, ModelRefused
@@ -85,7 +87,9 @@ class LoadedModel:
         """Returns what makes tensors of plans for this decoder and this cache."""
         layout = CacheLayout(self.cache.num_blocks, options.block_size, options.torch_device)
         staging = None if isinstance(self.cache, ZonedCache) else _staging(self.cache)
-        return InputBuilder(layout, self.size.extents, self._readers(layout, staging, tp, options), staging, self.states)
+        readers = self._readers(layout, staging, tp, options)
+        decoding = decode_steps(readers, self.size.extents) if self.states is None else None
+        return InputBuilder(layout, self.size.extents, readers, staging, self.states, decoding)
 
     def _readers(
         self, layout: CacheLayout, staging: Staging | None, tp: TensorParallel, options: RunnerOptions
@@ -229,7 +233,9 @@ def _check(model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> _Chec
         for place in (tp, tp.widest)
     )
     size = cache_size(spec, tp, _request(options, widest))
-    _check_memory(model_dir, tp, options, weights.nbytes, size.nbytes)
+    in_c = kernels.native is not None and options.step == "auto"
+    steps_bytes = program_bytes(spec, tp.size) if in_c else 0
+    _check_memory(model_dir, tp, options, {"weights": weights.nbytes, "steps in C": steps_bytes, "the KV cache": size.nbytes})
     borrowable = 0 if options.without_lending else options.borrow_bytes // size.block_bytes
     content = ModelContent.of(model_dir, (file for _, file in files.places()), seen)
     needed = (weights.nbytes, weights.read_bytes, size)
@@ -304,12 +310,13 @@ def _staging(cache: KVCache) -> Staging | None:
     return Staging(cache.num_slots + 1, cache.num_staging, cache.block_size) if cache.num_staging else None
 
 
-def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, weight_bytes: int, kv_bytes: int) -> None:
+def _check_memory(model_dir: Path, tp: TensorParallel, options: RunnerOptions, needs: Mapping[str, int]) -> None:
     """Raises CheckpointError if memory is short. Ranks on a CPU share it; each GPU has its own."""
     num_sharing = tp.size if options.torch_device.type == "cpu" else 1
-    needed, available = (weight_bytes + kv_bytes) * num_sharing, available_bytes(options.torch_device)
+    needed, available = sum(needs.values()) * num_sharing, available_bytes(options.torch_device)
     if needed > available:
+        parts = ", ".join(f"{nbytes * num_sharing} for {name}" for name, nbytes in needs.items() if nbytes)
         raise CheckpointError(
-            f"{model_dir}: {num_sharing} ranks here need {weight_bytes * num_sharing} bytes for weights and "
-            f"{kv_bytes * num_sharing} for the KV cache, {available} bytes are free on {options.device}"
+            f"{model_dir}: {num_sharing} ranks here need {needed} bytes ({parts}), "
+            f"{available} bytes are free on {options.device}"
         )

@@ -30,6 +30,8 @@ from ryzanstein.worker.engine.plan import (
 )
 from ryzanstein.worker.kernels import REVISION
 from ryzanstein.worker.model.choosing import load_chosen
+from ryzanstein.worker.model.inputs.step import StepInputs
+from ryzanstein.worker.model.layers.vocabulary import Best
 from ryzanstein.worker.model.loading import LoadedModel, load_model
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.sampling.sampler import hidden_states, refuse_invalid, sample, scores
@@ -220,14 +222,25 @@ class ModelRunner:
         """
         self._tp.collectives.rejoin()
 
-    @torch.inference_mode()
     def _execute(self, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
-        hidden_RE = self._hidden(plan)
-        num_sampled = len(plan.sampled)
+        inputs = self._inputs.build(plan)
+        if plan.sampled and not (plan.full_logits or plan.scored or plan.pooled):
+            return _likeliest(self._decoder.greedy(inputs, self._cache))
+        return self._with_rows(inputs, plan, rows, masks)
+
+    @torch.inference_mode()
+    def _with_rows(
+        self, inputs: StepInputs, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None
+    ) -> list[SampledToken]:
+        if plan.sampled and not (plan.scored or plan.pooled):
+            return self._sample(self._decoder.logits(inputs, self._cache), rows, masks)
+        hidden_RE = self._decoder.hidden(inputs, self._cache)
+        num_sampled, head = len(plan.sampled), self._decoder.head
         tokens: list[SampledToken] = []
         if plan.sampled:
             sampled_RE = hidden_RE[:num_sampled]
-            tokens = self._sample(sampled_RE, rows, masks) if plan.full_logits else self._greedy(sampled_RE)
+            full = plan.full_logits
+            tokens = self._sample(head.logits(sampled_RE), rows, masks) if full else _likeliest(head.greedy(sampled_RE))
         if plan.scored:
             tokens += self._scores(hidden_RE[num_sampled : num_sampled + len(plan.scored)], plan)
         if plan.pooled and self._tp.rank == 0:
@@ -240,13 +253,10 @@ class ModelRunner:
 
         `plan.sampled` must not be empty.
         """
-        return self._decoder.head.logits(self._hidden(plan))
+        logits_RV = self._decoder.logits(self._inputs.build(plan), self._cache)
+        return None if logits_RV is None else logits_RV.clone()
 
-    def _hidden(self, plan: StepPlan) -> Tensor:
-        return self._decoder.hidden(self._inputs.build(plan), self._cache)
-
-    def _sample(self, hidden_RE: Tensor, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
-        logits_RV = self._decoder.head.logits(hidden_RE)
+    def _sample(self, logits_RV: Tensor | None, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
         if logits_RV is None:
             return []
         return sample(logits_RV, rows, self._kernels, None if masks is None else masks.wait())
@@ -258,14 +268,6 @@ class ModelRunner:
             logits_PV = self._decoder.head.logits(hidden_PE[begin:end])
             if logits_PV is not None:
                 yield from scores(logits_PV, plan.targets[begin:end], plan.num_top, len(plan.sampled) + begin)
-
-    def _greedy(self, hidden_RE: Tensor) -> list[SampledToken]:
-        best = self._decoder.head.greedy(hidden_RE)
-        if best is None:
-            return []
-        logit_R, token_R = best
-        refuse_invalid(logit_R)
-        return [SampledToken(token_id) for token_id in token_R.tolist()]
 
     def _check_rows(self, plan: StepPlan, rows: Sequence[SampleRow]) -> None:
         if self._tp.rank > 0:
@@ -288,3 +290,12 @@ class ModelRunner:
         some = [b * self.vocab_size // batch for b in range(batch)]
         decode = self.plans.plan(some, [1] * batch, [0] * batch, [[b] for b in range(batch)], list(range(batch)))
         return [prefill, decode]
+
+
+def _likeliest(best: Best | None) -> list[SampledToken]:
+    """Returns the tokens of the greatest logits on rank 0, nothing elsewhere. Raises SequencesFailed."""
+    if best is None:
+        return []
+    logits, tokens = best
+    refuse_invalid(logits)
+    return [SampledToken(token_id) for token_id in tokens]

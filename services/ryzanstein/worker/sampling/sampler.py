@@ -50,12 +50,12 @@ def sample(
 
     Raises SequencesFailed if a row is not finite or none of its tokens may be drawn.
     """
-    refuse_invalid(logits_SV.amax(dim=1))
+    refuse_invalid(logits_SV.amax(dim=1).tolist())
     scores_SV = logits_SV.clone() if allowed_SW is None else restricted(logits_SV, allowed_SW, kernels)
     if any(adjusts_logits(row) for row in rows):
         adjust(scores_SV, rows)
     best_S, token_S = new_likeliest(kernels)(scores_SV)
-    refuse_invalid(best_S)
+    refuse_invalid(best_S.tolist())
     random = [s for s, row in enumerate(rows) if row.sampling.temperature > 0]
     if random:
         draws_R = draws_of([rows[s] for s in random], scores_SV.shape[1], random)
@@ -76,7 +76,7 @@ def scores(logits_PV: Tensor, targets: Sequence[int], num_top: int, first_row: i
 
     Raises SequencesFailed if a row is not finite; `first_row` is the number of the first.
     """
-    refuse_invalid(logits_PV.amax(dim=1), first_row)
+    refuse_invalid(logits_PV.amax(dim=1).tolist(), first_row)
     logprobs_PV = logits_PV.log_softmax(dim=1)
     own_P = logprobs_PV.gather(1, torch.tensor(targets, device=logits_PV.device).unsqueeze(1)).squeeze(1).tolist()
     top = logprobs_PV.topk(min(num_top, logits_PV.shape[1]), dim=1)
@@ -89,14 +89,14 @@ def hidden_states(hidden_PE: Tensor, first_row: int) -> list[SampledToken]:
 
     Raises SequencesFailed if a row is not finite; `first_row` is the number of the first.
     """
-    refuse_invalid(hidden_PE.abs().amax(dim=1), first_row)
+    refuse_invalid(hidden_PE.abs().amax(dim=1).tolist(), first_row)
     return [SampledToken(0, hidden=row_E.tobytes()) for row_E in hidden_PE.float().cpu().numpy()]
 
 
-def refuse_invalid(best_S: Tensor, first_row: int = 0) -> None:
+def refuse_invalid(best: Sequence[float], first_row: int = 0) -> None:
     """Raises SequencesFailed for rows whose greatest logit is not finite (NaN spreads into it)."""
-    rows = [first_row + s for s, best in enumerate(best_S.tolist()) if not math.isfinite(best)]
-    if rows:
+    if not all(map(math.isfinite, best)):
+        rows = [first_row + s for s, logit in enumerate(best) if not math.isfinite(logit)]
         raise SequencesFailed(dict.fromkeys(rows, "the model's logits are not finite"))
 
 

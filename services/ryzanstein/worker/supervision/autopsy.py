@@ -55,7 +55,7 @@ def doing(rank: RankProgress) -> str:
     """Returns what a rank does, for people."""
     if not rank.in_step:
         return f"{rank.phase} after step {rank.step}"
-    return f"step {rank.step}, {rank.phase}, collective {rank.collective}, still for {rank.still_s:.1f} s"
+    return f"step {rank.step}, {rank.doing}, collective {rank.collective}, still for {rank.still_s:.1f} s"
 
 
 def _threads(process: ProcessStacks) -> list[str]:

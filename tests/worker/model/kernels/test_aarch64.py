@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.worker.model.program.driver import compile_driver, run_driver
 from torch import Tensor
 
+from ryzanstein.worker.kernels import wheel
 from ryzanstein.worker.kernels.levels import best_level
 from ryzanstein.worker.kernels.native import NativeKernels
 
@@ -92,3 +94,22 @@ def test_what_is_not_summed_across_lanes_has_the_bits_of_this_machine(
             torch.testing.assert_close(there[name], expected, rtol=1e-4, atol=1e-4, msg=name)
         else:
             assert torch.equal(there[name], expected), name
+
+
+@pytest.fixture(scope="module")
+def driver(part: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    part(emulation.COMPILER)
+    part(emulation.EMULATOR[0])
+    folder = tmp_path_factory.mktemp("aarch64")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", emulation.COMPILER)
+        patch.setenv(wheel.ARCH, "aarch64")
+        (library,) = wheel.compile_levels(folder)
+    compile_driver([emulation.COMPILER], library, folder / "driver")
+    return folder / "driver"
+
+
+@pytest.mark.parametrize(("num_ranks", "num_threads"), [(1, 1), (1, 2), (2, 2), (3, 1)])
+def test_a_program_computes_what_its_functions_compute(driver: Path, num_ranks: int, num_threads: int) -> None:
+    resumed = run_driver([*emulation.EMULATOR, str(driver)], num_ranks, num_threads)
+    assert (resumed > 0) == (num_ranks > 1)

@@ -24,10 +24,10 @@ from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.alibi import alibi_bias
 from ryzanstein.worker.model.decoder import DecoderLayer
-from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import InputBuilder
+from ryzanstein.worker.model.inputs.for_torch.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.for_torch.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.layout import CacheLayout
-from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.readers import torch_readers, with_taps
 from ryzanstein.worker.model.layers.embedding import Embedding
 from ryzanstein.worker.model.layers.norm import new_norm

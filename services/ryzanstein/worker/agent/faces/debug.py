@@ -125,7 +125,7 @@ def rank_to_wire(progress: RankProgress, resident_bytes: int) -> worker.RankStat
         pid=progress.pid,
         step=progress.step,
         collective=progress.collective,
-        phase=progress.phase,
+        phase=progress.doing,
         since_progress=duration(progress.still_s),
         last_step=duration(progress.last_step_s),
         resident_bytes=resident_bytes,

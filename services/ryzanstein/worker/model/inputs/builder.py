@@ -5,7 +5,6 @@ It checks first that the plan is consistent, before anything is read through its
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +15,7 @@ from ryzanstein.worker.cache.staging import Staging
 from ryzanstein.worker.cache.states import StateCache
 from ryzanstein.worker.engine.extents import Extents
 from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.worker.model.inputs.decoding import DecodeSteps, check_table
 from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens, Integers, PageTables
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
@@ -29,15 +29,9 @@ def check_tables(plan: StepPlan, extents: Extents) -> None:
         raise ValueError(f"step {plan.step}: {num_expected} sequences, {num_tables} block tables")
     if sum(plan.num_new) != len(plan.token_ids) or min(plan.num_new, default=1) < 1:
         raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens for sequences of {plan.num_new}")
-    firsts, groups = plan.first_pages or [0] * num_tables, extents.groups
+    firsts = plan.first_pages or [0] * num_tables
     for i, (table, first) in enumerate(zip(plan.block_tables, firsts, strict=True)):
-        group, s = divmod(i, num_sequences)
-        window, lasting = groups[group]
-        num_keys, num_blocks = plan.num_new[s] + plan.num_context[s], first + len(table) - extents.num_lasting(lasting, first)
-        if num_blocks * extents.block_size < num_keys:
-            raise ValueError(f"step {plan.step}: sequence {s} has {num_blocks} blocks for {num_keys} tokens")
-        if first and first * extents.block_size > plan.num_context[s] + 1 - (window or sys.maxsize):
-            raise ValueError(f"step {plan.step}: sequence {s} lacks the blocks before {first} in group {group}")
+        check_table(plan, extents, i, table, first)
 
 
 def check_hot_pages(plan: StepPlan, extents: Extents) -> None:
@@ -64,6 +58,8 @@ class InputBuilder:
     """A builder of inputs for one cache, with a reader for each group of layers.
 
     `staging` is what readers share, if batches are staged. `states` are those of layers that keep one.
+    With `decoding` the inputs of decode steps may be those of the last step, updated in place: what `build` returns
+    is valid until the next call.
     """
 
     layout: CacheLayout
@@ -71,14 +67,26 @@ class InputBuilder:
     readers: Sequence[GroupReader]
     staging: Staging | None = None
     states: StateCache | None = None
+    decoding: DecodeSteps | None = None
 
     def forget(self) -> None:
         """Discards what is known of the last step, because it was not completed."""
         if self.staging is not None:
             self.staging.forget()
+        if self.decoding is not None:
+            self.decoding.forget()
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Returns the inputs of a step. Raises ValueError if the plan is inconsistent."""
+        if self.decoding is None:
+            return self._built(plan)
+        found = self.decoding.next(plan)
+        if found is None:
+            found = self._built(plan)
+            self.decoding.remember(plan, found)
+        return found
+
+    def _built(self, plan: StepPlan) -> StepInputs:
         check_tables(plan, self.extents)
         if self.extents.hot_tokens is not None:
             check_hot_pages(plan, self.extents)

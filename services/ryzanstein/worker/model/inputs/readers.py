@@ -10,13 +10,13 @@ import numpy as np
 from ryzanstein.worker.cache.zones import Zones
 from ryzanstein.worker.engine.extents import Extents, Windows
 from ryzanstein.worker.engine.plan import StepPlan
-from ryzanstein.worker.model.inputs.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.builder import GroupReader
+from ryzanstein.worker.model.inputs.for_torch.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.for_torch.torch_reader import TorchReader
 from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens, PageTables
 from ryzanstein.worker.model.inputs.paged import PagedReader, PagedSegments
 from ryzanstein.worker.model.inputs.sparse import SparseReader
 from ryzanstein.worker.model.inputs.step import GroupInputs
-from ryzanstein.worker.model.inputs.torch_reader import TorchReader
 from ryzanstein.worker.model.inputs.zoned import ZonedReader
 from ryzanstein.worker.settings.sparse import SparseRule
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
-from ryzanstein.worker.model.layers.norm import optional_norm
+from ryzanstein.worker.model.layers.norm import optional_norm, row_norm
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelEmbedding, VocabularyShard
+from ryzanstein.worker.model.program.ops import NotNative, Ops
 
 
 class Embedding:
@@ -37,3 +38,14 @@ class Embedding:
         if self._position_PE is not None:
             x_TE.add_(F.embedding(positions_T + self._offset, self._position_PE))
         return self._norm(x_TE)
+
+    def emit(self, ops: Ops, out: int) -> None:
+        """Adds its ops. Raises NotNative."""
+        norm = row_norm(self._norm)
+        if self._position_PE is not None:
+            raise NotNative("learned positions")
+        self._lookup.emit(ops, out)
+        if self._scale != 1:
+            ops.rows(out, out, factor=self._scale)
+        if norm is not None:
+            ops.rows(out, out, norm=norm)

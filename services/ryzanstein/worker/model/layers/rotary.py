@@ -24,6 +24,8 @@ from ryzanstein.worker.architectures.spec import (
 )
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.kernels.native import NativeKernels
+from ryzanstein.worker.model.program.ends import emit_angles
+from ryzanstein.worker.model.program.ops import NotNative, Ops
 
 
 class Rotary:
@@ -54,6 +56,12 @@ class Rotary:
         negative = sin_T1R[..., ::2] if self._interleaved else sin_T1R[..., : sin_T1R.shape[-1] // 2]
         negative.neg_()
         return Angles(cos_T1R.to(dtype), sin_T1R.to(dtype), self._interleaved, growth_T1)
+
+    def emit(self, ops: Ops, number: int) -> None:
+        """Adds the angles of every token as those of rotary embedding `number`. Raises NotNative."""
+        if self._growth is not None:
+            raise NotNative("queries that grow")
+        emit_angles(ops, number, self._frequencies_R, interleaved=self._interleaved, magnitude=self._magnitude)
 
 
 def _grown(positions_T: Tensor, growth: QueryGrowth) -> Tensor:

@@ -8,6 +8,7 @@ Legend: T tokens, S sampled rows, E hidden size, V vocabulary, W width of this r
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -18,10 +19,16 @@ from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight
+from ryzanstein.worker.model.program.ends import emit_greatest, emit_logits, emit_rows
+from ryzanstein.worker.model.program.ops import Ops, RowNorm
 from ryzanstein.worker.products import Product
 from ryzanstein.worker.products.blocks import PackedBlocks
 from ryzanstein.worker.products.int8 import Int8Table
+from ryzanstein.worker.products.native import NativeWeight, native_weights
 from ryzanstein.worker.sampling.sampler import new_likeliest
+
+Best = tuple[list[float], list[int]]
+"""The greatest logit of each row, and its token id."""
 
 
 class VocabularyShard:
@@ -65,6 +72,10 @@ class Table(Protocol):
         """Returns the product with all rows. `kept`: they are looked up too."""
         ...
 
+    def native(self) -> NativeWeight:
+        """Returns what a program looks rows up in. Raises NotNative."""
+        ...
+
 
 class _FloatTable:
     """A table that was read as floats."""
@@ -80,6 +91,10 @@ class _FloatTable:
     def product(self, source: WeightSource, bias_W: Tensor | None, *, kept: bool) -> Product:
         return source.product(self._weight_WE, bias_W, kept=kept)
 
+    def native(self) -> NativeWeight:
+        num_rows, width = self._weight_WE.shape
+        return NativeWeight("unpacked", self._weight_WE, (num_rows, width), None)
+
 
 class _PackedTable:
     """A table of 8 bits or less, of which rows are unpacked when they are looked up."""
@@ -91,6 +106,10 @@ class _PackedTable:
 
     def product(self, source: WeightSource, bias_W: Tensor | None, *, kept: bool) -> Product:
         return self._packed.product(bias_W)
+
+    def native(self) -> NativeWeight:
+        (weight,) = self._packed.product(None).native()
+        return weight
 
 
 class VocabParallelEmbedding:
@@ -107,13 +126,18 @@ class VocabParallelEmbedding:
         x_TE = self._shard.table.lookup(local_T.masked_fill_(absent_T, 0))
         return self._tp.collectives.all_reduce(x_TE.masked_fill_(absent_T.unsqueeze(1), 0))
 
+    def emit(self, ops: Ops, out: int) -> None:
+        """Adds its ops. Raises NotNative."""
+        emit_rows(ops, self._shard.table.native(), out, first=self._shard.first, num_valid=self._shard.num_valid)
+        ops.all_reduced(out)
+
 
 class VocabParallelHead:
     """A head whose logits are gathered on rank 0, all of them or only what an argmax needs."""
 
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
         self._first, self._num_valid, self._tp, self._vocab_size = shard.first, shard.num_valid, tp, spec.vocab_size
-        self._scale, self._cap = spec.logit_scale, spec.logit_cap
+        self._scale, self._cap, self._device = spec.logit_scale, spec.logit_cap, shard.table.device
         bias_W = source.new(shard.width) if spec.head_bias else None
         if bias_W is not None:
             source.read(f"{spec.names.head}.bias", (spec.vocab_size,), bias_W, start=shard.first)
@@ -122,41 +146,60 @@ class VocabParallelHead:
 
     def logits(self, x_SE: Tensor) -> Tensor | None:
         """Returns all logits [S, V] in float32 on rank 0, None elsewhere."""
-        local_SW = self._local(x_SE).float()
-        gathered = self._tp.collectives.gather_to_root(local_SW)
+        return self.gathered(self._local(x_SE))
+
+    def greedy(self, x_SE: Tensor) -> Best | None:
+        """Returns each row's greatest logit and its token id on rank 0, None elsewhere.
+
+        Among equal logits the lowest id wins.
+        """
+        return self.likeliest(self._local(x_SE))
+
+    def emit(self, ops: Ops, source: int, norm: RowNorm) -> None:
+        """Adds the product with the wanted rows of a buffer, and then, if it has ops, the choice of the greatest logit.
+
+        Raises NotNative.
+        """
+        emit_logits(ops, native_weights(self._product), source, norm, factor=self._scale)
+        ops.end_goal()
+        if self._cap is None and self._num_valid:
+            emit_greatest(ops, self._num_valid)
+            ops.end_goal()
+
+    def gathered(self, local_SW: Tensor) -> Tensor | None:
+        """Returns all logits, as `logits`, of those of this rank's shard."""
+        gathered = self._tp.collectives.gather_to_root(local_SW.float())
         return None if gathered is None else gathered[:, : self._vocab_size]
 
-    def greedy(self, x_SE: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns each row's greatest logit and its token id, [S] each, on rank 0, None elsewhere.
+    def likeliest(self, local_SW: Tensor) -> Best | None:
+        """Returns what `greedy` does, of the logits of this rank's shard."""
+        if not self._num_valid:
+            return self.merged([-math.inf] * len(local_SW), [-self._first] * len(local_SW))
+        best_S, index_S = self._likeliest(local_SW[:, : self._num_valid])
+        return self.merged(best_S.tolist(), index_S.tolist())
 
-        Among equal logits the lowest id wins. Ranks exchange one (logit, id) pair per row: float64
-        holds both exactly.
+    def merged(self, best: list[float], index: list[int]) -> Best | None:
+        """Returns what `greedy` does, of each row's greatest logit of this rank's shard and its place there.
+
+        Ranks exchange one (logit, id) pair per row: float64 holds both exactly.
         """
-        local_SW = self._local(x_SE)[:, : self._num_valid]
         if self._tp.size == 1:
-            return self._likeliest(local_SW)
-        best_S2 = self._best(local_SW)
+            return best, index
+        pairs = [best, [place + self._first for place in index]]
+        best_S2 = torch.tensor(pairs, dtype=torch.float64, device=self._device).t().contiguous()
         gathered = self._tp.collectives.gather_to_root(best_S2)
         if gathered is None:
             return None
-        pairs_SR2 = gathered.view(len(x_SE), self._tp.size, 2)
+        pairs_SR2 = gathered.view(len(best), self._tp.size, 2)
         best_S, rank_S = pairs_SR2[:, :, 0].max(dim=1)
         ids_S = pairs_SR2[:, :, 1].gather(1, rank_S.unsqueeze(1)).squeeze(1)
-        return best_S, ids_S.long()
+        return best_S.tolist(), ids_S.long().tolist()
 
-    def _local(self, x_SE: Tensor) -> Tensor:
-        """Returns the logits of this rank's shard, with scale and cap.
-
-        Greedy sampling needs both too: a cap can make large logits equal.
-        """
-        local_SW = self._product(x_SE)
-        if self._scale != 1:
-            local_SW.mul_(self._scale)
+    def capped(self, local_SW: Tensor) -> Tensor:
+        """Returns the logits with the cap, in place. Greedy sampling needs it too: it can make large logits equal."""
         return local_SW if self._cap is None else local_SW.div_(self._cap).tanh_().mul_(self._cap)
 
-    def _best(self, local_SW: Tensor) -> Tensor:
-        if local_SW.shape[1] == 0:
-            empty = torch.tensor([-torch.inf, 0.0], dtype=torch.float64, device=local_SW.device)
-            return empty.repeat(len(local_SW), 1)
-        best_S, index_S = self._likeliest(local_SW)
-        return torch.stack([best_S.double(), (index_S + self._first).double()], dim=1)
+    def _local(self, x_SE: Tensor) -> Tensor:
+        """Returns the logits of this rank's shard, with scale and cap."""
+        local_SW = self._product(x_SE)
+        return self.capped(local_SW if self._scale == 1 else local_SW.mul_(self._scale))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -21,10 +22,9 @@ from ryzanstein.worker.collectives.parallel import HeadShare
 from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS, Angles
 from ryzanstein.worker.kernels.functions.steps.program import ACTIVATE, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
 from ryzanstein.worker.model.inputs.step import StepInputs
+from ryzanstein.worker.model.program.sizes import MOST_ROWS
 from ryzanstein.worker.products.native import NativeWeight
 
-MOST_ROWS = 64
-"""The most rows of a step that a program runs. In larger steps arithmetic takes nearly all of the time."""
 _NONE = -1
 _MOST_GROUPS = 64  # of step.c
 _PLACES = {
@@ -37,6 +37,12 @@ _PLACES = {
     "z": "down",
 }
 _WHOLE = 16  # floats of a cache line, and of the widest vector
+
+
+class Goal(IntEnum):
+    """How far a program runs: to the last layer, to the logits of the wanted rows, or to their greatest ones."""
+
+    HIDDEN, LOGITS, TOKENS = range(3)
 
 
 class NotNative(Exception):
@@ -87,11 +93,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The inputs of a step, for parts that run in Python. `own_LTP`: the per-layer inputs, if the model has them."""
+    """The inputs of a step, for parts that run in Python."""
 
     inputs: StepInputs
     angles: Sequence[Angles]
-    own_LTP: Tensor | None = None
 
 
 CalledPart = Callable[[Tensor, StepContext], Tensor | None]
@@ -146,15 +151,28 @@ class Ops:
     """Why the first part without ops has none."""
     width: int = 0
     most_inputs: int = 0
+    logits: tuple[int, int] = (0, 0)
+    """Their buffer and its width."""
+    most_wanted: int = 0
+    """The most rows of logits."""
+    goals: list[int] = field(default_factory=list)
+    """How many items there are up to each goal."""
+    rotaries: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """Of each rotary embedding: how many numbers of a head it rotates, and whether pairs are neighbours."""
     shapes: dict[int, Shape] = field(default_factory=dict)
     _buffers: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def buffer(self, name: str, width: int) -> int:
+    def buffer(self, name: str, width: int, most_rows: int = MOST_ROWS) -> int:
         """Returns the buffer of that name and width. All layers share it."""
         if (name, width) not in self._buffers:
             self._buffers[name, width] = self.width
-            self.width += MOST_ROWS * -(-width // _WHOLE) * _WHOLE
+            self.width += most_rows * -(-width // _WHOLE) * _WHOLE
         return self._buffers[name, width]
+
+    def end_goal(self) -> None:
+        """Ends the items of a goal, the first one first."""
+        self.goals.append(len(self.items))
+        self.items.append([])
 
     def either(self, emit: Callable[[], None], call: Call) -> float:
         """Adds what `emit` adds, or a call if it raises NotNative. Returns 1, or 0 for the call."""
@@ -172,10 +190,10 @@ class Ops:
         """Adds a part without ops, whose result is in `out`, or where the source was."""
         self.items.append(Call(source, width, source if out is None else out, function))
 
-    def joined(self) -> list[Item]:
-        """Returns the items, adjacent runs of ops as one."""
+    def joined(self, goal: int) -> list[Item]:
+        """Returns the items up to a goal, adjacent runs of ops as one."""
         found: list[Item] = []
-        for item in self.items:
+        for item in self.items[: self.goals[goal]]:
             if isinstance(item, list) and found and isinstance(found[-1], list):
                 found[-1] = found[-1] + item
             else:
@@ -232,7 +250,7 @@ class Ops:
         out, first = self.buffer(name, stride), 0
         for weight in weights:
             places = {"residual": fields["residual"] + first} if "residual" in fields else {}
-            self._one_product(weight, source, out + first, norm, stride=stride, **fields | places)
+            self.multiply(weight, source, out + first, norm, stride=stride, **fields | places)
             first += weight.shape[0]
         return out
 
@@ -264,28 +282,30 @@ class Ops:
             self.items.append(AllReduce(buffer, self.hidden_size))
         return buffer
 
-    def rows(self, source: int, out: int, *, residual: int, norm: RowNorm | None = None, factor: float = 1.0) -> None:
+    def rows(self, source: int, out: int, *, residual: int = _NONE, norm: RowNorm | None = None, factor: float = 1.0) -> None:
         """Adds out = norm(source) * factor + residual, of rows of the hidden size."""
         self.add(ADD, in_=source, out=out, residual=residual, num_inputs=self.hidden_size, factor=factor, **self._norm(norm))
 
-    def _one_product(self, weight: NativeWeight, source: int, out: int, norm: RowNorm | None, **fields: Any) -> None:
+    def multiply(
+        self, weight: NativeWeight, source: int, out: int, norm: RowNorm | None, *, op: int = PRODUCT, **fields: Any
+    ) -> None:
+        """Adds a product with one weight. `op`: of all rows, or of those that are wanted."""
+        self.most_inputs = max(self.most_inputs, weight.shape[1])
+        self.add(op, in_=source, out=out, **self.weight(weight), **self._norm(norm), **fields)
+
+    def weight(self, weight: NativeWeight) -> dict[str, Any]:
+        """Returns where a weight is, and what it is like."""
         num_outputs, num_inputs = weight.shape
-        self.most_inputs = max(self.most_inputs, num_inputs)
-        self.add(
-            PRODUCT,
-            in_=source,
-            out=out,
-            kind=WEIGHT_KINDS[weight.kind],
-            type=weight.type,
-            weight=self.address(weight.weight),
-            scale=self.address(weight.scale_O),
-            bias=self.address(weight.bias_O),
-            num_inputs=num_inputs,
-            num_outputs=num_outputs,
-            block=weight.block,
-            **self._norm(norm),
-            **fields,
-        )
+        return {
+            "kind": WEIGHT_KINDS[weight.kind],
+            "type": weight.type,
+            "weight": self.address(weight.weight),
+            "scale": self.address(weight.scale_O),
+            "bias": self.address(weight.bias_O),
+            "num_inputs": num_inputs,
+            "num_outputs": num_outputs,
+            "block": weight.block,
+        }
 
     def _norm(self, norm: RowNorm | None) -> dict[str, Any]:
         if norm is None:

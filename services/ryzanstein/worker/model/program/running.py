@@ -7,8 +7,9 @@ Legend: T tokens, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import addressof
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from ctypes import addressof, c_float, c_int64
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from ryzanstein.worker.kernels.functions.attention import ask, ask_cold
 from ryzanstein.worker.kernels.functions.rows import SMALLEST_SCALE, Angles
 from ryzanstein.worker.kernels.functions.steps.program import (
     SHORT,
-    AnglesStruct,
     GroupStruct,
     OpStruct,
     ProgramFunctions,
@@ -29,7 +29,9 @@ from ryzanstein.worker.kernels.functions.steps.program import (
 )
 from ryzanstein.worker.model.attention import Paged
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
-from ryzanstein.worker.model.program.ops import MOST_ROWS, AllReduce, Call, Ops, Shape, StepContext, row_bytes
+from ryzanstein.worker.model.program.angles import StepAngles
+from ryzanstein.worker.model.program.ops import AllReduce, Call, Goal, Item, Ops, Shape, StepContext, row_bytes
+from ryzanstein.worker.model.program.sizes import MOST_ROWS
 
 _FIRST_BYTES = 256 * 1024
 _GROWTH = 1.5
@@ -42,23 +44,24 @@ class Program:
     """
 
     def __init__(
-        self, functions: ProgramFunctions, ops: Ops, share: float, num_rotaries: int, collectives: Collectives
+        self,
+        functions: ProgramFunctions,
+        ops: Ops,
+        share: float,
+        collectives: Collectives,
+        angles: Callable[[Tensor], Sequence[Angles]] | None,
     ) -> None:
+        """`angles` are those of positions, if they have no ops."""
         num_groups = max(ops.shapes, default=-1) + 1
         self._functions, self._ops = functions, ops
         self.share, self._collectives, self._meeting = share, collectives, collectives.meeting
         self._arena = torch.zeros(ops.width)
         self._x = ops.buffer("x", ops.hidden_size)
-        self._items: list[tuple[int, int] | AllReduce | Call] = []
         structs: list[OpStruct] = []
-        for item in ops.joined():
-            if isinstance(item, list):
-                self._items.append((len(structs), len(structs) + len(item)))
-                structs += item
-            else:
-                self._items.append(item)
+        self._items = [_items(ops.joined(goal), structs) for goal in range(len(ops.goals))]
+        self._calls = any(isinstance(item, Call) for item in ops.items)
         self._structs = (OpStruct * len(structs))(*structs)
-        self._groups, self._rotaries = (GroupStruct * num_groups)(), (AnglesStruct * max(num_rotaries, 1))()
+        self._groups, self._angles = (GroupStruct * num_groups)(), StepAngles(ops.rotaries, angles)
         for group, shape in ops.shapes.items():
             _shape(self._groups[group], shape)
         self._program = ProgramStruct(
@@ -72,32 +75,61 @@ class Program:
             smallest=SMALLEST_SCALE,
             meeting=None if self._meeting is None else addressof(self._meeting),
         )
-        self._step = StepStruct(groups=addressof(self._groups), rotaries=addressof(self._rotaries))
+        self._best_R, self._token_R = (c_float * MOST_ROWS)(), (c_int64 * MOST_ROWS)()
+        self._step = StepStruct(
+            groups=addressof(self._groups),
+            rotaries=addressof(self._angles.structs),
+            best=addressof(self._best_R),
+            tokens=addressof(self._token_R),
+        )
+        self._asked: StepContext | None = None
+        self._taken: tuple[StepInputs, Goal] | None = None
         self._grow(_FIRST_BYTES)
 
-    def takes(self, inputs: StepInputs) -> bool:
-        """Returns whether this program can run a step: it is small, and has no pages to compress or to bound.
+    def takes(self, inputs: StepInputs, goal: Goal = Goal.HIDDEN) -> bool:
+        """Returns whether this program can run a step so far: it is small, and has no pages to compress or to bound.
 
         It runs none while a profile is recorded, because a profile shows operators.
         """
-        return len(inputs.ids_T) <= MOST_ROWS and not any(map(_seals, inputs.groups)) and not _profiler_enabled()
+        if self._taken is None or self._taken[0] is not inputs or self._taken[1] != goal:
+            self._taken = (inputs, goal) if self._fits(inputs, goal) else None
+        return self._taken is not None and not _profiler_enabled()
 
-    def run(self, x_TE: Tensor, step: StepContext) -> Tensor:
-        """Returns the output of the last layer.
+    def _fits(self, inputs: StepInputs, goal: Goal) -> bool:
+        num_tokens = len(inputs.ids_T)
+        if goal and (goal >= len(self._items) or len(inputs.last_R) > min(self._ops.most_wanted, num_tokens)):
+            return False
+        return num_tokens <= MOST_ROWS and not any(map(_seals, inputs.groups))
+
+    def hidden(self, inputs: StepInputs) -> Tensor:
+        """Runs all layers. Returns the output of the last one, [T, E]. What is returned is valid until the next step.
 
         Raises MemoryError, always before the first collective of the layers, and what collectives raise.
         """
-        num_tokens, width = x_TE.shape
-        out_TE = self._rows(self._x, width, num_tokens).copy_(x_TE)
-        self._ask(num_tokens, step.inputs, step.angles)
-        for item in self._items:
+        self._reach(inputs, Goal.HIDDEN)
+        return self._rows(self._x, self._ops.hidden_size, len(inputs.ids_T))
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        """Runs the step up to the logits of the wanted rows, and returns them, [R, W]. Raises as `hidden`."""
+        self._reach(inputs, Goal.LOGITS)
+        return self._rows(*self._ops.logits, len(inputs.last_R))
+
+    def greatest(self, inputs: StepInputs) -> tuple[list[float], list[int]]:
+        """Runs the whole step. Returns the greatest logit of each wanted row and its column. Raises as `hidden`."""
+        with torch.inference_mode() if self._calls else nullcontext():
+            self._reach(inputs, Goal.TOKENS)
+        num_wanted = self._step.num_wanted
+        return self._best_R[:num_wanted], self._token_R[:num_wanted]
+
+    def _reach(self, inputs: StepInputs, goal: Goal) -> None:
+        step = self._ask(inputs)
+        for item in self._items[goal]:
             if isinstance(item, tuple):
                 self._run(*item)
             elif isinstance(item, AllReduce):
-                self._collectives.all_reduce(self._rows(item.buffer, item.width, num_tokens))
+                self._collectives.all_reduce(self._rows(item.buffer, item.width, self._step.num_tokens))
             else:
-                self._call(item, step, num_tokens)
-        return out_TE
+                self._call(item, step, self._step.num_tokens)
 
     def _call(self, item: Call, step: StepContext, num_tokens: int) -> None:
         found = item.function(self._rows(item.source, item.width, num_tokens), step)
@@ -115,8 +147,13 @@ class Program:
                 assert self._meeting is not None
                 raise failure(self._meeting, status)
 
-    def _ask(self, num_tokens: int, inputs: StepInputs, angles: Sequence[Angles]) -> None:
-        self._step.num_tokens = num_tokens
+    def _ask(self, inputs: StepInputs) -> StepContext:
+        """Tells the addresses of the inputs, unless they are those of the last step. Returns what calls get."""
+        if self._asked is not None and self._asked.inputs is inputs and not self._angles.change:
+            return self._asked
+        step, self._asked = self._step, StepContext(inputs, self._angles.of(inputs.positions_T))
+        step.num_tokens, step.num_wanted = len(inputs.ids_T), len(inputs.last_R)
+        step.ids, step.positions, step.last = map(Tensor.data_ptr, (inputs.ids_T, inputs.positions_T, inputs.last_R))
         for struct, group in zip(self._groups, inputs.groups, strict=False):
             segment = group.segments[0] if group.segments else None
             if isinstance(segment, Paged):
@@ -124,9 +161,7 @@ class Program:
                 ask(struct.asked, segment.keys)
                 if segment.keys.cold is not None:
                     ask_cold(struct.asked, segment.keys.cold)
-        for struct, each in zip(self._rotaries, angles, strict=False):
-            struct.cos, struct.sin = each.cos_T1R.data_ptr(), each.sin_T1R.data_ptr()
-            struct.num_rotated, struct.interleaved = each.cos_T1R.shape[-1], each.interleaved
+        return self._asked
 
     def _rows(self, buffer: int, width: int, num_rows: int) -> Tensor:
         return self._arena[buffer : buffer + num_rows * width].view(num_rows, width)
@@ -139,6 +174,20 @@ class Program:
             raise MemoryError(f"no memory for a step: {nbytes} bytes") from error
         self._program.memory = (self._memory.data_ptr() + 63) // 64 * 64
         self._program.memory_bytes = nbytes
+
+
+def _items(found: Sequence[Item], structs: list[OpStruct]) -> list[tuple[int, int] | AllReduce | Call]:
+    """Returns the items with runs as the numbers of their ops, of which those that are new are added to `structs`."""
+    items: list[tuple[int, int] | AllReduce | Call] = []
+    first = 0
+    for item in found:
+        if isinstance(item, list):
+            structs += item[max(0, len(structs) - first) :]
+            items.append((first, first + len(item)))
+            first += len(item)
+        else:
+            items.append(item)
+    return items
 
 
 def _seals(group: GroupInputs) -> bool:

@@ -7,7 +7,7 @@ from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_int32, c_i
 from ryzanstein.worker.kernels.functions.attention import AttentionStruct
 from ryzanstein.worker.kernels.functions.declaring import declared
 
-PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE = range(6)
+PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST = range(10)
 """What an op computes."""
 SHORT = -1
 WEIGHT_KINDS = {"floats": 0, "halves": 1, "unpacked": 2, "bytes": 3, "blocks": 4}
@@ -22,7 +22,7 @@ class OpStruct(Structure):
         *((name, c_int64) for name in ("in_", "out", "residual")),
         *((name, c_int32) for name in ("kind", "type", "activation", "gated")),
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, c_int64) for name in ("num_inputs", "num_outputs", "stride", "block")),
+        *((name, c_int64) for name in ("num_inputs", "num_outputs", "stride", "block", "first")),
         ("norm", c_void_p),
         *((name, c_float) for name in ("eps", "offset", "factor")),
         *((name, c_int32) for name in ("group", "rotary")),
@@ -63,7 +63,12 @@ class ProgramStruct(Structure):
 class StepStruct(Structure):
     """The struct Step."""
 
-    _fields_ = (("num_tokens", c_int64), ("groups", c_void_p), ("rotaries", c_void_p))
+    num_tokens: int
+    num_wanted: int
+    _fields_ = (
+        *((name, c_int64) for name in ("num_tokens", "num_wanted")),
+        *((name, c_void_p) for name in ("ids", "positions", "last", "groups", "rotaries", "best", "tokens")),
+    )
 
 
 _STRUCTS = (OpStruct, AnglesStruct, GroupStruct, ProgramStruct, StepStruct)

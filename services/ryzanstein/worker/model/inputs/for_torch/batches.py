@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from ryzanstein.worker.cache.staging import StagedSequence, Staging
 from ryzanstein.worker.model.attention import AttentionBatch, Staged
+from ryzanstein.worker.model.inputs.for_torch.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.layout import CacheLayout, Integers
-from ryzanstein.worker.model.inputs.masks import ScoreMasks
 from ryzanstein.worker.model.inputs.paged import SeenKeys
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ryzanstein.worker.cache.staging import GPU_VIEW_BYTES
 from ryzanstein.worker.engine.plan import StepPlan
 from ryzanstein.worker.model.attention import Segment, Span
-from ryzanstein.worker.model.inputs.batches import DecodeBatches
+from ryzanstein.worker.model.inputs.for_torch.batches import DecodeBatches
 from ryzanstein.worker.model.inputs.layout import FedTokens, PageTables
 from ryzanstein.worker.model.inputs.paged import SeenKeys
 from ryzanstein.worker.model.inputs.step import GroupInputs
