@@ -20,12 +20,13 @@
 
 enum { PARALLEL = 128 * 1024 };          /* products from which threads pay for their start */
 enum { AHEAD = 16384, LINE = 64 };        /* bytes that the first rows ask for in advance, and of a line of the cache */
-#if defined(ADD_PAIRS) || VNNI || defined(__aarch64__)
-enum { AT_ONCE = 4 };                    /* rows that are multiplied with what is in registers */
+#if LANES == 16 && VNNI
+enum { AT_ONCE = 8, FEW = 2 * AT_ONCE }; /* rows that are multiplied with what is in registers */
+#elif defined(ADD_PAIRS) || VNNI || defined(__aarch64__)
+enum { AT_ONCE = 4, FEW = 2 * AT_ONCE }; /* FEW: rows for which to unpack a weight twice takes less time than to store it */
 #else
-enum { AT_ONCE = 1 };                    /* of older CPUs, for which compilation would take a minute */
+enum { AT_ONCE = 1, FEW = 2 };           /* of older CPUs, for which compilation would take a minute */
 #endif
-enum { FEW = 2 * AT_ONCE };              /* rows for which to unpack a weight twice takes less time than to store it */
 enum { CHUNK = 16 };                     /* parts that are unpacked for many rows: whole blocks of every type */
 
 /* A part of a row: levels of -127 to 127; what the sum of their products with a weight's begins with, which takes the weight's
@@ -68,13 +69,13 @@ INLINE void add_parts(Lanes sum[][MOST_PANELS], const PanelPart *const *w, const
         Ints products[MOST_ROWS][MOST_PANELS];
 #pragma GCC unroll 2
         for (int n = 0; n < panels; n++) words.weight[n] = w[n]->levels + h * words.count;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             words.row[r] = x[r]->levels + h * words.count;
             words.begin[r] = has_offset(kind) ? x[r]->begin + h : NULL;
         }
         sum_products(products, &words, rows, panels, kind.largest);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
             for (int n = 0; n < panels; n++) sum[r][n] = add_scaled(sum[r][n], products[r][n], w[n], x[r], h, kind);
@@ -110,16 +111,16 @@ INLINE void multiply_tile(const BlockProduct *p, const Chunk *c, i64 t, const in
     const PanelPart *w[MOST_PANELS] = {c->parts[0], c->parts[c->panels - 1]};
     if (c->begin > 0) load_sums(p, c, t, rows, stored);
     memcpy(sum, stored, sizeof sum); /* a copy that no other function knows stays in registers */
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) x[r] = p->x_TP + (t + r) * p->P + c->begin;
     for (i64 part = c->begin; part < c->end; part++) {
         add_parts(sum, w, x, rows, MOST_PANELS, kind);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) x[r]++;
 #pragma GCC unroll 2
         for (int n = 0; n < MOST_PANELS; n++) w[n]++;
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int n = 0; n < MOST_PANELS; n++) stored[r][n] = sum[r][n];
@@ -164,7 +165,7 @@ INLINE void multiply_panel(const BlockProduct *p, i64 t, const int rows, i64 pan
     const Panel from = panel_at(p->packed, panel, blocks, f);
     const RowPart *x[MOST_ROWS];
     Sums sum = {0}, stored;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) x[r] = p->x_TP + (t + r) * p->P;
     for (i64 block = 0; block < blocks; block++)
 #pragma GCC unroll 8
@@ -174,10 +175,10 @@ INLINE void multiply_panel(const BlockProduct *p, i64 t, const int rows, i64 pan
             ask_ahead(from, block, part, f);
             unpack(&unpacked, from, block, part, type);
             add_parts(sum, &w, x, rows, 1, f.kind);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++) x[r]++;
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) stored[r][0] = sum[r][0];
     store_sums(p, t, panel, 1, rows, 1, stored);
 }
@@ -239,8 +240,9 @@ INLINE void quantize_part(const float *x, RowPart *to, const Format f, float sma
     }                                                                                                                           \
     static void few_##TYPE(const BlockProduct *p, i64 panel) {                                                                  \
         i64 t = 0;                                                                                                              \
-        for (; AT_ONCE == 4 && p->T - t >= 4; t += 4) multiply_panel(p, t, 4, panel, TYPE);                                     \
-        for (; AT_ONCE == 4 && p->T - t >= 2; t += 2) multiply_panel(p, t, 2, panel, TYPE);                                     \
+        for (; AT_ONCE >= 8 && p->T - t >= 8; t += 8) multiply_panel(p, t, 8, panel, TYPE);                                     \
+        for (; AT_ONCE >= 4 && p->T - t >= 4; t += 4) multiply_panel(p, t, 4, panel, TYPE);                                     \
+        for (; AT_ONCE >= 4 && p->T - t >= 2; t += 2) multiply_panel(p, t, 2, panel, TYPE);                                     \
         for (; p->T > t; t++) multiply_panel(p, t, 1, panel, TYPE);                                                             \
     }                                                                                                                           \
     static void quantize_##TYPE(const float *x, RowPart *to, i64 parts, float smallest) {                                       \

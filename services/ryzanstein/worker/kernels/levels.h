@@ -30,7 +30,7 @@ enum { LEVEL_OFFSET = 0 }; /* of signed 8-bit levels, as they are stored */
 enum { LEVEL_OFFSET = 128 };
 #endif
 enum { BYTE = 255 };                     /* the largest levels of 8 bits, whether or not they have a sign */
-enum { MOST_ROWS = 4, MOST_PANELS = 2 }; /* of a tile */
+enum { MOST_ROWS = LANES == 16 ? 8 : 4, MOST_PANELS = 2 }; /* of a tile */
 
 /* sum[l] += weight[4 l + j] * x[j] for j from 0 to 3. */
 INLINE Ints add_level_products(Ints sum, Ints weight, int32_t x) {
@@ -97,7 +97,7 @@ INLINE void add_in_shorts(Ints sum[][MOST_PANELS], const Words *of, const int be
 #else
 /* Adds the products of word k. */
 INLINE void add_word(Ints sum[][MOST_PANELS], const Words *of, const int k, const int rows, const int panels) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int n = 0; n < panels; n++) {
@@ -122,7 +122,7 @@ INLINE void sum_products(Ints sum[][MOST_PANELS], const Words *of, const int row
         add_in_shorts(sum, of, k, k + room < of->count ? k + room : of->count, has_signs, rows, panels);
 #else
     (void)largest;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int n = 0; n < panels; n++) sum[r][n] = begin_of(of, r);

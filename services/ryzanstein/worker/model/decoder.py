@@ -195,10 +195,9 @@ class Decoder:
         """Runs the step. Returns the greatest logits of the wanted rows and their tokens as the head does."""
         if self.program is not None and self.program.takes(inputs, Goal.TOKENS):
             return self.head.merged(*self.program.greatest(inputs))
-        with torch.inference_mode():
-            if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
-                return self.head.likeliest(self.head.capped(self.program.logits(inputs)))
-            return self.head.greedy(self.hidden(inputs, cache))
+        if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
+            return self.head.likeliest(self.head.capped(self.program.logits(inputs)))
+        return self.head.greedy(self.hidden(inputs, cache))
 
     def _angles(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> list[Angles]:
         return [rotary.angles(positions_T, dtype) for rotary in self._rotaries]

@@ -222,13 +222,13 @@ class ModelRunner:
         """
         self._tp.collectives.rejoin()
 
+    @torch.inference_mode()
     def _execute(self, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None) -> list[SampledToken]:
         inputs = self._inputs.build(plan)
         if plan.sampled and not (plan.full_logits or plan.scored or plan.pooled):
             return _likeliest(self._decoder.greedy(inputs, self._cache))
         return self._with_rows(inputs, plan, rows, masks)
 
-    @torch.inference_mode()
     def _with_rows(
         self, inputs: StepInputs, plan: StepPlan, rows: Sequence[SampleRow], masks: Masks | None
     ) -> list[SampledToken]:

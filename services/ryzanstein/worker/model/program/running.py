@@ -8,7 +8,6 @@ Legend: T tokens, E hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from ctypes import addressof, c_float, c_int64
 
 import torch
@@ -59,7 +58,6 @@ class Program:
         self._x = ops.buffer("x", ops.hidden_size)
         structs: list[OpStruct] = []
         self._items = [_items(ops.joined(goal), structs) for goal in range(len(ops.goals))]
-        self._calls = any(isinstance(item, Call) for item in ops.items)
         self._structs = (OpStruct * len(structs))(*structs)
         self._groups, self._angles = (GroupStruct * num_groups)(), StepAngles(ops.rotaries, angles)
         for group, shape in ops.shapes.items():
@@ -116,8 +114,7 @@ class Program:
 
     def greatest(self, inputs: StepInputs) -> tuple[list[float], list[int]]:
         """Runs the whole step. Returns the greatest logit of each wanted row and its column. Raises as `hidden`."""
-        with torch.inference_mode() if self._calls else nullcontext():
-            self._reach(inputs, Goal.TOKENS)
+        self._reach(inputs, Goal.TOKENS)
         num_wanted = self._step.num_wanted
         return self._best_R[:num_wanted], self._token_R[:num_wanted]
 
