@@ -141,7 +141,7 @@ async def test_a_profile_that_is_given_up_half_way_leaves_nothing_to_the_next(st
     """The next is of the other rank, and of fewer steps: a trace of the first would come too early and be too long."""
     handle = await link.submit(attempt(max_tokens=1900, ignore_eos=True))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Profile(pb.ProfileRequest(rank=rank, steps=100), timeout=0.2)
+        await stub.Profile(pb.ProfileRequest(rank=rank, steps=100), timeout=0.05)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     pids = [status.pid for status in (await stub.GetStatus(pb.GetStatusRequest())).ranks]
     for other in (1 - rank, rank):

@@ -243,7 +243,7 @@ async def test_a_cancelled_call_leaves_no_rank_and_the_server_usable(server, for
     assert open_fds(server.pid) == before
 
     async def closed() -> bool:
-        return len(open_fds()) == len(agents) + 1  # the test's end of the successor's channel
+        return len(open_fds()) <= len(agents) + 1  # the end of the successor's channel; what earlier tests left may close
 
     await eventually(closed, 5)
 
