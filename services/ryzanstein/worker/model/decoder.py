@@ -156,9 +156,9 @@ class Decoder:
         self._rotaries = [Rotary(rotary, shard.table.device, source.kernels) for rotary in spec.rotaries]
 
     def compile(self, kernels: NativeKernels, cache: KVCache | ZonedCache, hidden_size: int) -> str:
-        """Makes a program of the layers that have ops; the others stay functions between its runs.
+        """Makes a program of what has ops; layers and ends that have none stay functions beside it.
 
-        Returns why some have none, of the first of them; empty if all have. Nothing may replace a weight or the
+        Returns why the first layer without ops has none; empty if all have. Nothing may replace a weight or the
         cache from then on.
         """
         ops, native = Ops(hidden_size, self._tp.size, self._tp.collectives.meeting is not None), 0.0
@@ -205,6 +205,7 @@ class Decoder:
     def _emit_begin(self, ops: Ops) -> Callable[[Tensor], list[Angles]] | None:
         """Adds what is before the layers. Returns a function for the angles if they have no ops."""
         x, ops.layer, ops.place = ops.buffer("x", ops.hidden_size), -1, "embedding"
+        ops.num_rotaries = len(self._rotaries)
         own = Call(x, ops.hidden_size, x, lambda _, step: self._embedding(step.inputs.ids_T, step.inputs.positions_T))
         ops.either(partial(self._embedding.emit, ops, x), own)
         try:

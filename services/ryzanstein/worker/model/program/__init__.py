@@ -1,1 +1,1 @@
-"""A step's layers as one native call: which ops they are, and how they run."""
+"""A step as one native call: which ops it has, and how they run."""

@@ -16,14 +16,19 @@ from ryzanstein.worker.model.program.sizes import MOST_ROWS
 
 
 class StepAngles:
-    """The angles of each rotary embedding, of those in `rotaries` by its ops, or all by the function `compute`."""
+    """The angles of `number` rotary embeddings: by the ops of those in `rotaries`, or all by the function `compute`."""
 
-    def __init__(self, rotaries: Mapping[int, tuple[int, bool]], compute: Callable[[Tensor], Sequence[Angles]] | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        rotaries: Mapping[int, tuple[int, bool]],
+        compute: Callable[[Tensor], Sequence[Angles]] | None,
+    ) -> None:
         self._compute = compute
-        self.structs = (AnglesStruct * max(len(rotaries), 1))()
-        shapes = [rotaries[number] for number in range(len(rotaries))]
-        self._own = [_memory(width, interleaved) for width, interleaved in shapes]
-        self._fill(self._own)
+        self.structs = (AnglesStruct * max(number, 1))()
+        self._own = [] if compute is not None else [_memory(*rotaries[index]) for index in range(number)]
+        if compute is None:
+            self._fill(self._own)
         self._by_tokens: dict[int, Sequence[Angles]] = {}
 
     @property
@@ -45,7 +50,8 @@ class StepAngles:
         return self._by_tokens[num_tokens]
 
     def _fill(self, angles: Sequence[Angles]) -> None:
-        for struct, each in zip(self.structs, angles, strict=False):
+        for index, each in enumerate(angles):
+            struct = self.structs[index]
             struct.cos, struct.sin = each.cos_T1R.data_ptr(), each.sin_T1R.data_ptr()
             struct.num_rotated, struct.interleaved = each.cos_T1R.shape[-1], each.interleaved
 

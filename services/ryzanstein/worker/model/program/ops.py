@@ -157,6 +157,7 @@ class Ops:
     """The most rows of logits."""
     goals: list[int] = field(default_factory=list)
     """How many items there are up to each goal."""
+    num_rotaries: int = 0
     rotaries: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """Of each rotary embedding: how many numbers of a head it rotates, and whether pairs are neighbours."""
     shapes: dict[int, Shape] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Runs a decoder's layers as a program: one native call for all of them, or one between two parts that have no ops.
+"""Runs a decoder as a program: one native call for a step, or one between two parts that have no ops.
 
 The arithmetic is that of the layers' own functions, bit for bit.
 
@@ -59,7 +59,7 @@ class Program:
         structs: list[OpStruct] = []
         self._items = [_items(ops.joined(goal), structs) for goal in range(len(ops.goals))]
         self._structs = (OpStruct * len(structs))(*structs)
-        self._groups, self._angles = (GroupStruct * num_groups)(), StepAngles(ops.rotaries, angles)
+        self._groups, self._angles = (GroupStruct * num_groups)(), StepAngles(ops.num_rotaries, ops.rotaries, angles)
         for group, shape in ops.shapes.items():
             _shape(self._groups[group], shape)
         self._program = ProgramStruct(
