@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 _SKIP_COLLECTIVE = signal.SIGRTMIN + 1
@@ -28,31 +29,59 @@ _LONG_STEP = signal.SIGRTMIN + 3
 _HANG = signal.SIGRTMIN + 4
 _LONGER_S = 0.5
 _RANK_MODULE = "ryzanstein.worker.ranks.rank"
+_COLLECTIVES = "ryzanstein.worker.collectives.shm"
+_HEAD = "ryzanstein.worker.model.layers.vocabulary"
+_PROGRAM = "ryzanstein.worker.model.program.running"
 
 
-def _spoil_once(module: str, owner: str, method: str, spoiled: Callable[..., Any]) -> None:
-    """Replaces a method until it is called once.
+def _spoil_once(*methods: tuple[str, str, str, Callable[..., Any]]) -> None:
+    """Replaces methods until one of them is called: module, class, name, and what replaces it.
 
-    The module is already loaded, because a computing rank has imported it.
+    The modules are already loaded, because a computing rank has imported them.
     """
-    found = getattr(sys.modules[module], owner)
-    honest = getattr(found, method)
+    owners = [getattr(sys.modules[module], owner) for module, owner, _, _ in methods]
+    honest = [getattr(owner, name) for owner, (_, _, name, _) in zip(owners, methods, strict=True)]
 
-    def once(*arguments: Any) -> Any:
-        setattr(found, method, honest)
-        return spoiled(honest, *arguments)
+    def once(index: int, *arguments: Any) -> Any:
+        for owner, (_, _, name, _), method in zip(owners, methods, honest, strict=True):
+            setattr(owner, name, method)
+        return methods[index][3](honest[index], *arguments)
 
-    setattr(found, method, once)
+    for index, (owner, (_, _, name, _)) in enumerate(zip(owners, methods, strict=True)):
+        setattr(owner, name, partialmethod(_call, once, index))
+
+
+def _call(self: Any, once: Callable[..., Any], index: int, *arguments: Any) -> Any:
+    return once(index, self, *arguments)
 
 
 def _skip_collective(*_: object) -> None:
-    module = "ryzanstein.worker.collectives.shm"
-    _spoil_once(module, "ShmCollectives", "all_reduce", lambda honest, self, x: x)
+    _spoil_once(
+        (_COLLECTIVES, "ShmCollectives", "all_reduce", lambda honest, self, x: x),
+        (_PROGRAM, "Program", "_run", _run_without_a_sum),
+    )
+
+
+def _run_without_a_sum(honest: Callable[..., Any], self: Any, first: int, last: int) -> None:
+    """Runs ops of a step in C, but for the first sum over ranks."""
+    reduce = sys.modules["ryzanstein.worker.kernels.functions.steps.program"].REDUCE
+    skipped = next((number for number in range(first, last) if self._structs[number].op == reduce), last)
+    honest(self, first, skipped)
+    if skipped < last:
+        honest(self, skipped + 1, last)
 
 
 def _nan_logits(*_: object) -> None:
-    module = "ryzanstein.worker.model.layers.vocabulary"
-    _spoil_once(module, "VocabParallelHead", "_local", lambda honest, self, x: honest(self, x).fill_(float("nan")))
+    _spoil_once(
+        (_HEAD, "VocabParallelHead", "_local", lambda honest, self, x: honest(self, x).fill_(float("nan"))),
+        (_PROGRAM, "Program", "logits", lambda honest, self, inputs: honest(self, inputs).fill_(float("nan"))),
+        (_PROGRAM, "Program", "greatest", _nan_greatest),
+    )
+
+
+def _nan_greatest(honest: Callable[..., Any], self: Any, inputs: Any) -> tuple[list[float], list[int]]:
+    best, tokens = honest(self, inputs)
+    return [float("nan")] * len(best), [0] * len(tokens)
 
 
 def _long_step(*_: object) -> None:
@@ -60,11 +89,14 @@ def _long_step(*_: object) -> None:
         time.sleep(_LONGER_S)
         return honest(*arguments)
 
-    _spoil_once("ryzanstein.worker.model.runner", "ModelRunner", "execute", longer)
+    _spoil_once(("ryzanstein.worker.model.runner", "ModelRunner", "execute", longer))
 
 
 def _hang(*_: object) -> None:
-    _spoil_once("ryzanstein.worker.collectives.shm", "ShmCollectives", "all_reduce", wait_for_ever)
+    _spoil_once(
+        (_COLLECTIVES, "ShmCollectives", "all_reduce", wait_for_ever),
+        (_PROGRAM, "Program", "_run", wait_for_ever),
+    )
 
 
 def wait_for_ever(honest: Callable[..., Any], *arguments: Any) -> Any:
