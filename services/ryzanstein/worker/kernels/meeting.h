@@ -31,7 +31,7 @@ typedef struct {
     Word *flags;                           /* the first page of the segment */
     char *slots;                           /* two for each rank, by rank */
     Word *board;                           /* this rank's slot of the board, or NULL */
-    int64_t rank, size;                    /* at least 2 ranks */
+    int64_t rank, size;                    /* ranks; a single one meets nobody and uses the board alone */
     int64_t spin_ns, yield_ns, deadline_ns;
     Word arrivals, epoch_end, parity;      /* of the last operation */
     int64_t peer, bytes, waited_ns;        /* who is waited for in a chunk of so many bytes; how long, after a time-out */
