@@ -287,6 +287,42 @@ def nodes_too_old(model: str, features: Collection[str]) -> RyzansteinError:
     )
 
 
+def adapter_removed(name: str, model: str) -> RyzansteinError:
+    """Returns the error for a request whose adapter no node has any more. The model alone must not answer instead."""
+    return RyzansteinError(
+        f"adapter {name!r} of {model!r} was removed, or replaced by another one of this name",
+        Code.NOT_FOUND,
+        "ADAPTER_REMOVED",
+        {"adapter": name, "model": model},
+        resource=("model", name),
+    )
+
+
+def adapter_unfit(name: str, field_name: str, why: str) -> RyzansteinError:
+    """Returns the error for an adapter that does not fit its model.
+
+    `field_name`: a tensor, or a field of its configuration.
+    """
+    return RyzansteinError(
+        f"adapter {name!r}: {field_name}: {why}",
+        Code.INVALID_ARGUMENT,
+        "ADAPTER_UNFIT",
+        {"adapter": name, "field": field_name},
+        (FieldViolation(field_name, why),),
+    )
+
+
+def adapter_no_room(name: str, num_bytes: int, bound: int) -> RyzansteinError:
+    """Returns the error for an adapter that must be loaded while those in use fill the memory for adapters."""
+    return RyzansteinError(
+        f"adapter {name!r} needs {num_bytes} bytes; the adapters in use leave no room in {bound}",
+        Code.RESOURCE_EXHAUSTED,
+        "ADAPTER_NO_ROOM",
+        {"adapter": name, "bytes": str(num_bytes), "bound_bytes": str(bound)},
+        retry_after_s=1.0,
+    )
+
+
 def attempts_exhausted(attempts: int, cause: str, reason: str = "") -> RyzansteinError:
     """Returns the error after `attempts` attempts in a row that failed without a new token.
 

@@ -34,6 +34,8 @@ from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
+from ryzanstein.v1.adapter_pb2 import DESCRIPTOR as ADAPTER
+from ryzanstein.v1.adapter_pb2_grpc import add_AdapterServiceServicer_to_server
 from ryzanstein.v1.debug_pb2 import DESCRIPTOR as DEBUG
 from ryzanstein.v1.debug_pb2_grpc import add_DebugServiceServicer_to_server
 from ryzanstein.v1.embedding_pb2 import DESCRIPTOR as EMBEDDING
@@ -45,6 +47,8 @@ from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from ryzanstein.wire.protection import protection_to_wire
+from ryzanstein.worker.agent.adapters.node_adapters import WantedAdapter
+from ryzanstein.worker.agent.faces.adapters import AdapterServicer
 from ryzanstein.worker.agent.faces.debug import NodeSight
 from ryzanstein.worker.agent.faces.embeddings import NodeEmbeddingServicer
 from ryzanstein.worker.agent.faces.pages import PageServicer
@@ -186,8 +190,8 @@ async def _serve_rpc(
     tls: ServiceTls | None,
     source: DebugSource,
 ) -> None:
-    services = [service for each in (DESCRIPTOR, PAGES, TEXT, EMBEDDING, DEBUG) for service in each.services_by_name.values()]
-    names = [service.full_name for service in services]
+    files = (DESCRIPTOR, PAGES, TEXT, EMBEDDING, ADAPTER, DEBUG)
+    names = [service.full_name for file in files for service in file.services_by_name.values()]
     rpc_metrics = RpcMetrics("worker", metrics.registry)
     rpc = RpcServer(
         settings.host,
@@ -199,12 +203,13 @@ async def _serve_rpc(
         tls=tls,
         health_port=settings.health_port,
     )
-    files = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
-    auditor = Auditor(metrics.background, audit_failures("worker", metrics.registry), files)
+    audited = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
+    auditor = Auditor(metrics.background, audit_failures("worker", metrics.registry), audited)
     add_WorkerServiceServicer_to_server(WorkerServicer(models, auditor, partial(protection_to_wire, settings, tls)), rpc.server)
     add_PageServiceServicer_to_server(PageServicer(models), rpc.server)
     add_TextServiceServicer_to_server(TextServicer(models, templates), rpc.server)
     add_EmbeddingServiceServicer_to_server(NodeEmbeddingServicer(models, metrics.embeddings), rpc.server)
+    add_AdapterServiceServicer_to_server(AdapterServicer(models, auditor), rpc.server)
     add_DebugServiceServicer_to_server(DebugServicer(source), rpc.server)
     await rpc.start()
     log.info(
@@ -234,6 +239,8 @@ async def _live(
     memory = ModelMemory(settings.model_memory_bytes or node_memory_bytes(settings))
     needs = ModelNeeds(lambda path: need_of(path, settings), background)
     deployed = DeployedModels(models, memory, needs, _started_with(settings), background)
+    for name, path in settings.named_adapters():
+        models.first.node.adapters.want(name, WantedAdapter(path))
     models.start(NodeHealth(rpc))
     deployed.start()
     membership: NodeMembership | None = None

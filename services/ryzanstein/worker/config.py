@@ -52,6 +52,8 @@ _OF_RANKS = frozenset(
         "sparse_attention",
         "kv_host_bytes",
         "kv_disk_bytes",
+        "adapters",
+        "adapter_bytes",
     }
 )
 """Settings that mean nothing to an inference server beside the node, and must not be believed to."""
@@ -107,6 +109,12 @@ class WorkerSettings(ServiceSettings):
         description="directories of further models, comma-separated, each DIR or NAME=DIR, or a JSON object of names and "
         "directories; each has ranks of its own",
     )
+    adapters: str = Field(
+        "",
+        description="adapters of `model`, comma-separated, each NAME=DIR, or a JSON object of names and directories; each "
+        "answers under its name",
+    )
+    adapter_bytes: int = Field(2**30, ge=0, description="memory for adapters in use; those of idle ones make room for others")
     model_memory_bytes: int = Field(
         0, ge=0, description="memory for models, which bounds what is deployed; 0: 90 % of the machine's or container's"
     )
@@ -258,6 +266,19 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"chat_template: a file name must have 1 to {MAX_PATH_CHARS} characters, got {len(wrong)}")
         return self
 
+    @model_validator(mode="after")
+    def _adapters_of_a_model(self) -> WorkerSettings:
+        names = [name for name, _ in self.named_adapters()]
+        if names and not self.model:
+            raise ValueError("adapters needs model: the one that they change")
+        taken = [self._first_name] if self.model else []
+        for name in names:
+            if not name or (fault := name_fault(name)):
+                raise ValueError(f"adapters: the name {name[:MAX_NAME_CHARS]!r} {fault if name else 'is empty: give NAME=DIR'}")
+            if names.count(name) > 1 or name in taken:
+                raise ValueError(f"adapters: the name {name!r} is given twice, or is the model's own")
+        return self
+
     @field_validator("engine")
     @classmethod
     def _is_reachable(cls, given: str) -> str:
@@ -349,6 +370,10 @@ class WorkerSettings(ServiceSettings):
         """Returns the names and directories of the further models."""
         pairs = read_setting(self.more_models)
         return [(name or model_name(Path(directory)), str(model_path(directory))) for name, directory in pairs]
+
+    def named_adapters(self) -> list[tuple[str, Path]]:
+        """Returns the names and paths of the adapters of the first model."""
+        return [(name, Path(path)) for name, path in read_setting(self.adapters)]
 
     def template_file(self, name: str) -> Path | None:
         """Returns the file with the chat template of a model; None: the model's own."""

@@ -23,8 +23,21 @@ PROMPT_CUTS = "prompt-cuts"
 """The feature of nodes that know `SamplingParams.keep_prompt_head`."""
 CACHE_SCOPES = "cache-scopes"
 """The feature of nodes that keep what requests of one `cache_scope` leave in their caches from all others."""
-KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS, CACHE_SCOPES})
+ADAPTERS = "adapters"
+"""The feature of nodes that know `GenerationRequest.adapter`: others would answer with the base model."""
+KNOWN_FEATURES = frozenset({EXTENDED, TOOLS, CONSTRAINTS, PROMPT_CUTS, CACHE_SCOPES, ADAPTERS})
 """All features that this version knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An adapter of a model: the public name under which it is asked for, and the digest of its content, 32 bytes.
+
+    Of two adapters with one name, the digest tells which is meant.
+    """
+
+    name: str
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +291,8 @@ class GenerationRequest:
     reader. `created` is when it was admitted, in whole seconds of Unix time; 0: not yet. `shown_as`
     is how the face that took it shows the answer: the faces alone know what it means. `kept`: outside
     of a session, but what is said here is kept, and a later request may go on from it. `never_cut`: its
-    face shows the prompt, so no default of the router's leaves out a part of it.
+    face shows the prompt, so no default of the router's leaves out a part of it. `adapter` changes what the
+    model answers; before the request is completed, `model` may be an adapter's name.
     """
 
     model: str
@@ -301,6 +315,17 @@ class GenerationRequest:
     answer_form: str = ""
     kept: bool = False
     never_cut: bool = False
+    adapter: AdapterRef | None = None
+
+    @property
+    def public_model(self) -> str:
+        """The name that clients know: the adapter's, if there is one."""
+        return self.model if self.adapter is None else self.adapter.name
+
+    @property
+    def adapter_digest(self) -> bytes:
+        """The digest of its adapter's content; empty without one."""
+        return b"" if self.adapter is None else self.adapter.digest
 
     @property
     def is_constrained(self) -> bool:
@@ -335,6 +360,7 @@ class GenerationRequest:
         needed |= {CONSTRAINTS} if self.is_constrained else set()
         needed |= {PROMPT_CUTS} if self.sampling.keep_prompt_head is not None else set()
         needed |= {CACHE_SCOPES} if self.cache_scope else set()
+        needed |= {ADAPTERS} if self.adapter is not None else set()
         if isinstance(self.prompt, ChatPrompt):
             needed |= set() if self.prompt.template == PLAIN_TEMPLATE else {EXTENDED}
             needed |= set() if self.prompt.is_plain else {TOOLS}

@@ -8,6 +8,7 @@ from ryzanstein import clock, errors
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, valid_priority
 from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.adapters import ref_from_wire, ref_to_wire
 from ryzanstein.wire.requests import (
     cache_scope_from_wire,
     conversation_from_wire,
@@ -49,6 +50,7 @@ def attempt_to_wire(attempt: Attempt, handle: int) -> worker.Submit:
         previous=_place_to_wire(attempt.previous),
         conversation_key=attempt.conversation,
         cache_scope=request.cache_scope,
+        adapter=ref_to_wire(request.adapter),
     )
     match request.prompt:
         case ChatPrompt() as chat if not chat.is_plain:
@@ -84,7 +86,7 @@ def _deadline(submit: worker.Submit) -> float | None:
 def attempt_from_wire(submit: worker.Submit) -> Attempt:
     """Returns the attempt that a node is to run.
 
-    Only the bounds of sampling, tenant, cache scope and priority are checked; the router is trusted for the
+    Only the bounds of sampling, tenant, cache scope, adapter and priority are checked; the router is trusted for the
     others.
     """
     sampling = sampling_from_wire(submit.sampling)
@@ -103,6 +105,7 @@ def attempt_from_wire(submit: worker.Submit) -> Attempt:
         cache_scope=cache_scope_from_wire(submit.cache_scope),
         request_id=submit.request_id,
         traceparent=submit.traceparent,
+        adapter=ref_from_wire(submit.adapter, "adapter") if submit.HasField("adapter") else None,
     )
     return Attempt(
         submit.generation_id,

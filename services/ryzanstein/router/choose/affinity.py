@@ -46,13 +46,17 @@ def affinity(request: GenerationRequest) -> Affinity:
 
 
 def beginning(request: GenerationRequest) -> bytes:
-    """Returns a key shared by requests of one cache scope that begin alike, up to the first user message."""
+    """Returns a key shared by requests of one cache scope and adapter that begin alike, up to the first user message."""
     return b"prefix:" + _prefix(request.prompt, scope_key(request))
 
 
 def scope_key(request: GenerationRequest) -> bytes:
-    """Returns the key of digests of what a request begins with: empty for the empty cache scope."""
-    return blake2b(request.cache_scope.encode(), digest_size=16).digest() if request.cache_scope else b""
+    """Returns the key of digests of what a request begins with: empty for the empty cache scope without an adapter.
+
+    An adapter changes keys and values: what another one has cached is of no use.
+    """
+    scope = blake2b(request.cache_scope.encode(), digest_size=16).digest() if request.cache_scope else b""
+    return scope if request.adapter is None else blake2b(request.adapter.digest, digest_size=16, key=scope).digest()
 
 
 def _scoped(key: bytes, request: GenerationRequest) -> bytes:

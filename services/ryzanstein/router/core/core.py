@@ -90,7 +90,7 @@ class Core(Protocol):
         ...
 
     def model_of(self, name: str) -> str:
-        """Returns the name of the model to use; `name` may be empty. Raises NOT_FOUND and INVALID_ARGUMENT."""
+        """Returns the name of the model to use; `name` may be empty, or an adapter's. Raises NOT_FOUND and INVALID_ARGUMENT."""
         ...
 
     @property

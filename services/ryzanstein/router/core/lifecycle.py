@@ -436,4 +436,4 @@ async def _commit(generation: Generation, turn: Turn) -> None:
     if answer.reason not in (None, FinishReason.CANCELLED):
         node_id = answer.nodes[-1][1] if answer.nodes else ""
         message = await generation.message(len(answer.tokens))
-        await turn.commit(message, generation.request.model, node_id)
+        await turn.commit(message, generation.request.public_model, node_id)

@@ -17,7 +17,7 @@ from ryzanstein import clock, errors
 from ryzanstein.embeddings import Embedded, EmbeddingRequest
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenPrompt, has_middle
-from ryzanstein.generation.request import GenerationRequest
+from ryzanstein.generation.request import AdapterRef, GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.observe.requests import FoundRequest, RequestStage
 from ryzanstein.router.access.limits.hold import Hold
@@ -85,7 +85,7 @@ class LocalCore:
         return [*generations.values(), *(each for each in self._arrivals if each.generation_id not in generations)]
 
     def models(self) -> list[ServedModel]:
-        return self._links.models
+        return [*self._links.models, *self._links.adapters]
 
     async def submit(self, request: GenerationRequest, *, resumable: bool = True) -> str:
         """See `Core.submit`."""
@@ -238,7 +238,7 @@ class LocalCore:
         for i, given in enumerate(request.inputs):
             self._admission.check_size(given, f"inputs[{i}].")
         deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
-        request = replace(request, model=self.model_of(request.model), deadline=deadline)
+        request = replace(request, model=self._embedding_model(request.model), deadline=deadline)
         place, number = self._admission.enter(request.tenant), uuid.uuid4().hex
         try:
             with self._arrivals.during(RequestStage.EMBEDDING, number, request.request_id, request.model):
@@ -323,7 +323,7 @@ class LocalCore:
             if has_middle(request.prompt):
                 request = await filled(request, self._deadline(request), self._any_node)
             if turn is not None:
-                await turn.ensure(request.model, request.tenant)
+                await turn.ensure(request.public_model, request.tenant)
             if request.key is not None:
                 await self._keys.confirm(generation_id)
             return self._launch(generation_id, request, turn, entry, hold, resumable=resumable)
@@ -349,12 +349,13 @@ class LocalCore:
 
     def _completed(self, request: GenerationRequest) -> GenerationRequest:
         """Returns the request with all that a client may omit: the model, its own sampling values, a seed, a deadline."""
-        sampling, model = request.sampling, self.model_of(request.model)
+        sampling, (model, adapter) = request.sampling, self._named(request.model)
         defaults = self._links.sampling_defaults(model)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return replace(
             request,
             model=model,
+            adapter=adapter,
             sampling=replace(defaults.filled(sampling), seed=seed, keep_prompt_head=self._kept_head(request)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
@@ -375,13 +376,25 @@ class LocalCore:
         return request.deadline if request.deadline is not None else clock.unix_s() + self._policy.deadline_s
 
     def model_of(self, name: str) -> str:
-        """See `Core.model_of`.
+        """See `Core.model_of`."""
+        return self._named(name)[0]
+
+    def _embedding_model(self, name: str) -> str:
+        model, adapter = self._named(name)
+        if adapter is not None:
+            raise errors.invalid("model", f"must be no adapter where vectors are wanted; its model is {model!r}"[:256], name)
+        return model
+
+    def _named(self, name: str) -> tuple[str, AdapterRef | None]:
+        """Returns the model that a public name stands for, and its adapter if the name is that of one.
 
         Raises NO_NODES when no node is known at all; otherwise an unknown name is NOT_FOUND.
         """
         known = self._links.known_models
         if name and self._links.knows(name):
-            return name
+            return name, None
+        if name and (found := self._links.adapter(name)) is not None:
+            return found
         if not known:
             self._telemetry.refused.labels("no_nodes").inc()
             raise errors.no_nodes(name, "no node is linked")
@@ -389,7 +402,7 @@ class LocalCore:
             raise errors.not_found("model", name)
         if len(known) > 1:
             raise errors.invalid("model", f"must be given, one of: {', '.join(sorted(known))}"[:256])
-        return next(iter(known))
+        return next(iter(known)), None
 
     def _launch(
         self, generation_id: str, request: GenerationRequest, turn: Turn | None, entry: _Entry, hold: Hold, *, resumable: bool

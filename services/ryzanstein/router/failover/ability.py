@@ -1,6 +1,7 @@
 """Which nodes can do what a request asks for, and why none ever can.
 
-A node cannot if it is of an older version, which would ignore a part, or if its engine does not support a part.
+A node cannot if it is of an older version, which would ignore a part, if its engine does not support a part, or if it
+does not have the request's adapter.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Ability:
     @property
     def unable(self) -> frozenset[str]:
         """The nodes that cannot run the request."""
-        return self._links.lacking(self._features, self._used)
+        return self._links.lacking(self._features, self._used) | self._links.without_adapter(self._request.adapter)
 
     def never(self) -> tuple[str, RyzansteinError] | None:
         """Returns why no node of the model can ever run the request, for a metric and for the client; None: one can.
@@ -37,6 +38,8 @@ class Ability:
             lacking = self._request.lacking(self._links.unsupported(model))
             if lacking is not None:
                 return "engine_lacks", lacking
+        if self._request.adapter is not None and not self._none_but(self._links.lacking(self._features)):
+            return "adapter_removed", errors.adapter_removed(self._request.adapter.name, model)
         return "nodes_too_old", errors.nodes_too_old(model, self._features)
 
     def _none_but(self, unable: frozenset[str]) -> bool:

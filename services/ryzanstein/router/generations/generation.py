@@ -199,7 +199,7 @@ class Generation:
             request = self.request
             self.started = Started(
                 self.generation_id,
-                request.model,
+                request.public_model,
                 node_id,
                 prompt_tokens,
                 request.created,

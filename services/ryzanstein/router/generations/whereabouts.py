@@ -17,7 +17,7 @@ def found(generation: Generation) -> FoundRequest:
     return FoundRequest(
         generation.request.request_id,
         generation.generation_id,
-        generation.request.model,
+        generation.request.public_model,
         _stage(generation, attempt),
         now - times.submitted_at,
         now - moved_at,

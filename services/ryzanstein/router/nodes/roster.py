@@ -6,12 +6,13 @@ What a generation does with an attempt once it is sent is here too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ryzanstein.cluster import NO_MODEL, NodeState, TokenOrigin
-from ryzanstein.generation.request import NO_DEFAULTS, Attempt, GenerationRequest, NodePlace, SamplingDefaults
+from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, Attempt, GenerationRequest, NodePlace, SamplingDefaults
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
@@ -198,6 +199,38 @@ class Roster:
             return features <= link.features and used.isdisjoint(link.engine.unsupported)
 
         return frozenset(node_id for node_id, link in self._table.nodes.items() if not able(link))
+
+    def without_adapter(self, adapter: AdapterRef | None) -> frozenset[str]:
+        """Returns the nodes that do not have an adapter with this content; none where a request has no adapter."""
+        if adapter is None:
+            return frozenset()
+        return frozenset(node_id for node_id, link in self._table.nodes.items() if not link.adapters.has(adapter.digest))
+
+    def adapter(self, name: str) -> tuple[str, AdapterRef] | None:
+        """Returns the model of an adapter and what it is now; None: no node has one of this name, or lately had.
+
+        While nodes change from one content to another, the newer one counts as soon as a node has it.
+        """
+        links = [link for link in self._table.nodes.values() if link.known_model and name in link.adapters.by_name]
+        found = [(link.adapters.by_name[name], link.connected, link.known_model) for link in links]
+        if not found:
+            return None
+        newest, _, model = max(found, key=lambda each: (each[1], each[0].revision, each[0].ref.digest))
+        return model, newest.ref
+
+    @property
+    def adapters(self) -> list[ServedModel]:
+        """The adapters that ready nodes have, by name."""
+        served = {model.name: model for model in self.models}
+        num_nodes = Counter[tuple[str, str]]()
+        for link in self._table.nodes.values():
+            if link.connected and link.beat.state is NodeState.READY and link.beat.model in served:
+                num_nodes.update((each.ref.name, link.beat.model) for each in link.adapters)
+        return [
+            replace(served[model], name=name, ready_nodes=num, parent=model)
+            for (name, model), num in sorted(num_nodes.items())
+            if name not in served
+        ]
 
     def unsupported(self, model: str) -> dict[str, str]:
         """Returns what engines of the model's nodes do not support, each with the name of such an engine."""

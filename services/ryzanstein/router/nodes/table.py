@@ -23,13 +23,14 @@ from ryzanstein.router.nodes.report import RecentLosses
 class ServedModel:
     """A model that at least one ready node serves; `context_length` in tokens.
 
-    `sampling_defaults` are its own values of parameters.
+    `sampling_defaults` are its own values of parameters. `parent`: it is an adapter of this model.
     """
 
     name: str
     context_length: int
     ready_nodes: int
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    parent: str = ""
 
 
 _KEEP_S = 3600.0

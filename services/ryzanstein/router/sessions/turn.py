@@ -90,7 +90,7 @@ class Turn:
         if session is None or len(session.messages) != earlier:
             self._turns.telemetry.session_turns.labels("dropped").inc()
             return
-        await self.commit(visible, request.model, node_id)
+        await self.commit(visible, request.public_model, node_id)
 
     def _num_earlier(self, request: GenerationRequest) -> int:
         """Returns how many messages the session had when the generation began."""

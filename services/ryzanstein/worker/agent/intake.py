@@ -224,7 +224,7 @@ def group_of(
         deadline=_monotonic(request.deadline),
         priority=request.priority,
         tenant=request.tenant,
-        cache_root=scope_root(request.cache_scope),
+        cache_root=scope_root(request.cache_scope, request.adapter_digest),
         accepted_before=attempt.accepted_before,
         traceparent=request.traceparent,
         grammar_bytes=0 if judged is None else judged.verdict.grammar_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -33,12 +33,12 @@ class ModelAgent:
     node: NodeAgent
     operations: Operations
     place: int
-    beats: asyncio.Task[None] | None = None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def stop(self) -> None:
-        """Stops its beats."""
-        if self.beats is not None:
-            self.beats.cancel()
+        """Stops its beats, and what registers its adapters."""
+        for task in self.tasks:
+            task.cancel()
 
 
 class NodeModels:
@@ -128,7 +128,8 @@ class NodeModels:
     def _beat(self, agent: ModelAgent) -> None:
         if self._health is not None:
             run = partial(agent.node.run, self._health.of(agent.node.settings.node_id))
-            agent.beats = self._background.supervise("beats", run, STOP)
+            beats = self._background.supervise("beats", run, STOP)
+            agent.tasks = [beats, self._background.supervise("adapters", agent.node.adapters.run)]
 
     def _list(self) -> None:
         self.first.node.other_models = tuple(self._others)

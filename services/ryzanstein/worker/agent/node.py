@@ -23,7 +23,10 @@ from ryzanstein.generation.prompts import Prompt
 from ryzanstein.generation.request import NO_DEFAULTS
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.adapters import adapters_to_wire
 from ryzanstein.worker.agent import intake
+from ryzanstein.worker.agent.adapters.node_adapters import NodeAdapters
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelHost
@@ -83,6 +86,11 @@ class RouterLinks:
         for link in self._links:
             link.end()
 
+    def report(self, adapters: worker.NodeAdapters) -> None:
+        """Sends to all routers what adapters there are, or which have changed."""
+        for link in self._links:
+            link.report(adapters)
+
     def beat(self, beat: Beat) -> None:
         """Sends a beat to all routers."""
         for link in self._links:
@@ -131,6 +139,12 @@ class NodeAgent:
         self.other_models: tuple[str, ...] = ()
         self.constraints: ConstraintJudge = constraints or NoJudge()
         self.lending = lending or KvLending(settings.tuning.beat_busy_s)
+        self.adapters = NodeAdapters(
+            self._has_adapter,
+            self._adapters_changed,
+            self._adapter_removed,
+            able=settings.has_ranks,
+        )
         self.awake = AwakeClock(telemetry.node.loop_lag.observe, _log_pause)
         self.background = telemetry.background
         self._telemetry, self._templates = telemetry, templates
@@ -147,6 +161,8 @@ class NodeAgent:
             lending=self.lending,
             traffic=traffic or PageTraffic(settings, telemetry.pages),
             constraints=self.constraints,
+            adapters=self.adapters,
+            on_adapter=self._adapter_moved,
             on_change=self.changed,
         )
         self.versions = ModelVersions(new_version, self.changed)
@@ -180,6 +196,11 @@ class NodeAgent:
         return self.host.state
 
     @property
+    def model_name(self) -> str:
+        """The name of the model; empty without one."""
+        return "" if self.host.choice is None else self.host.choice.name
+
+    @property
     def num_running(self) -> int:
         """Generations that run, and inputs whose vectors are being computed, on all versions."""
         return self.versions.num_running
@@ -187,6 +208,24 @@ class NodeAgent:
     def changed(self) -> None:
         """Sends the next beat at once."""
         self._nudge.set()
+
+    def _has_adapter(self, digest: bytes) -> bool:
+        return self.version.adapters.has(digest)
+
+    def _adapters_changed(self) -> None:
+        """Tells the routers which adapters there are."""
+        self.links.report(adapters_to_wire(self.adapters.registry.reports(), whole=True))
+
+    def _adapter_removed(self, digest: bytes) -> None:
+        """Drops an adapter from the ranks' memory that is no longer registered, when nothing runs with it."""
+        for version in self.versions:
+            version.adapters.drop(digest)
+
+    def _adapter_moved(self, digest: bytes) -> None:
+        """Tells the routers that an adapter has come into the ranks' memory, or has gone."""
+        moved = [each for each in self.adapters.registry.reports() if each.ref.digest == digest]
+        if moved:
+            self.links.report(adapters_to_wire(moved, whole=False))
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Returns the number of tokens of the prompt.

@@ -48,6 +48,7 @@ class RouterLink:
         self._bytes = 0
         self._beat: Beat | None = None
         self._to_acknowledge = 0
+        self._adapters: worker.NodeAdapters | None = None
         self._error: RyzansteinError | None = None
         self._closed = False
         self._ending = False
@@ -143,6 +144,14 @@ class RouterLink:
         self._to_acknowledge = sequence
         self._changed.set()
 
+    def report(self, adapters: worker.NodeAdapters) -> None:
+        """Sends what adapters the node has, or which of them have changed."""
+        if adapters.whole or self._adapters is None:
+            self._adapters = adapters
+        else:
+            self._adapters.adapters.extend(adapters.adapters)
+        self._changed.set()
+
     def end(self) -> None:
         """Ends `frames` when what waits has been sent."""
         self._ending = True
@@ -164,6 +173,9 @@ class RouterLink:
             if self._to_acknowledge:
                 sequence, self._to_acknowledge = self._to_acknowledge, 0
                 yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=sequence))
+            if self._adapters is not None:
+                adapters, self._adapters = self._adapters, None
+                yield worker.ConnectResponse(adapters=adapters)
             if self._rows:
                 yield worker.ConnectResponse(output=self._take())
             if self._beat is not None:

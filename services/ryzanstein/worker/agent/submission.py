@@ -6,6 +6,7 @@ Also the way of an input of which a vector is wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -17,6 +18,7 @@ from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import EMBEDDINGS, Attempt
 from ryzanstein.worker.agent import intake
+from ryzanstein.worker.agent.adapters.residency import AdapterLease
 from ryzanstein.worker.agent.idleness import Idleness
 from ryzanstein.worker.agent.intake import Arrived, ReadPrompt
 from ryzanstein.worker.agent.prompt_cut import fitted
@@ -58,8 +60,10 @@ class Submissions:
         self._groups = count(1)
 
     def may_take_long(self, attempt: Attempt) -> bool:
-        """Returns whether the attempt may wait before it is submitted: for ranks, for pages, for a grammar or a long text."""
-        version = self._versions.serving
+        """Returns whether the attempt may wait before it is submitted: for ranks, pages, an adapter, a grammar, a long text."""
+        version, adapter = self._versions.serving, attempt.request.adapter
+        if adapter is not None and not version.adapters.has(adapter.digest):
+            return True
         grammar_or_text = intake.has_grammar(attempt) or intake.is_long(attempt)
         return version.host.asleep or grammar_or_text or version.pages.may_restore(attempt)
 
@@ -123,9 +127,13 @@ class Submissions:
         await self._idleness.wake(version)
         read = await self._fitted(version, arrived)
         await version.pages.restore(arrived.attempt, read.token_ids, arrived.text.name)
-        if version is not self._versions.serving or version.host.asleep:  # pages may take longer than the rest of its idle time
-            return False
-        self._start(version, link, handle, arrived, read)
+        lease = await version.lease(attempt.request.adapter)
+        try:
+            if version is not self._versions.serving or version.host.asleep:  # all this may take longer than its idle time
+                return False
+            self._start(version, link, handle, replace(arrived, read=read), lease)
+        finally:
+            lease.release()
         return True
 
     async def _fitted(self, version: ModelVersion, arrived: Arrived) -> ReadPrompt:
@@ -135,9 +143,12 @@ class Submissions:
         again = partial(intake.tokenize, model=arrived.text, templates=self._templates)
         return await fitted(arrived.attempt, arrived.read, version.serving().context_length, again)
 
-    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: Arrived, read: ReadPrompt) -> None:
-        """Hands the attempt to the engine. Without an await, so that what is checked first still holds at the end."""
-        attempt, text, judged = arrived.attempt, arrived.text, arrived.judged
+    def _start(self, version: ModelVersion, link: RouterLink, handle: int, arrived: Arrived, lease: AdapterLease) -> None:
+        """Hands the attempt to the engine, with the lease of its adapter.
+
+        Without an await, so that what is checked first still holds at the end.
+        """
+        attempt, text, read, judged = arrived.attempt, arrived.text, arrived.read, arrived.judged
         self._require_taking()
         serving = version.serving()
         if text is not version.host.text:
@@ -149,7 +160,8 @@ class Submissions:
         number = self.new_group()
         asked = intake.group_of(attempt, number, read.token_ids, text, serving.context_length, judged=judged)
         follows = version.pages.follow(number, attempt, text.name)
-        asked = msgspec.structs.replace(asked, reports_pages=follows, parks=follows and version.pages.parks)
+        parks = follows and version.pages.parks
+        asked = msgspec.structs.replace(asked, reports_pages=follows, parks=parks, adapter=lease.slot)
         submit = version.running.open(
             link,
             handle,
@@ -159,6 +171,7 @@ class Submissions:
             texts=arrived.texts,
             reply=intake.reply_of(read, attempt),
             num_omitted=read.num_omitted,
+            lease=lease.taken(),
         )
         if submit is not None:
             if judged is not None:
@@ -175,6 +188,8 @@ class Submissions:
             raise errors.failed_precondition("EMBEDDINGS_ONLY", f"model {text.name} makes embeddings; it generates no text")
         if (lacking := attempt.request.lacking(_engine_of(version).lacking)) is not None:
             raise lacking
+        if attempt.request.adapter is not None:
+            version.adapter(attempt.request.adapter)
         self._check(version, attempt.request.deadline, attempt.request.sampling.n)
         return text
 

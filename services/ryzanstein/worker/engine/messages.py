@@ -72,6 +72,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
     cache_root: bytes = b""  # with which the keys of its pages begin, see `prefix.scope_root`
     pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
+    adapter: int = 0  # the slot of a mapped adapter; 0: the model alone
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -81,6 +82,19 @@ class SetTokens(msgspec.Struct, tag=True, frozen=True):
     """
 
     table: bytes
+
+
+class MapAdapter(msgspec.Struct, tag=True, frozen=True):
+    """A request to map the packed adapter in this file, to which groups refer by the slot, from 1."""
+
+    slot: int
+    path: str
+
+
+class DropAdapter(msgspec.Struct, tag=True, frozen=True):
+    """A request to forget an adapter that no group refers to."""
+
+    slot: int
 
 
 class CancelGroup(msgspec.Struct, tag=True, frozen=True):

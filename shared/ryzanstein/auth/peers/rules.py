@@ -64,6 +64,7 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         "/ryzanstein.v1.TextService/Tokenize": _ROUTER,
         "/ryzanstein.v1.TextService/Detokenize": _ROUTER,
         "/ryzanstein.v1.EmbeddingService/Embed": _ROUTER,
+        **{f"/ryzanstein.v1.AdapterService/{name}": _OPERATOR for name in ("LoadAdapter", "UnloadAdapter", "ListAdapters")},
         "/ryzanstein.v1.PageService/OfferPages": _NODE,
         "/ryzanstein.v1.PageService/SendPages": _NODE,
         "/ryzanstein.v1.PageService/FetchPages": _NODE,

@@ -298,7 +298,7 @@ def _model(model: ServedModel, seen: FirstSeen) -> dict[str, Any]:
         "object": "model",
         "created": seen.at(model.name),
         "owned_by": "ryzanstein",
-        "root": model.name,
+        "root": model.parent or model.name,
         "parent": None,
         "max_model_len": model.context_length,
         "context_length": model.context_length,

@@ -17,8 +17,9 @@ import structlog
 
 from ryzanstein import errors
 from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, Beat, NodeState, Numerics, TokenOrigin
-from ryzanstein.generation.request import Attempt
+from ryzanstein.generation.request import ADAPTERS, Attempt
 from ryzanstein.process.awake import AwakeClock
+from ryzanstein.router.nodes.links.adapters import LinkAdapters
 from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, NotConnectedError, connect
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
 from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
@@ -99,6 +100,7 @@ class NodeLink:
         """How it computes, or did when it was last ready."""
         self.engine = OWN_ENGINE
         """What computes there, or did when it was last ready."""
+        self.adapters = LinkAdapters()
         self.clock_skew_s = 0.0
         self.departed = False
         self.failure = ""
@@ -258,6 +260,8 @@ class NodeLink:
         restarted = bool(self._incarnation) and hello.incarnation != self._incarnation
         self.node_id, self._incarnation = hello.node_id, hello.incarnation
         self.features = frozenset(hello.features)
+        if restarted and ADAPTERS not in self.features:
+            self.adapters.forget()
         self._connection, self.failure = connection, ""
         self._watch = SuspicionWatch(self._thresholds, self._on_level, self._awake, _intervals(hello))
         self._watch.start()
@@ -296,6 +300,8 @@ class NodeLink:
             self._on_beat(beat_from_wire(frame.beat))
         elif frame.HasField("ack") and self._watch is not None:
             self._watch.answered(frame.ack.sequence)
+        elif frame.HasField("adapters") and self.adapters.take(frame.adapters):
+            self._observer.link_changed(self)
 
     def _remember_ranks(self) -> None:
         """Remembers context, numerics and engine of a ready node: a node without ranks does not know its own."""

@@ -13,9 +13,10 @@ from ryzanstein.auth.audit.auditor import Auditor
 from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
-from ryzanstein.generation.request import CACHE_SCOPES, CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
+from ryzanstein.generation.request import ADAPTERS, CACHE_SCOPES, CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
+from ryzanstein.wire.adapters import adapters_to_wire
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration
@@ -24,6 +25,7 @@ from ryzanstein.worker.agent.faces.figures import figures_to_wire
 from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost
 from ryzanstein.worker.agent.models import NodeModels
+from ryzanstein.worker.agent.node import NodeAgent
 
 Context = ServicerContext[Any, Any]
 _PART_BYTES = 256 * 1024
@@ -56,9 +58,11 @@ class WorkerServicer(WorkerServiceServicer):
                 model=hello.model,
                 beat_busy=duration(settings.tuning.beat_busy_s),
                 beat_idle=duration(settings.tuning.beat_idle_s),
-                features=[EXTENDED, TOOLS, PROMPT_CUTS, CACHE_SCOPES, *([CONSTRAINTS] if node.constraints.able else [])],
+                features=_features(node),
             )
             yield pb.ConnectResponse(hello=answer)
+            if registered := node.adapters.registry.reports():
+                link.report(adapters_to_wire(registered, whole=True))
             async for frame in link.frames():
                 yield frame
         finally:
@@ -140,6 +144,12 @@ class WorkerServicer(WorkerServiceServicer):
 
     def _drained(self) -> Facts:
         return {"draining": bool(self._models.first.node.drains)}
+
+
+def _features(node: NodeAgent) -> list[str]:
+    """Returns what a Submit may ask of the node beyond the first version of the protocol."""
+    able = [*([CONSTRAINTS] if node.constraints.able else []), *([ADAPTERS] if node.adapters.able else [])]
+    return [EXTENDED, TOOLS, PROMPT_CUTS, CACHE_SCOPES, *able]
 
 
 def _ranks(host: ModelHost) -> list[pb.RankStatus]:

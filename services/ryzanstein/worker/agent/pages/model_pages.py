@@ -209,7 +209,8 @@ class ModelPages:
         scope = self.scope(model, attempt.request.cache_scope, attempt.request.tenant)
         if scope is None or self.mover is None:
             return
-        keys = chain_keys(tokens[:-1], self._extents.block_size, scope_root(attempt.request.cache_scope))
+        root = scope_root(attempt.request.cache_scope, attempt.request.adapter_digest)
+        keys = chain_keys(tokens[:-1], self._extents.block_size, root)
         sources = [*(self._sources[name] for name in self._tiers), *self._previous(attempt)]
         await Restoring(self.mover, scope, self._extents, self._pace, self.metrics).run(keys, sources, ends_s)
 

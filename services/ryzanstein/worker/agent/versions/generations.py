@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -20,6 +20,7 @@ from ryzanstein.generation.reply_format import ReplyStyle
 from ryzanstein.generation.request import Attempt
 from ryzanstein.generation.tokens import FinishReason, PromptScores, PromptToken, Token, TokenLogprobs, TopLogprob
 from ryzanstein.observe.tracing import Tracing, traceparent
+from ryzanstein.worker.agent.adapters.residency import AdapterLease
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.agent.versions.attempt_times import AttemptTimes
 from ryzanstein.worker.agent.versions.step_spans import StepSpans
@@ -70,6 +71,7 @@ class RunningGeneration:
     reply: ReplyStyle | None = None
     num_omitted: int = 0
     accepted: bool = False
+    lease: AdapterLease = field(default_factory=AdapterLease)
 
     @property
     def num_prompt(self) -> int:
@@ -130,12 +132,14 @@ class RunningGenerations:
         texts: Sequence[ChoiceText],
         reply: ReplyStyle | None = None,
         num_omitted: int = 0,
+        lease: AdapterLease | None = None,
     ) -> SubmitGroup | None:
         """Adds a generation; returns what the engine must run of it, or None if nothing is left.
 
         `texts` are the choices' texts so far, `reply` is how the router reads them; `num_omitted`
-        tokens of the prompt were left out. The router is notified of the acceptance only when the
-        engine has accepted the group, so that a refusal comes before anything that a client sees.
+        tokens of the prompt were left out; `lease` is released when the generation ends. The router is
+        notified of the acceptance only when the engine has accepted the group, so that a refusal comes
+        before anything that a client sees.
 
         A choice whose known tokens already contain a stop string has ended: only its end is sent
         again.
@@ -148,6 +152,7 @@ class RunningGenerations:
         generation = RunningGeneration(
             submit.group, handle, link, attempt, model, choices, span, phase, submit.prompt_ids, times, reply, num_omitted
         )
+        generation.lease = lease or generation.lease
         self._groups[submit.group] = generation
         self._step_spans.begin(submit.group, phase)
         self.idle.clear()
@@ -320,6 +325,7 @@ class RunningGenerations:
         del self._groups[generation.group]
         del generation.link.handles[generation.handle]
         generation.link.prepared(generation.handle)
+        generation.lease.release()
         if not self._groups:
             self.idle.set()
         self._telemetry.attempts.outcomes.labels(outcome).inc()

@@ -15,8 +15,11 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.cluster import Load, LoadProgress
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.generation.request import Attempt
+from ryzanstein.generation.request import AdapterRef, Attempt
 from ryzanstein.observe.tracing import Tracing
+from ryzanstein.worker.agent.adapters.node_adapters import NodeAdapters
+from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
+from ryzanstein.worker.agent.adapters.residency import AdapterLease, AdapterResidency
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
@@ -54,7 +57,8 @@ class ModelVersion:
     """A host of one model with what runs on it. Versions of one agent share its telemetry.
 
     `seen_bytes` is the private memory of the ranks, as last read.
-    `on_change` is called when the state changes.
+    `adapters` are registered for the model, and `on_adapter` is called with the digest of one that comes into the ranks'
+    memory or goes. `on_change` is called when the state changes.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class ModelVersion:
         lending: KvLending,
         traffic: PageTraffic,
         constraints: ConstraintJudge,
+        adapters: NodeAdapters,
+        on_adapter: Callable[[bytes], None],
         on_change: Callable[[], None],
     ) -> None:
         self._settings, self._telemetry, self._lending = settings, telemetry, lending
@@ -79,6 +85,8 @@ class ModelVersion:
         self.running = RunningGenerations(self._send, telemetry, tracing, self._lead, self._steps)
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
+        self._adapters = adapters
+        self.adapters = AdapterResidency(settings.adapter_bytes, adapters.files.pack, telemetry.background.once, on_adapter)
         self._events = GroupEvents(
             self._on_step,
             self.profiling.on_trace,
@@ -196,6 +204,17 @@ class ModelVersion:
             group.send(SetTokens(table))
             self._informed = group
 
+    def adapter(self, ref: AdapterRef) -> RegisteredAdapter:
+        """Returns the adapter with this content. Raises UNAVAILABLE when another node should be tried."""
+        if (found := self._adapters.registry.find(ref)) is None:
+            message = f"node {self._settings.node_id} has no adapter {ref.name[:128]!r} with this content"
+            raise errors.unavailable("ADAPTER_NOT_SERVED", message)
+        return found
+
+    async def lease(self, ref: AdapterRef | None) -> AdapterLease:
+        """Returns a hold on an adapter when the ranks have it. Raises as `adapter` does, and ADAPTER_NO_ROOM."""
+        return AdapterLease() if ref is None else await self.adapters.lease(self.adapter(ref))
+
     async def _read_tokens(self, text: TextModel) -> None:
         self._early_tokens = await early_tokens(self._constraints, text)
 
@@ -230,6 +249,8 @@ class ModelVersion:
         if self._early_tokens:
             self._informed = group
         self._lending.join(self, group, ranks)
+        self.adapters.on_ready(group)
+        self._adapters.ready(ranks[0].adaptable)
         if self.host.choice is not None:
             self.pages.on_ready(group, ranks, Path(self.host.choice.path))
 
@@ -256,6 +277,7 @@ class ModelVersion:
         """Forgets ranks that have ended; nothing ran on them. New ranks count from zero."""
         self.stats = self._counted = NO_STATS
         self.seen_bytes = 0
+        self.adapters.on_gone()
         self.pages.on_gone()
         self._lending.leave(self)
         self._telemetry.ranks.gone()
@@ -263,6 +285,7 @@ class ModelVersion:
     def _on_gone(self, error: RyzansteinError, node_fault: bool) -> None:
         """Fails everything that ran on the lost ranks. New ranks count from zero."""
         self.stats = self._counted = NO_STATS
+        self.adapters.on_gone()
         self.pages.on_gone()
         self._lending.lose(self)
         self._telemetry.ranks.gone()

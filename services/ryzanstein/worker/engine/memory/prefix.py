@@ -40,9 +40,13 @@ class PageGroup:
     lasting: Lasting | None = None
 
 
-def scope_root(scope: str) -> bytes:
-    """Returns the key with which the chains of a cache scope begin: empty for the empty scope."""
-    return blake2b(scope.encode(), digest_size=KEY_BYTES, person=b"cache-scope").digest() if scope else b""
+def scope_root(scope: str, adapter: bytes = b"") -> bytes:
+    """Returns the key with which the chains of a cache scope begin: empty for the empty scope.
+
+    `adapter` is the digest of the adapter with which keys and values are computed; empty: without one.
+    """
+    root = blake2b(scope.encode(), digest_size=KEY_BYTES, person=b"cache-scope").digest() if scope else b""
+    return blake2b(adapter, digest_size=KEY_BYTES, key=root, person=b"adapter").digest() if adapter else root
 
 
 def chain_key(parent: bytes, token_ids: SequenceOf[int]) -> bytes:

@@ -1,0 +1,101 @@
+"""The adapters of one agent: its registry, their files, and what the operator asked for before the model was there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.worker.agent.adapters.files import AdapterFiles
+from ryzanstein.worker.agent.adapters.registry import AdapterRegistry, RegisteredAdapter
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAdapter:
+    """An adapter that is to be registered. `revision` 0: the next one."""
+
+    path: Path
+    revision: int = 0
+    pinned: bool = False
+
+
+class NodeAdapters:
+    """`want` what is to be registered; `run` registers it as soon as the model's ranks were ready once.
+
+    `refused` says why an adapter that is wanted is not registered. `able`: the engine takes adapters at all. `on_removed` is
+    called with the digest of an adapter that is no longer registered under any name.
+    """
+
+    def __init__(
+        self,
+        is_resident: Callable[[bytes], bool],
+        on_change: Callable[[], None],
+        on_removed: Callable[[bytes], None],
+        *,
+        able: bool,
+    ) -> None:
+        self.able, self._on_removed = able, on_removed
+        self.files = AdapterFiles()
+        self.registry = AdapterRegistry(self.files.check, is_resident, on_change)
+        self.refused: dict[str, str] = {}
+        self._wanted: dict[str, WantedAdapter] = {}
+        self._look = asyncio.Event()
+
+    def want(self, name: str, adapter: WantedAdapter) -> None:
+        """Has an adapter registered, in place of one of this name."""
+        self._wanted[name] = adapter
+        self._look.set()
+
+    async def add(self, name: str, path: Path, *, revision: int = 0, pinned: bool = False) -> RegisteredAdapter:
+        """Registers an adapter; see `AdapterRegistry.add`."""
+        before = self.registry.get(name)
+        added = await self.registry.add(name, path, revision=revision, pinned=pinned)
+        self.refused.pop(name, None)
+        if before is not None:
+            self._gone(before)
+        return added
+
+    def remove(self, name: str) -> bool:
+        """Withdraws an adapter. Returns False if there was none, neither registered, nor wanted, nor refused."""
+        known = self._wanted.pop(name, None) is not None
+        known |= self.refused.pop(name, None) is not None
+        removed = self.registry.remove(name)
+        if removed is not None:
+            self._gone(removed)
+        return known or removed is not None
+
+    def _gone(self, adapter: RegisteredAdapter) -> None:
+        digest = adapter.ref.digest
+        if all(each.ref.digest != digest for each in self.registry):
+            self._on_removed(digest)
+
+    def ready(self, adaptable: dict[str, tuple[int, int]]) -> None:
+        """Takes the names and shapes of the weights of ranks that are ready."""
+        if self.files.adaptable != adaptable:
+            self.files.adaptable = adaptable
+            self._look.set()
+
+    async def run(self) -> None:
+        """Registers what is wanted, one after the other, until cancelled."""
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            if self.files.adaptable is not None:
+                for name in list(self._wanted):
+                    await self._register(name)
+
+    async def _register(self, name: str) -> None:
+        wanted = self._wanted.pop(name, None)
+        if wanted is None:
+            return
+        try:
+            await self.add(name, wanted.path, revision=wanted.revision, pinned=wanted.pinned)
+        except RyzansteinError as error:
+            self.refused[name] = error.message
+            log.error("adapter refused", adapter=name, path=str(wanted.path), reason=error.reason, message=error.message)

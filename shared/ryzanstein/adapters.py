@@ -1,0 +1,23 @@
+"""Adapters of models, as nodes report them to routers: low-rank changes of a model's weights (LoRA, Hu et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ryzanstein.generation.request import AdapterRef
+
+MAX_ADAPTERS = 4096
+"""Of one model on one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAdapter:
+    """An adapter that a node has registered.
+
+    Of two nodes with different content under one name, the larger `revision` is the newer one. `resident`: it is in the
+    memory of the ranks; otherwise a request loads it.
+    """
+
+    ref: AdapterRef
+    revision: int = 0
+    resident: bool = False

@@ -1,0 +1,48 @@
+"""Adapters in the messages between nodes and routers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ryzanstein import errors
+from ryzanstein.adapters import MAX_ADAPTERS, NodeAdapter
+from ryzanstein.generation.request import AdapterRef
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.requests import name_from_wire
+
+DIGEST_BYTES = 32
+
+
+def ref_to_wire(ref: AdapterRef | None) -> worker.AdapterRef | None:
+    return None if ref is None else worker.AdapterRef(name=ref.name, digest=ref.digest)
+
+
+def ref_from_wire(wire: worker.AdapterRef, field: str) -> AdapterRef:
+    """Raises INVALID_ARGUMENT for a name or a digest out of its bounds."""
+    name = name_from_wire(wire.name, f"{field}.name")
+    if not name:
+        raise errors.invalid(f"{field}.name", "must not be empty")
+    if len(wire.digest) != DIGEST_BYTES:
+        raise errors.invalid(f"{field}.digest", f"must have {DIGEST_BYTES} bytes", len(wire.digest))
+    return AdapterRef(name, wire.digest)
+
+
+def adapters_to_wire(adapters: Iterable[NodeAdapter], *, whole: bool) -> worker.NodeAdapters:
+    return worker.NodeAdapters(
+        whole=whole,
+        adapters=map(adapter_to_wire, adapters),
+    )
+
+
+def adapter_to_wire(adapter: NodeAdapter) -> worker.NodeAdapter:
+    return worker.NodeAdapter(adapter=ref_to_wire(adapter.ref), revision=adapter.revision, resident=adapter.resident)
+
+
+def adapters_from_wire(wire: worker.NodeAdapters) -> Iterator[NodeAdapter]:
+    """Yields the adapters, at most MAX_ADAPTERS; those out of their bounds are left out, since no request can name one."""
+    for each in wire.adapters[:MAX_ADAPTERS]:
+        try:
+            ref = ref_from_wire(each.adapter, "adapter")
+        except errors.RyzansteinError:
+            continue
+        yield NodeAdapter(ref, each.revision, each.resident)
