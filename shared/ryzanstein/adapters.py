@@ -21,3 +21,25 @@ class NodeAdapter:
     ref: AdapterRef
     revision: int = 0
     resident: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedAdapter:
+    """An adapter that should be registered on every node of its model: a directory or file on the nodes.
+
+    `revision`, from 1, counts how often its files were to be read; the orchestrator sets it. A `pinned` one is not evicted.
+    """
+
+    name: str
+    model: str
+    path: str
+    pinned: bool = False
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedAdapters:
+    """All of them, and the digest that tells whether a node knows them."""
+
+    digest: bytes = b""
+    adapters: tuple[DeployedAdapter, ...] = ()

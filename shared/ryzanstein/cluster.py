@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
 
+from ryzanstein.adapters import DeployedAdapters
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 
 
@@ -236,7 +237,8 @@ class NodeReport:
     """What a node tells the orchestrator with a beat.
 
     `needs` answer `Instruction.measure_paths`. `members_digest` is that of `Instruction.members`, as it
-    was told them last, empty before; None: an older node, which is not told.
+    was told them last, empty before; None: an older node, which is not told. So is `adapters_digest`, of
+    `Instruction.adapters`.
     """
 
     beat: Beat | None
@@ -244,6 +246,7 @@ class NodeReport:
     memory_bytes: int = 0
     needs: tuple[ModelNeed, ...] = ()
     members_digest: bytes | None = None
+    adapters_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +310,8 @@ class Instruction:
 
     What it was started with it serves as well, as far as that fits. `plural` is false from an older
     orchestrator, whose only deployment takes the place of the node's first model.
-    `measure_paths` are directories whose memory needs it should report. `members` are None where they are
-    what it was told before, or an older orchestrator does not say them.
+    `measure_paths` are directories whose memory needs it should report. `members` and `adapters` are None where they
+    are what it was told before, or an older orchestrator does not say them.
     """
 
     deployments: tuple[Deployment, ...] = ()
@@ -316,3 +319,4 @@ class Instruction:
     measure_paths: tuple[str, ...] = ()
     plural: bool = True
     members: MemberAddresses | None = None
+    adapters: DeployedAdapters | None = None

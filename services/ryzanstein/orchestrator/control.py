@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
 from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
 from ryzanstein.orchestrator.placing.unplaceable import unplaceable
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Reconciler, Sources
+from ryzanstein.orchestrator.state.adapters import AdapterTable
 from ryzanstein.orchestrator.state.audit_table import AuditPage, AuditQuery
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import Change, NodeChanged, NodeLeft
@@ -62,6 +64,8 @@ class ControlPlane:
         telemetry: OrchestratorTelemetry,
         deployments: tuple[Deployment, ...],
         saved: StoredMembership,
+        *,
+        adapters: tuple[DeployedAdapter, ...] = (),
     ) -> None:
         self._settings = settings
         self._store = store
@@ -75,6 +79,7 @@ class ControlPlane:
             monotonic=self._awake.now,
         )
         self._catalog = Catalog(self._publish, settings.tuning.max_deployments, deployments)
+        self._adapters = AdapterTable(adapters)
         self._refusals = Refusals(self._awake.now)
         self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
         sources = Sources(self._registry, self._catalog, self._refusals, self._needs)
@@ -100,7 +105,8 @@ class ControlPlane:
     @classmethod
     async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: OrchestratorTelemetry) -> ControlPlane:
         """Returns a control plane that continues from what the store holds."""
-        return cls(settings, store, telemetry, await store.deployments(), await store.membership())
+        deployments, membership = await store.deployments(), await store.membership()
+        return cls(settings, store, telemetry, deployments, membership, adapters=await store.adapters())
 
     def register(self, node: Node) -> Grant:
         """Adds or renews a node.
@@ -130,6 +136,8 @@ class ControlPlane:
             self._settling.reported(node_id)
             self._settle()
         instruction, members = self._reconciler.instruct(node), self._members()
+        if report.adapters_digest not in (None, self._adapters.digest):
+            instruction = replace(instruction, adapters=DeployedAdapters(self._adapters.digest, self._adapters.all()))
         if report.members_digest in (None, members.digest) or self._settling is not None:
             return instruction
         return replace(instruction, members=members)
@@ -186,6 +194,24 @@ class ControlPlane:
         Cancelling the caller does not cancel the write.
         """
         await self._write(self._remove(model))
+
+    async def deploy_adapter(self, adapter: DeployedAdapter) -> DeployedAdapter:
+        """Adds or replaces an adapter; returns it with its revision when it is stored.
+
+        Raises ALREADY_EXISTS where a model has its name, RESOURCE_EXHAUSTED over the bounds. Cancelling the caller does
+        not cancel the write.
+        """
+        return await self._write(self._deploy_adapter(adapter))
+
+    async def remove_adapter(self, name: str) -> None:
+        """Removes an adapter; returns when that is stored. Raises NOT_FOUND when there is none."""
+        await self._write(self._remove_adapter(name))
+
+    def adapter(self, name: str) -> DeployedAdapter | None:
+        return self._adapters.find(name)
+
+    def adapters(self) -> tuple[DeployedAdapter, ...]:
+        return self._adapters.all()
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(sorted(self._registry.nodes(), key=lambda node: node.node_id))
@@ -312,7 +338,24 @@ class ControlPlane:
         finally:
             self._measuring -= 1
 
+    async def _deploy_adapter(self, adapter: DeployedAdapter) -> DeployedAdapter:
+        if self._catalog.find(adapter.name) is not None:
+            raise errors.already_exists("deployment", adapter.name)
+        adapter = self._adapters.revised(adapter)
+        await self._store.put_adapter(adapter)
+        self._adapters.put(adapter)
+        log.info("adapter deployed", adapter=adapter.name, model=adapter.model, path=adapter.path, revision=adapter.revision)
+        return adapter
+
+    async def _remove_adapter(self, name: str) -> None:
+        self._adapters.require(name)
+        await self._store.remove_adapter(name)
+        self._adapters.remove(name)
+        log.info("adapter removed", adapter=name)
+
     async def _deploy(self, deployment: Deployment, reload: bool) -> Deployment:
+        if self._adapters.find(deployment.model) is not None:
+            raise errors.already_exists("adapter", deployment.model)
         self._catalog.admit(deployment)
         deployment = self._catalog.revised(deployment, reload)
         await self._store.put_deployment(deployment)

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpc.aio import ServicerContext
 
+from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import Facts
 from ryzanstein.auth.audit.auditor import Auditor
 from ryzanstein.auth.peers.peer import check_name
@@ -17,10 +18,11 @@ from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.state.watch import Snapshot, Update
-from ryzanstein.orchestrator.validation import check_deployment, check_node, check_node_id, check_report
+from ryzanstein.orchestrator.validation import check_adapter, check_deployment, check_node, check_node_id, check_report
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1 import worker_pb2
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
+from ryzanstein.wire.adapters import deployed_adapter_from_wire, deployed_adapter_to_wire
 from ryzanstein.wire.membership import (
     deployment_from_wire,
     deployment_to_wire,
@@ -85,6 +87,25 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Context) -> pb.ListDeploymentsResponse:
         return pb.ListDeploymentsResponse(deployments=map(_status, self._control.deployments()))
 
+    async def DeployAdapter(self, request: pb.DeployAdapterRequest, context: Context) -> pb.DeployAdapterResponse:
+        name = request.adapter.name
+        async with self._auditor.act(context, "DeployAdapter", name, _adapted(self._control.adapter(name))) as act:
+            adapter = deployed_adapter_from_wire(request.adapter)
+            check_adapter(adapter)
+            stored = await self._control.deploy_adapter(adapter)
+            act.after = _adapted(stored)
+        return pb.DeployAdapterResponse(adapter=deployed_adapter_to_wire(stored))
+
+    async def RemoveAdapter(self, request: pb.RemoveAdapterRequest, context: Context) -> pb.RemoveAdapterResponse:
+        async with self._auditor.act(context, "RemoveAdapter", request.name, _adapted(self._control.adapter(request.name))):
+            await self._control.remove_adapter(request.name)
+        return pb.RemoveAdapterResponse()
+
+    async def ListDeployedAdapters(
+        self, request: pb.ListDeployedAdaptersRequest, context: Context
+    ) -> pb.ListDeployedAdaptersResponse:
+        return pb.ListDeployedAdaptersResponse(adapters=map(deployed_adapter_to_wire, self._control.adapters()))
+
     async def DrainNode(self, request: pb.DrainNodeRequest, context: Context) -> pb.DrainNodeResponse:
         async with self._auditor.act(context, "DrainNode", request.node_id, self._drained(request.node_id)) as act:
             check_node_id(request.node_id)
@@ -124,6 +145,15 @@ def _deployed(deployment: Deployment | None) -> Facts | None:
         return None
     facts = asdict(deployment)
     del facts["model"]
+    return facts
+
+
+def _adapted(adapter: DeployedAdapter | None) -> Facts | None:
+    """Returns what a record says of an adapter; its name is the target."""
+    if adapter is None:
+        return None
+    facts = asdict(adapter)
+    del facts["name"]
     return facts
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sized
 
 from ryzanstein import errors
+from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeReport
 from ryzanstein.generation.prompts import MAX_NAME_CHARS
 
@@ -92,6 +93,16 @@ def check_deployment(deployment: Deployment, max_nodes: int) -> None:
         raise errors.invalid("deployment.replicas", f"must be in [0, {max_nodes}]", deployment.replicas)
     if not 0 <= deployment.idle_unload_s <= MAX_IDLE_UNLOAD_S:
         raise errors.invalid("deployment.idle_unload", f"must be in [0, {MAX_IDLE_UNLOAD_S:.0f}] s", deployment.idle_unload_s)
+
+
+def check_adapter(adapter: DeployedAdapter) -> None:
+    _check_name(adapter.name, "adapter.name")
+    _check_name(adapter.model, "adapter.model")
+    _check_path(adapter.path, "adapter.path")
+    if adapter.name == adapter.model:
+        raise errors.invalid("adapter.name", "must not be the model's own", adapter.name)
+    if not adapter.path.startswith("/"):
+        raise errors.invalid("adapter.path", "must be absolute", adapter.path[:160])
 
 
 def _check_path(path: str, field: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ryzanstein import errors
-from ryzanstein.adapters import MAX_ADAPTERS, NodeAdapter
+from ryzanstein.adapters import MAX_ADAPTERS, DeployedAdapter, DeployedAdapters, NodeAdapter
 from ryzanstein.generation.request import AdapterRef
+from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.requests import name_from_wire
 
@@ -46,3 +47,21 @@ def adapters_from_wire(wire: worker.NodeAdapters) -> Iterator[NodeAdapter]:
         except errors.RyzansteinError:
             continue
         yield NodeAdapter(ref, each.revision, each.resident)
+
+
+def deployed_adapters_to_wire(deployed: DeployedAdapters) -> orchestrator.DeployedAdapters:
+    return orchestrator.DeployedAdapters(digest=deployed.digest, adapters=map(deployed_adapter_to_wire, deployed.adapters))
+
+
+def deployed_adapters_from_wire(wire: orchestrator.DeployedAdapters) -> DeployedAdapters:
+    return DeployedAdapters(wire.digest, tuple(map(deployed_adapter_from_wire, wire.adapters)))
+
+
+def deployed_adapter_to_wire(adapter: DeployedAdapter) -> orchestrator.DeployedAdapter:
+    return orchestrator.DeployedAdapter(
+        name=adapter.name, model=adapter.model, path=adapter.path, pinned=adapter.pinned, revision=adapter.revision
+    )
+
+
+def deployed_adapter_from_wire(wire: orchestrator.DeployedAdapter) -> DeployedAdapter:
+    return DeployedAdapter(wire.name, wire.model, wire.path, wire.pinned, wire.revision)

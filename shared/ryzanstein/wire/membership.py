@@ -21,6 +21,7 @@ from ryzanstein.cluster import (
 from ryzanstein.generation.request import NO_DEFAULTS
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.adapters import deployed_adapters_from_wire, deployed_adapters_to_wire
 from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defaults_to_wire
 from ryzanstein.wire.timestamps import duration, timestamp, unix_s
 
@@ -186,6 +187,7 @@ def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orches
         memory_bytes=report.memory_bytes,
         needs=[orchestrator.ModelNeed(path=need.path, bytes=need.bytes, error=need.error) for need in report.needs],
         members_digest=report.members_digest,
+        adapters_digest=report.adapters_digest,
     )
 
 
@@ -196,6 +198,7 @@ def node_report_from_wire(wire: orchestrator.HeartbeatRequest) -> NodeReport:
         wire.memory_bytes,
         tuple(ModelNeed(need.path, need.bytes, need.error) for need in wire.needs),
         wire.members_digest if wire.HasField("members_digest") else None,
+        wire.adapters_digest if wire.HasField("adapters_digest") else None,
     )
 
 
@@ -209,6 +212,7 @@ def instruction_to_wire(instruction: Instruction) -> orchestrator.HeartbeatRespo
         plural=instruction.plural,
         measure_paths=instruction.measure_paths,
         members=None if members is None else orchestrator.MemberAddresses(digest=members.digest, addresses=members.addresses),
+        adapters=None if instruction.adapters is None else deployed_adapters_to_wire(instruction.adapters),
     )
 
 
@@ -218,7 +222,8 @@ def instruction_from_wire(wire: orchestrator.HeartbeatResponse) -> Instruction:
     else:
         deployments = (deployment_from_wire(wire.deployment),) if wire.HasField("deployment") else ()
     members = MemberAddresses(wire.members.digest, tuple(wire.members.addresses)) if wire.HasField("members") else None
-    return Instruction(deployments, wire.drain, tuple(wire.measure_paths), wire.plural, members)
+    adapters = deployed_adapters_from_wire(wire.adapters) if wire.HasField("adapters") else None
+    return Instruction(deployments, wire.drain, tuple(wire.measure_paths), wire.plural, members, adapters)
 
 
 def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:

@@ -19,6 +19,7 @@ from typing import TypeVar
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import AuditRecord
 from ryzanstein.cluster import Deployment
 from ryzanstein.files.private_files import private_file
@@ -35,12 +36,16 @@ CREATE TABLE IF NOT EXISTS deployments (
     revision INTEGER NOT NULL, idle_unload_s REAL NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS adapters (
+    name TEXT PRIMARY KEY, model TEXT NOT NULL, path TEXT NOT NULL, pinned INTEGER NOT NULL, revision INTEGER NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
 {AUDIT_SCHEMA}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-# Version 1 had neither revisions nor idle unloading, version 2 no audit.
+# Version 1 had neither revisions nor idle unloading, version 2 no audit. An earlier version 3 had no adapters; a program of
+# then leaves their table as it is, so that an upgrade can be taken back.
 _FROM_VERSION_1 = """
 BEGIN EXCLUSIVE;
 ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
@@ -110,6 +115,17 @@ class Store:
     async def remove_deployment(self, model: str) -> None:
         await self._run("deployment", lambda: self._write("DELETE FROM deployments WHERE model = ?", [(model,)]))
 
+    async def adapters(self) -> tuple[DeployedAdapter, ...]:
+        return await self._run("read", self._read_adapters)
+
+    async def put_adapter(self, adapter: DeployedAdapter) -> None:
+        row = (adapter.name, adapter.model, adapter.path, int(adapter.pinned), adapter.revision)
+        statement = "INSERT OR REPLACE INTO adapters (name, model, path, pinned, revision) VALUES (?, ?, ?, ?, ?)"
+        await self._run("adapter", lambda: self._write(statement, [row]))
+
+    async def remove_adapter(self, name: str) -> None:
+        await self._run("adapter", lambda: self._write("DELETE FROM adapters WHERE name = ?", [(name,)]))
+
     async def save_membership(self, membership: StoredMembership) -> None:
         """Writes what differs from the last membership, in one transaction."""
         await self._run("membership", lambda: self._save_membership(membership))
@@ -163,6 +179,10 @@ class Store:
     def _read_deployments(self) -> tuple[Deployment, ...]:
         rows = self._connection.execute("SELECT model, path, replicas, revision, idle_unload_s FROM deployments ORDER BY model")
         return tuple(Deployment(*row) for row in rows)
+
+    def _read_adapters(self) -> tuple[DeployedAdapter, ...]:
+        rows = self._connection.execute("SELECT name, model, path, pinned, revision FROM adapters ORDER BY name")
+        return tuple(DeployedAdapter(name, model, path, bool(pinned), number) for name, model, path, pinned, number in rows)
 
     def _read_membership(self) -> StoredMembership:
         members = frozenset(row[0] for row in self._connection.execute("SELECT node_id FROM members"))

@@ -44,8 +44,21 @@ class NodeAdapters:
         self.files = AdapterFiles()
         self.registry = AdapterRegistry(self.files.check, is_resident, on_change)
         self.refused: dict[str, str] = {}
+        self.followed: tuple[bytes, str] = (b"", "")
+        self._deployed: dict[str, WantedAdapter] = {}
         self._wanted: dict[str, WantedAdapter] = {}
         self._look = asyncio.Event()
+
+    def follow(self, deployed: dict[str, WantedAdapter], version: tuple[bytes, str]) -> None:
+        """Registers what is deployed, and removes what was and is no longer. `version` becomes `followed`."""
+        before, self._deployed, self.followed = self._deployed, deployed, version
+        if not self.able:
+            return
+        for name in before.keys() - deployed.keys():
+            self.remove(name)
+        for name, adapter in deployed.items():
+            if before.get(name) != adapter:
+                self.want(name, adapter)
 
     def want(self, name: str, adapter: WantedAdapter) -> None:
         """Has an adapter registered, in place of one of this name."""

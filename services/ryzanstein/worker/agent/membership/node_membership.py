@@ -21,6 +21,7 @@ from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, node_to_wire
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
+from ryzanstein.worker.agent.membership.deployed_adapters import AdapterFollower
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
@@ -36,6 +37,7 @@ class NodeMember:
     ) -> None:
         self._models, self._deployed, self._memory = models, deployed, memory
         self._address, self._known = address, known
+        self._adapters = AdapterFollower(models)
 
     async def locate(self) -> None:
         await self._address.look_up()
@@ -60,14 +62,14 @@ class NodeMember:
 
     def report(self) -> NodeReport:
         needs = self._deployed.needs()
-        return NodeReport(
-            self._models.first.node.beat(), self._deployed.reports(), self._memory.total, needs, self._known.digest
-        )
+        beat, digests = self._models.first.node.beat(), (self._known.digest, self._adapters.digest)
+        return NodeReport(beat, self._deployed.reports(), self._memory.total, needs, *digests)
 
     def follow(self, instruction: Instruction) -> None:
         if instruction.members is not None:
             self._known.follow(instruction.members)
         self._deployed.follow(instruction)
+        self._adapters.follow(instruction.adapters)
 
     async def wanted(self, timeout_s: float) -> None:
         await self._known.asked(timeout_s)
