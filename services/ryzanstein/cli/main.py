@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ryzanstein.cli.access.authority_command import app as ca
+from ryzanstein.cli.adapters.command import app as adapters
 from ryzanstein.cli.chat.command import chat
 from ryzanstein.cli.debug.command import debug
 from ryzanstein.cli.demo.command import demo
@@ -45,6 +46,7 @@ def build() -> typer.Typer:
     for command in (demo, up, chat, status, debug, logs, trace, profile, usage, deploy, drain, undrain, audit):
         app.command()(command)
     app.add_typer(models, name="models")
+    app.add_typer(adapters, name="adapters")
     app.add_typer(ca, name="ca")
     app.add_typer(keys, name="keys")
     add_programs(app)

@@ -213,8 +213,9 @@ class NodeAgent:
         return self.version.adapters.has(digest)
 
     def _adapters_changed(self) -> None:
-        """Tells the routers which adapters there are."""
+        """Tells the routers which adapters there are, and has pinned ones loaded."""
         self.links.report(adapters_to_wire(self.adapters.registry.reports(), whole=True))
+        self.keep_pinned()
 
     def _adapter_removed(self, digest: bytes) -> None:
         """Drops an adapter from the ranks' memory that is no longer registered, when nothing runs with it."""
@@ -226,6 +227,11 @@ class NodeAgent:
         moved = [each for each in self.adapters.registry.reports() if each.ref.digest == digest]
         if moved:
             self.links.report(adapters_to_wire(moved, whole=False))
+
+    def keep_pinned(self) -> None:
+        """Loads the pinned adapters that are not in memory."""
+        if self.host.serving is not None and any(each.pinned for each in self.adapters.registry):
+            self.background.once("pinned_adapters", self.version.load_pinned())
 
     async def count_tokens(self, model: str, prompt: Prompt) -> int:
         """Returns the number of tokens of the prompt.

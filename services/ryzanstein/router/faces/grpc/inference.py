@@ -232,5 +232,9 @@ def _prompt(request: inference.CountTokensRequest, most: MostParts) -> Prompt:
 def _model(model: ServedModel) -> inference.Model:
     defaults = sampling_defaults_to_wire(model.sampling_defaults)
     return inference.Model(
-        name=model.name, context_length=model.context_length, ready_nodes=model.ready_nodes, sampling_defaults=defaults
+        name=model.name,
+        context_length=model.context_length,
+        ready_nodes=model.ready_nodes,
+        sampling_defaults=defaults,
+        parent=model.parent,
     )

@@ -299,7 +299,7 @@ def _model(model: ServedModel, seen: FirstSeen) -> dict[str, Any]:
         "created": seen.at(model.name),
         "owned_by": "ryzanstein",
         "root": model.parent or model.name,
-        "parent": None,
+        "parent": model.parent or None,
         "max_model_len": model.context_length,
         "context_length": model.context_length,
         "ready_nodes": model.ready_nodes,

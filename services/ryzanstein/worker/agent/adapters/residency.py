@@ -116,7 +116,7 @@ class AdapterResidency:
             resident = self._residents[digest] = _Resident(adapter, self._free_slot())
             resident.loading = self._start("adapter", self._load(resident))
         resident.references += 1
-        resident.leaving = False
+        resident.adapter, resident.leaving = adapter, False
         try:
             if resident.loading is not None:
                 await asyncio.shield(resident.loading)

@@ -211,6 +211,14 @@ class ModelVersion:
             raise errors.unavailable("ADAPTER_NOT_SERVED", message)
         return found
 
+    async def load_pinned(self) -> None:
+        """Brings the pinned adapters into the ranks' memory. One for which there is no room is left out."""
+        for adapter in [each for each in self._adapters.registry if each.pinned]:
+            try:
+                (await self.adapters.lease(adapter)).release()
+            except RyzansteinError as error:
+                log.warning("pinned adapter not loaded", adapter=adapter.ref.name, reason=error.reason, message=error.message)
+
     async def lease(self, ref: AdapterRef | None) -> AdapterLease:
         """Returns a hold on an adapter when the ranks have it. Raises as `adapter` does, and ADAPTER_NO_ROOM."""
         return AdapterLease() if ref is None else await self.adapters.lease(self.adapter(ref))
@@ -251,6 +259,7 @@ class ModelVersion:
         self._lending.join(self, group, ranks)
         self.adapters.on_ready(group)
         self._adapters.ready(ranks[0].adaptable)
+        self._telemetry.background.once("pinned_adapters", self.load_pinned())
         if self.host.choice is not None:
             self.pages.on_ready(group, ranks, Path(self.host.choice.path))
 

@@ -232,7 +232,7 @@ class CancelledWork(AnswerType, frozen=True):
 class ModelAnswer(AnswerType, frozen=True):
     """A model that at least one ready node serves.
 
-    `sampling_defaults` are its own values of parameters that a request leaves out.
+    `sampling_defaults` are its own values of parameters that a request leaves out. `parent`: it is an adapter of this model.
     """
 
     id: str
@@ -240,7 +240,7 @@ class ModelAnswer(AnswerType, frozen=True):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     context_length: int
     ready_nodes: int

@@ -1,0 +1,1 @@
+"""`ryzanstein adapters`: which adapters the nodes answer with."""
