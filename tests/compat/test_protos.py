@@ -11,6 +11,7 @@ from tests.compat.proto_reader import read_protos
 from tests.compat.wires import EARLIER
 
 from ryzanstein.v1 import (
+    adapter_pb2,
     debug_pb2,
     embedding_pb2,
     inference_pb2,
@@ -26,7 +27,7 @@ from ryzanstein.v1 import (
 
 TODAY = Path(__file__).parents[2] / "protos"
 FILES = (debug_pb2, embedding_pb2, inference_pb2, journal_pb2, orchestrator_pb2, pages_pb2, peer_pb2)
-FILES = (*FILES, router_pb2, text_pb2, usage_pb2, worker_pb2)
+FILES = (*FILES, adapter_pb2, router_pb2, text_pb2, usage_pb2, worker_pb2)
 BY_PATH = {file.DESCRIPTOR.name: FileDescriptorProto.FromString(file.DESCRIPTOR.serialized_pb) for file in FILES}
 
 

@@ -22,7 +22,7 @@ NODE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class AdapterOnNode:
     """An adapter on one node. `revision` 0: it is not registered there, and `refusal` says why if the node knows."""
 
     node_id: str
@@ -38,15 +38,15 @@ class AdapterView:
     """An adapter that should be registered, and the nodes that have its model."""
 
     adapter: DeployedAdapter
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[AdapterOnNode, ...]
 
     @property
-    def ready(self) -> tuple[NodeView, ...]:
+    def ready(self) -> tuple[AdapterOnNode, ...]:
         """The nodes that have this revision."""
         return tuple(node for node in self.nodes if node.revision == self.adapter.revision)
 
     @property
-    def refused(self) -> tuple[NodeView, ...]:
+    def refused(self) -> tuple[AdapterOnNode, ...]:
         """The nodes that cannot have it."""
         return tuple(node for node in self.nodes if node.refusal and node not in self.ready)
 
@@ -93,7 +93,7 @@ class AdapterClient:
             AdapterView(
                 adapter,
                 tuple(
-                    found.get(adapter.name, NodeView(node.node_id, refusal=found[""].refusal if "" in found else ""))
+                    found.get(adapter.name, AdapterOnNode(node.node_id, refusal=found[""].refusal if "" in found else ""))
                     for (node, model), found in zip(asked, answers, strict=True)
                     if model == adapter.model
                 ),
@@ -101,7 +101,7 @@ class AdapterClient:
             for adapter in adapters
         ]
 
-    async def _ask(self, node: Node, model: str) -> dict[str, NodeView]:
+    async def _ask(self, node: Node, model: str) -> dict[str, AdapterOnNode]:
         """Returns a node's adapters by name; under the empty name why it does not say."""
         address = node.address_with(tls=self._dialer.secure) or node.address
         async with self._dialer.open(address, Peer(PeerRole.NODE, node.node_id)) as channel:
@@ -110,7 +110,9 @@ class AdapterClient:
                 answer = await answered(stub.ListAdapters(adapter_pb2.ListAdaptersRequest(model=model), timeout=NODE_TIMEOUT_S))
             except RyzansteinError as error:
                 too_old = error.code is Code.UNIMPLEMENTED
-                return {"": NodeView(node.node_id, refusal="the node is of an older version" if too_old else error.message)}
+                return {
+                    "": AdapterOnNode(node.node_id, refusal="the node is of an older version" if too_old else error.message)
+                }
         return {each.adapter.adapter.name: _view(node.node_id, each) for each in answer.adapters}
 
 
@@ -118,7 +120,7 @@ def _models(node: Node) -> set[str]:
     return {report.model for report in node.models} | ({node.model} if node.model else set())
 
 
-def _view(node_id: str, status: adapter_pb2.AdapterStatus) -> NodeView:
+def _view(node_id: str, status: adapter_pb2.AdapterStatus) -> AdapterOnNode:
     adapter = status.adapter
     digest = adapter.adapter.digest.hex()
-    return NodeView(node_id, adapter.revision, digest, adapter.resident, status.bytes, status.refusal)
+    return AdapterOnNode(node_id, adapter.revision, digest, adapter.resident, status.bytes, status.refusal)

@@ -79,9 +79,8 @@ def list_adapters(
 
     views = _run(look())
     if as_json:
-        display.print_json(
-            {"adapters": [{**asdict(view.adapter), "nodes": [asdict(each) for each in view.nodes]} for view in views]}
-        )
+        listed = [{**asdict(view.adapter), "nodes": [asdict(each) for each in view.nodes]} for view in views]
+        display.print_json({"adapters": listed})
     elif views:
         display.output().print(_table(views))
     else:

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ryzanstein.worker.adapters.digest import digest_of
 from ryzanstein.worker.adapters.packing import packed_bytes, write_packed
-from ryzanstein.worker.adapters.reading import AdapterUnfit, digest_of, read_adapter
+from ryzanstein.worker.adapters.reading import Adapter, Shapes, read_adapter
+from ryzanstein.worker.adapters.unfit import AdapterUnfit
 
 from ryzanstein import errors
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 
-MAX_PACKED_AT_ONCE = 2
+MAX_READ_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that adapters change: its directory, and the names and shapes of its weights."""
+
+    path: Path
+    adaptable: Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,54 +38,62 @@ class CheckedAdapter:
 
 
 class AdapterFiles:
-    """Adapters of a model with the weights `adaptable`, by name, of (inputs, outputs). None until ranks were ready once."""
+    """Adapters of a model. What it is becomes known when its ranks are ready for the first time."""
 
     def __init__(self) -> None:
-        self.adaptable: Mapping[str, tuple[int, int]] | None = None
-        self._reading = asyncio.Semaphore(MAX_PACKED_AT_ONCE)
+        self.base: Base | None = None
+        self._reading = asyncio.Semaphore(MAX_READ_AT_ONCE)
 
     async def check(self, name: str, path: Path) -> CheckedAdapter:
         """Reads the whole adapter. Raises ADAPTER_UNFIT; UNAVAILABLE before the first ranks are ready."""
-        adaptable = self._known()
+        base = self._known()
         async with self._reading:
-            return await asyncio.to_thread(_checked, name, path, adaptable)
+            return await asyncio.to_thread(_checked, name, path, base)
 
     async def pack(self, adapter: RegisteredAdapter) -> int:
         """Returns a descriptor of the packed adapter in memory.
 
         Raises ADAPTER_UNFIT where the files are no longer what was registered.
         """
-        adaptable = self._known()
+        base = self._known()
         async with self._reading:
-            return await asyncio.to_thread(_packed, adapter, adaptable)
+            return await asyncio.to_thread(_packed, adapter, base)
 
-    def _known(self) -> Mapping[str, tuple[int, int]]:
-        if self.adaptable is None:
+    def _known(self) -> Base:
+        if self.base is None:
             raise errors.unavailable("NODE_NOT_READY", "the model's weights are not known before its ranks are ready")
-        return self.adaptable
+        return self.base
 
 
-def _checked(name: str, path: Path, adaptable: Mapping[str, tuple[int, int]]) -> CheckedAdapter:
+def _read(name: str, path: Path, base: Base) -> tuple[bytes, Adapter]:
+    """Returns the digest of an adapter's content, and the adapter. Raises ADAPTER_UNFIT."""
     try:
-        digest = bytes.fromhex(digest_of(path))
-        return CheckedAdapter(digest, packed_bytes(read_adapter(path, adaptable)))
+        digest = digest_of(path)
+        adapter = read_adapter(path, base.adaptable, base.path)
     except AdapterUnfit as unfit:
-        raise errors.adapter_unfit(name, unfit.field, unfit.why) from None
+        raise errors.adapter_unfit(name, unfit.where or "files", unfit.message) from None
+    except OSError as error:
+        raise errors.adapter_unfit(name, "files", error.strerror or "cannot be read") from None
+    return bytes.fromhex(digest), adapter
 
 
-def _packed(registered: RegisteredAdapter, adaptable: Mapping[str, tuple[int, int]]) -> int:
+def _checked(name: str, path: Path, base: Base) -> CheckedAdapter:
+    digest, adapter = _read(name, path, base)
+    return CheckedAdapter(digest, packed_bytes(adapter))
+
+
+def _packed(registered: RegisteredAdapter, base: Base) -> int:
     name = registered.ref.name
-    try:
-        if bytes.fromhex(digest_of(registered.path)) != registered.ref.digest:
-            raise errors.adapter_unfit(name, "files", "have changed since the adapter was registered")
-        adapter = read_adapter(registered.path, adaptable)
-    except AdapterUnfit as unfit:
-        raise errors.adapter_unfit(name, unfit.field, unfit.why) from None
+    digest, adapter = _read(name, registered.path, base)
+    if digest != registered.ref.digest:
+        raise errors.adapter_unfit(name, "files", "have changed since the adapter was registered")
     fd = os.memfd_create(f"adapter-{name}"[:200], os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
             write_packed(adapter, file)
-    except BaseException:
+    except BaseException as error:
         os.close(fd)
+        if isinstance(error, AdapterUnfit):
+            raise errors.adapter_unfit(name, error.where or "files", error.message) from None
         raise
     return fd

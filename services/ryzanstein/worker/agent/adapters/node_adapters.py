@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.agent.adapters.files import AdapterFiles
+from ryzanstein.worker.agent.adapters.files import AdapterFiles, Base
 from ryzanstein.worker.agent.adapters.registry import AdapterRegistry, RegisteredAdapter
 
 log = structlog.get_logger(__name__)
@@ -88,10 +88,10 @@ class NodeAdapters:
         if all(each.ref.digest != digest for each in self.registry):
             self._on_removed(digest)
 
-    def ready(self, adaptable: dict[str, tuple[int, int]]) -> None:
-        """Takes the names and shapes of the weights of ranks that are ready."""
-        if self.files.adaptable != adaptable:
-            self.files.adaptable = adaptable
+    def ready(self, base: Base) -> None:
+        """Takes the model of ranks that are ready."""
+        if self.files.base != base:
+            self.files.base = base
             self._look.set()
 
     async def run(self) -> None:
@@ -99,7 +99,7 @@ class NodeAdapters:
         while True:
             await self._look.wait()
             self._look.clear()
-            if self.files.adaptable is not None:
+            if self.files.base is not None:
                 for name in list(self._wanted):
                     await self._register(name)
 
