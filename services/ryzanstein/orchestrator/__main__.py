@@ -31,12 +31,12 @@ from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls.protection import protection_to_wire
 from ryzanstein.rpc.tls.tls_settings import service_tls
 from ryzanstein.v1.debug_pb2 import DESCRIPTOR as DEBUG
 from ryzanstein.v1.debug_pb2_grpc import add_DebugServiceServicer_to_server
 from ryzanstein.v1.orchestrator_pb2 import DESCRIPTOR
 from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_to_server
-from ryzanstein.wire.protection import protection_to_wire
 
 log = structlog.get_logger(__name__)
 

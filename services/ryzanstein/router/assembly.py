@@ -65,6 +65,7 @@ from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.tls.protection import protection_to_wire
 from ryzanstein.rpc.tls.public_tls import public_certificates, public_credentials
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import debug_pb2 as debugged
@@ -78,7 +79,6 @@ from ryzanstein.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_ser
 from ryzanstein.v1.peer_pb2_grpc import add_PeerServiceServicer_to_server
 from ryzanstein.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from ryzanstein.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
-from ryzanstein.wire.protection import protection_to_wire
 from ryzanstein.wire.requests import MostParts
 
 log = structlog.get_logger(__name__)

@@ -33,6 +33,7 @@ from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls.protection import protection_to_wire
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1.adapter_pb2 import DESCRIPTOR as ADAPTER
 from ryzanstein.v1.adapter_pb2_grpc import add_AdapterServiceServicer_to_server
@@ -46,7 +47,6 @@ from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
 from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from ryzanstein.wire.protection import protection_to_wire
 from ryzanstein.worker.agent.adapters.node_adapters import WantedAdapter
 from ryzanstein.worker.agent.faces.adapters import AdapterServicer
 from ryzanstein.worker.agent.faces.debug import NodeSight
