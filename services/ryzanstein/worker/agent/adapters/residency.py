@@ -37,6 +37,7 @@ class _Resident:
     adapter: RegisteredAdapter
     slot: int
     loading: asyncio.Task[None] | None = None
+    has_room: bool = False
     loaded: bool = False
     leaving: bool = False
     references: int = 0
@@ -81,8 +82,8 @@ class AdapterResidency:
 
     @property
     def num_bytes(self) -> int:
-        """Of the adapters that are there or being loaded."""
-        return sum(each.adapter.num_bytes for each in self._residents.values())
+        """Of the adapters that are there or being loaded, without those that wait for room."""
+        return sum(each.adapter.num_bytes for each in self._residents.values() if each.has_room)
 
     def __len__(self) -> int:
         return sum(each.loaded for each in self._residents.values())
@@ -165,7 +166,7 @@ class AdapterResidency:
 
     async def _make_room(self, resident: _Resident) -> None:
         """Evicts idle adapters until this one fits; waits while those in use fill the memory."""
-        while self.num_bytes > self._max_bytes or len(self._residents) > MAX_RESIDENT:
+        while not self._fits(resident.adapter):
             idle = (each for each in self._residents.values() if each.loaded and not (each.references or each.adapter.pinned))
             if (first := next(idle, None)) is not None:
                 self.evictions += 1
@@ -175,6 +176,11 @@ class AdapterResidency:
             await self._room.wait()
             if self._residents.get(resident.adapter.ref.digest) is not resident:
                 raise errors.unavailable("NODE_NOT_READY", "the ranks were lost while an adapter waited for memory")
+        resident.has_room = True
+
+    def _fits(self, adapter: RegisteredAdapter) -> bool:
+        num = sum(each.has_room for each in self._residents.values())
+        return self.num_bytes + adapter.num_bytes <= self._max_bytes and num < MAX_RESIDENT
 
     def _release(self, resident: _Resident) -> None:
         resident.references -= 1
