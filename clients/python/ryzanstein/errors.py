@@ -13,6 +13,7 @@ from enum import IntEnum
 
 DOMAIN = "ryzanstein.v1"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
+ADAPTER_UNFIT = "ADAPTER_UNFIT"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 CONSTRAINT_FAILED = "CONSTRAINT_FAILED"
 CONSTRAINTS_UNSUPPORTED = "CONSTRAINTS_UNSUPPORTED"
@@ -306,7 +307,7 @@ def adapter_unfit(name: str, field_name: str, why: str) -> RyzansteinError:
     return RyzansteinError(
         f"adapter {name!r}: {field_name}: {why}",
         Code.INVALID_ARGUMENT,
-        "ADAPTER_UNFIT",
+        ADAPTER_UNFIT,
         {"adapter": name, "field": field_name},
         (FieldViolation(field_name, why),),
     )

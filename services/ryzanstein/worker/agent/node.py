@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.adapters import NodeAdapter
 from ryzanstein.cluster import OWN_ENGINE, Beat, NodeState, Numerics
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Prompt
@@ -212,9 +213,9 @@ class NodeAgent:
     def _has_adapter(self, digest: bytes) -> bool:
         return self.version.adapters.has(digest)
 
-    def _adapters_changed(self) -> None:
-        """Tells the routers which adapters there are, and has pinned ones loaded."""
-        self.links.report(adapters_to_wire(self.adapters.registry.reports(), whole=True))
+    def _adapters_changed(self, adapters: list[NodeAdapter], whole: bool) -> None:
+        """Tells the routers which adapters there are, or which is new, and has pinned ones loaded."""
+        self.links.report(adapters_to_wire(adapters, whole=whole))
         self.keep_pinned()
 
     def _adapter_removed(self, digest: bytes) -> None:

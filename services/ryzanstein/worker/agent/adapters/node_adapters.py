@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from ryzanstein.adapters import NodeAdapter
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.adapters.files import AdapterFiles, Base
 from ryzanstein.worker.agent.adapters.registry import AdapterRegistry, RegisteredAdapter
@@ -28,21 +29,23 @@ class WantedAdapter:
 class NodeAdapters:
     """`want` what is to be registered; `run` registers it as soon as the model's ranks were ready once.
 
-    `refused` says why an adapter that is wanted is not registered. `able`: the engine takes adapters at all. `on_removed` is
+    `refused` says why an adapter that is wanted is not registered. `on_change` is called with what to tell routers: all
+    adapters, or, while others are still to be registered, one that was added. Else a router would take those for removed.
+    `able`: the engine takes adapters at all. `on_removed` is
     called with the digest of an adapter that is no longer registered under any name.
     """
 
     def __init__(
         self,
         is_resident: Callable[[bytes], bool],
-        on_change: Callable[[], None],
+        on_change: Callable[[list[NodeAdapter], bool], None],
         on_removed: Callable[[bytes], None],
         *,
         able: bool,
     ) -> None:
-        self.able, self._on_removed = able, on_removed
+        self.able, self._on_change, self._on_removed = able, on_change, on_removed
         self.files = AdapterFiles()
-        self.registry = AdapterRegistry(self.files.check, is_resident, on_change)
+        self.registry = AdapterRegistry(self.files.check, is_resident)
         self.refused: dict[str, str] = {}
         self.followed: tuple[bytes, str] = (b"", "")
         self._deployed: dict[str, WantedAdapter] = {}
@@ -72,6 +75,7 @@ class NodeAdapters:
         self.refused.pop(name, None)
         if before is not None:
             self._gone(before)
+        self._report(name)
         return added
 
     def remove(self, name: str) -> bool:
@@ -81,7 +85,26 @@ class NodeAdapters:
         removed = self.registry.remove(name)
         if removed is not None:
             self._gone(removed)
+            self._report()
         return known or removed is not None
+
+    def unserve(self, adapter: RegisteredAdapter, why: str) -> None:
+        """Withdraws an adapter whose files are no longer what was registered."""
+        if self.registry.get(adapter.ref.name) == adapter:
+            self.remove(adapter.ref.name)
+            self.refused[adapter.ref.name] = why
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is wanted is registered, or refused."""
+        return not self._wanted
+
+    def _report(self, added: str = "") -> None:
+        reports = self.registry.reports()
+        if self.complete:
+            self._on_change(reports, True)
+        elif news := [each for each in reports if each.ref.name == added]:
+            self._on_change(news, False)
 
     def _gone(self, adapter: RegisteredAdapter) -> None:
         digest = adapter.ref.digest
@@ -100,15 +123,16 @@ class NodeAdapters:
             await self._look.wait()
             self._look.clear()
             if self.files.base is not None:
-                for name in list(self._wanted):
-                    await self._register(name)
+                while self._wanted:
+                    await self._register(next(iter(self._wanted)))
+                self._report()
 
     async def _register(self, name: str) -> None:
-        wanted = self._wanted.pop(name, None)
-        if wanted is None:
-            return
+        wanted = self._wanted[name]
         try:
             await self.add(name, wanted.path, revision=wanted.revision, pinned=wanted.pinned)
         except RyzansteinError as error:
             self.refused[name] = error.message
             log.error("adapter refused", adapter=name, path=str(wanted.path), reason=error.reason, message=error.message)
+        if self._wanted.get(name) is wanted:  # no other one was wanted meanwhile
+            del self._wanted[name]

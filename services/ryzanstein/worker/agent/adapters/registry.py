@@ -51,10 +51,10 @@ class RegisteredAdapter:
 
 
 class AdapterRegistry:
-    """`on_change` is called when others are registered, `is_resident` says which are in memory."""
+    """`is_resident` says which are in memory."""
 
-    def __init__(self, check: Check, is_resident: Callable[[bytes], bool], on_change: Callable[[], None]) -> None:
-        self._check, self._is_resident, self._on_change = check, is_resident, on_change
+    def __init__(self, check: Check, is_resident: Callable[[bytes], bool]) -> None:
+        self._check, self._is_resident = check, is_resident
         self._by_name: dict[str, RegisteredAdapter] = {}
         self._replaced: dict[bytes, tuple[RegisteredAdapter, float]] = {}
         self._adding = asyncio.Lock()
@@ -98,7 +98,6 @@ class AdapterRegistry:
         if before is not None and before.ref.digest != found.digest:
             self._replaced[before.ref.digest] = (before, time.monotonic() + REPLACED_FOR_S)
         log.info("adapter registered", adapter=name, digest=found.digest.hex()[:12], bytes=found.num_bytes, revision=number)
-        self._on_change()
         return added
 
     def remove(self, name: str) -> RegisteredAdapter | None:
@@ -106,7 +105,6 @@ class AdapterRegistry:
         removed = self._by_name.pop(name, None)
         if removed is not None:
             log.info("adapter removed", adapter=name, digest=removed.ref.digest.hex()[:12])
-            self._on_change()
         return removed
 
     def _lately_replaced(self) -> dict[bytes, RegisteredAdapter]:

@@ -62,7 +62,7 @@ class WorkerServicer(WorkerServiceServicer):
             )
             yield pb.ConnectResponse(hello=answer)
             if registered := node.adapters.registry.reports():
-                link.report(adapters_to_wire(registered, whole=True))
+                link.report(adapters_to_wire(registered, whole=node.adapters.complete))
             async for frame in link.frames():
                 yield frame
         finally:

@@ -222,7 +222,16 @@ class ModelVersion:
 
     async def lease(self, ref: AdapterRef | None) -> AdapterLease:
         """Returns a hold on an adapter when the ranks have it. Raises as `adapter` does, and ADAPTER_NO_ROOM."""
-        return AdapterLease() if ref is None else await self.adapters.lease(self.adapter(ref))
+        if ref is None:
+            return AdapterLease()
+        adapter = self.adapter(ref)
+        try:
+            return await self.adapters.lease(adapter)
+        except RyzansteinError as error:
+            if error.reason != errors.ADAPTER_UNFIT:
+                raise
+            self._adapters.unserve(adapter, error.message)
+            raise errors.unavailable("ADAPTER_NOT_SERVED", error.message) from None
 
     async def _read_tokens(self, text: TextModel) -> None:
         self._early_tokens = await early_tokens(self._constraints, text)
