@@ -61,8 +61,8 @@ class WorkerServicer(WorkerServiceServicer):
                 features=_features(node),
             )
             yield pb.ConnectResponse(hello=answer)
-            if registered := node.adapters.registry.reports():
-                link.report(adapters_to_wire(registered, whole=node.adapters.complete))
+            if node.adapters.able and node.adapters.files.base is not None:  # none, too: a router may remember some
+                link.report(adapters_to_wire(node.adapters.registry.reports(), whole=node.adapters.complete))
             async for frame in link.frames():
                 yield frame
         finally:
