@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import AdapterRef
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
-from ryzanstein.worker.agent.adapters.residency import AdapterResidency
+from ryzanstein.worker.agent.adapters.residency import AdapterPacking, AdapterResidency
 from ryzanstein.worker.engine.messages import DropAdapter, MapAdapter
+from ryzanstein.worker.telemetry.adapter_metrics import AdapterMetrics
 
 MIB = 2**20
 
@@ -36,7 +38,9 @@ class Memory:
         self.may_pack = asyncio.Event()
         self.may_pack.set()
         self.changed: list[bytes] = []
-        self.residency = AdapterResidency(3 * MIB, self._pack, lambda _, work: asyncio.create_task(work), self.changed.append)
+        self.metrics = AdapterMetrics(CollectorRegistry())
+        packing = AdapterPacking(self._pack, lambda _, work: asyncio.create_task(work), self.metrics)
+        self.residency = AdapterResidency(3 * MIB, packing, self.changed.append)
         self.ranks = Ranks()
         self.residency.on_ready(self.ranks)  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from ryzanstein.worker.engine.messages import ClassStats, EngineStats
 from ryzanstein.worker.page_metrics import PageMetrics
 from ryzanstein.worker.supervision.messages import RankReady
 from ryzanstein.worker.supervision.recovery import Rung
+from ryzanstein.worker.telemetry.adapter_metrics import AdapterMetrics
 from ryzanstein.worker.telemetry.attempt_metrics import AttemptMetrics
 from ryzanstein.worker.telemetry.constraint_metrics import ConstraintMetrics
 from ryzanstein.worker.telemetry.kv_metrics import KvMetrics
@@ -64,7 +65,7 @@ class WorkerTelemetry:
         self.late_tokens = self._counter("late_tokens_total", "Tokens dropped because their choice had ended at a stop string.")
         self.kv, self.pages = KvMetrics(registry), PageMetrics(registry)
         self.attempts, self.ranks = AttemptMetrics(registry), RankMetrics(registry)
-        self.constraints = ConstraintMetrics(registry)
+        self.constraints, self.adapters = ConstraintMetrics(registry), AdapterMetrics(registry)
         for rung in Rung:  # so that `increase()` sees the first time
             self.recoveries.labels(rung.value)
 

@@ -21,6 +21,7 @@ from ryzanstein import errors
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 from ryzanstein.worker.engine.messages import DropAdapter, MapAdapter
 from ryzanstein.worker.supervision.group import EngineGroup
+from ryzanstein.worker.telemetry.adapter_metrics import AdapterMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,15 @@ _CLOSE_AFTER_S = 60.0  # ranks may be in a long step before they open what they 
 
 Pack = Callable[[RegisteredAdapter], Coroutine[Any, Any, int]]
 """Packs an adapter for the ranks; returns the descriptor of the memory. Raises a RyzansteinError."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPacking:
+    """How adapters are packed: `start` runs a task."""
+
+    pack: Pack
+    start: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+    metrics: AdapterMetrics
 
 
 @dataclass(slots=True, eq=False)
@@ -64,21 +74,16 @@ class AdapterLease:
 
 
 class AdapterResidency:
-    """The adapters in the memory of one group of ranks. `max_bytes` bounds them; `start` runs a task; `on_change` is called
-    when one comes or goes."""
+    """The adapters in the memory of one group of ranks.
 
-    def __init__(
-        self,
-        max_bytes: int,
-        pack: Pack,
-        start: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]],
-        on_change: Callable[[bytes], None],
-    ) -> None:
-        self._max_bytes, self._pack, self._start, self._on_change = max_bytes, pack, start, on_change
+    `max_bytes` bounds them; `on_change` is called with the digest of one that comes or goes.
+    """
+
+    def __init__(self, max_bytes: int, packing: AdapterPacking, on_change: Callable[[bytes], None]) -> None:
+        self._max_bytes, self._packing, self._on_change = max_bytes, packing, on_change
         self._group: EngineGroup | None = None
         self._residents: OrderedDict[bytes, _Resident] = OrderedDict()
         self._room = asyncio.Event()
-        self.loads = self.evictions = 0
 
     @property
     def num_bytes(self) -> int:
@@ -112,10 +117,11 @@ class AdapterResidency:
         """
         digest = adapter.ref.digest
         resident = self._residents.get(digest)
+        self._packing.metrics.requests.labels("hit" if self.has(digest) else "miss").inc()
         if resident is None:
             self._require_room(adapter)
             resident = self._residents[digest] = _Resident(adapter, self._free_slot())
-            resident.loading = self._start("adapter", self._load(resident))
+            resident.loading = self._packing.start("adapter", self._load(resident))
         resident.references += 1
         resident.adapter, resident.leaving = adapter, False
         try:
@@ -151,7 +157,8 @@ class AdapterResidency:
     async def _load(self, resident: _Resident) -> None:
         try:
             await self._make_room(resident)
-            fd = await self._pack(resident.adapter)
+            with self._packing.metrics.load.time():
+                fd = await self._packing.pack(resident.adapter)
         except BaseException:
             self._forget(resident)
             raise
@@ -160,7 +167,6 @@ class AdapterResidency:
             raise errors.unavailable("NODE_NOT_READY", "the ranks were lost while an adapter was loaded")
         resident.fd, resident.loaded, resident.loading = fd, True, None
         self._group.send(MapAdapter(resident.slot, f"/proc/{os.getpid()}/fd/{fd}"))
-        self.loads += 1
         log.info("adapter loaded", adapter=resident.adapter.ref.name, slot=resident.slot, bytes=resident.adapter.num_bytes)
         self._on_change(resident.adapter.ref.digest)
 
@@ -169,7 +175,7 @@ class AdapterResidency:
         while not self._fits(resident.adapter):
             idle = (each for each in self._residents.values() if each.loaded and not (each.references or each.adapter.pinned))
             if (first := next(idle, None)) is not None:
-                self.evictions += 1
+                self._packing.metrics.evictions.inc()
                 self._drop(first)
                 continue
             self._room.clear()

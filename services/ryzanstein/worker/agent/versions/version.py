@@ -20,7 +20,7 @@ from ryzanstein.observe.tracing import Tracing
 from ryzanstein.worker.agent.adapters.files import Base
 from ryzanstein.worker.agent.adapters.node_adapters import NodeAdapters
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
-from ryzanstein.worker.agent.adapters.residency import AdapterLease, AdapterResidency
+from ryzanstein.worker.agent.adapters.residency import AdapterLease, AdapterPacking, AdapterResidency
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.model_host import ModelChoice, ModelHost, Serving
 from ryzanstein.worker.agent.pages.model_pages import ModelPages
@@ -87,7 +87,8 @@ class ModelVersion:
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._adapters = adapters
-        self.adapters = AdapterResidency(settings.adapter_bytes, adapters.files.pack, telemetry.background.once, on_adapter)
+        packing = AdapterPacking(adapters.files.pack, telemetry.background.once, telemetry.adapters)
+        self.adapters = AdapterResidency(settings.adapter_bytes, packing, on_adapter)
         self._events = GroupEvents(
             self._on_step,
             self.profiling.on_trace,
@@ -244,11 +245,19 @@ class ModelVersion:
     def show(self) -> None:
         """Shows in the metrics what this version's ranks do now."""
         self._telemetry.asleep.set(self.host.asleep)
+        self._show_adapters()
         self._telemetry.engine(self.stats)
         self._telemetry.kv.lending(*self.shared_kv_bytes)
         if self.host.serving is not None:
             group = self.host.serving.group
             self._telemetry.ranks.progress(group.progress(), group.slowness())
+
+    def _show_adapters(self) -> None:
+        metrics, memory = self._telemetry.adapters, self.adapters
+        metrics.registered.set(len(self._adapters.registry))
+        metrics.refused.set(len(self._adapters.refused))
+        metrics.resident.set(len(memory))
+        metrics.bytes.set(memory.num_bytes)
 
     def _engines(self, choice: ModelChoice) -> EngineFactory:
         text = self.host.text
