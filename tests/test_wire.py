@@ -30,7 +30,7 @@ from ryzanstein.cluster import (
 from ryzanstein.constraints import MAX_CONSTRAINT_BYTES, Constraint
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
-from ryzanstein.generation.request import Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams
+from ryzanstein.generation.request import AdapterRef, Attempt, ChoiceProgress, GenerationRequest, NodePlace, SamplingParams
 from ryzanstein.generation.tokens import (
     Delta,
     Finished,
@@ -129,6 +129,7 @@ def attempts(draw: st.DrawFn) -> Attempt:
         priority=draw(st.integers(-10, 10)),
         tenant=draw(texts),
         cache_scope=draw(texts),
+        adapter=draw(st.none() | st.builds(AdapterRef, texts.filter(bool), st.binary(min_size=32, max_size=32))),
         request_id=draw(texts),
         traceparent=draw(texts),
     )

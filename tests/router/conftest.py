@@ -127,6 +127,8 @@ class ScriptedNode(WorkerServiceServicer):
     inexact: bool = False
     """Its engine continues answers inexactly."""
     reserve: bool = False
+    adapters: dict[str, tuple[bytes, int]] | None = None
+    """Digest and revision by name: it reports them whenever they change. None: an older node."""
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     """Of its model, by name."""
     room: int = 0
@@ -255,8 +257,12 @@ class ScriptedNode(WorkerServiceServicer):
     async def _speak(self, running: dict[int, Running], beats: list[int], model: str) -> AsyncIterator[worker.ConnectResponse]:
         next_beat = 0.0
         known: set[int] = set()
+        reported: dict[str, tuple[bytes, int]] | None = None
         while self._server is not None:
             now = time.monotonic()
+            if self.adapters != reported:
+                reported = dict(self.adapters or {})
+                yield worker.ConnectResponse(adapters=_adapters(reported))
             while beats and self.answers_beats and not self.frozen:
                 yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=beats.pop(0)))
             if now >= next_beat and not (self.frozen or self.mute_beats):
@@ -380,6 +386,14 @@ async def start_node() -> AsyncIterator[Callable[..., Awaitable[ScriptedNode]]]:
     yield start
     for node in nodes:
         await node.die()
+
+
+def _adapters(adapters: dict[str, tuple[bytes, int]]) -> worker.NodeAdapters:
+    reports = [
+        worker.NodeAdapter(adapter=worker.AdapterRef(name=name, digest=digest), revision=revision)
+        for name, (digest, revision) in adapters.items()
+    ]
+    return worker.NodeAdapters(whole=True, adapters=reports)
 
 
 @dataclass

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt, TokenPrompt
-from ryzanstein.generation.request import GenerationRequest, SamplingParams
-from ryzanstein.router.choose import affinity
+from ryzanstein.generation.request import AdapterRef, GenerationRequest, SamplingParams
+from ryzanstein.router.choose import affinity, beginning
 
 
 def request(*messages: tuple[Role, str]) -> GenerationRequest:
@@ -41,6 +41,17 @@ def test_what_a_request_stays_near_is_within_its_cache_scope(kind: dict[str, str
     assert len({affinity(each).key for each in (plain, *scoped)}) == 4
     assert affinity(replace(plain, cache_scope="a", tenant="t", key_id="k")).key == affinity(scoped[0]).key
     assert affinity(scoped[0]).sticky == affinity(plain).sticky
+
+
+def test_an_adapter_is_near_where_it_was_loaded_and_shares_nothing_with_its_model() -> None:
+    plain = request((SYSTEM, "be brief"), (USER, "hi"))
+    one, two = (replace(plain, adapter=AdapterRef(name, name.encode() * 32)) for name in "ab")
+    other_prompt = replace(request((USER, "else")), adapter=one.adapter)
+    assert affinity(one).key == affinity(other_prompt).key
+    assert len({affinity(each).key for each in (plain, one, two, replace(one, cache_scope="s"))}) == 4
+    assert not affinity(one).sticky
+    assert affinity(replace(one, session_id="s")).key == b"session:s"
+    assert len({beginning(each) for each in (plain, one, two, replace(one, cache_scope="s"))}) == 4
 
 
 def test_the_keys_of_the_empty_scope_are_those_of_earlier_versions() -> None:

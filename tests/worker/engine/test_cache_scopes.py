@@ -94,6 +94,14 @@ def test_no_two_scopes_have_a_key_in_common(scopes: list[str], tokens: list[int]
     assert len({*keys, *roots}) == len(keys) + len(roots)
 
 
+def test_an_adapter_has_pages_of_its_own_in_each_scope() -> None:
+    roots = [scope_root(scope, adapter) for scope in ("", "a") for adapter in (b"", b"1" * 32, b"2" * 32)]
+    keys = [key for root in roots for key in chain_keys(range(8), SIZE, root)]
+    assert len({*keys, *roots}) == len(keys) + len(roots)
+    assert roots[0] == b""
+    assert roots[3] == scope_root("a"), "as in earlier versions"
+
+
 def test_a_scope_that_looks_like_a_page_has_not_its_key() -> None:
     """The key of a first page is the digest of its tokens: a scope of the same bytes must not begin with it."""
     page = (97,) * SIZE

@@ -1,4 +1,4 @@
-"""What a request stays near: its session, else its user, else requests with the same beginning.
+"""What a request stays near: its session, else its user, else its adapter, else requests with the same beginning.
 
 All of it within its cache scope: what another scope has cached is no reason to go anywhere.
 """
@@ -42,6 +42,8 @@ def affinity(request: GenerationRequest) -> Affinity:
         return Affinity(_scoped(b"session:" + request.session_id.encode(), request), True, home=request.last_node)
     if request.user:
         return Affinity(_scoped(b"user:" + request.user.encode(), request), True)
+    if request.adapter is not None:  # loaded there, and most of its prompts begin alike
+        return Affinity(b"adapter:" + scope_key(request), False)
     return Affinity(beginning(request), False)
 
 
