@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.clients.forms import CallForm, ObjectForm
 from ryzanstein.lab.clients.question import LoadQuestion
 
@@ -69,6 +70,13 @@ def questions_to(first: str, further: Sequence[str]) -> tuple[LoadQuestion, ...]
     return (*(replace(question, model=first) for question in QUESTIONS), *to_others)
 
 
+def questions_to_adapters(adapters: Sequence[str]) -> tuple[LoadQuestion, ...]:
+    """Returns the questions where a model has adapters: all to the model, some to each adapter, in one batch."""
+    to_adapters = [question.to(name) for name in adapters for question in QUESTIONS if question.kind in ADAPTED_KINDS]
+    return (*(replace(question, model=MODEL_DIR.name) for question in QUESTIONS), *to_adapters)
+
+
+ADAPTED_KINDS = ("greedy", "sampled", "n3", "session")
 _LONG_S = 300.0
 _LONG_GREEDY = {**_GREEDY, "max_tokens": 1000}
 LONG_QUESTIONS: tuple[LoadQuestion, ...] = (

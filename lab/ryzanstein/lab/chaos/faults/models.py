@@ -1,4 +1,4 @@
-"""Ranks of one model where nodes serve several, and whole nodes with all their models.
+"""Ranks of one model where nodes serve several, whole nodes with all their models, and nodes with adapters.
 
 The struck model has the same promises as if it were the only one. The answers of the other models
 must not notice.
@@ -14,7 +14,8 @@ from dataclasses import replace
 from ryzanstein.lab.chaos.fault import Fault, FaultBounds, Resume, Victim
 from ryzanstein.lab.chaos.faults import ranks
 from ryzanstein.lab.chaos.faults.nodes import DEATH_S, LINK_DOWN
-from ryzanstein.lab.chaos.stage.layouts import MODELS
+from ryzanstein.lab.chaos.questions import ADAPTED_KINDS
+from ryzanstein.lab.chaos.stage.layouts import ADAPTED, MODELS
 from ryzanstein.lab.chaos.stage.signals import send
 from ryzanstein.lab.chaos.stage.stage import Stage
 from ryzanstein.lab.chaos.trial.spared import node_of, of_model
@@ -81,6 +82,15 @@ FAULTS = (
         resumes=Resume.ANY,
         in_flight_s=_IN_FLIGHT_S,
         bounds=replace(_KILLED.bounds, rerouted_s=None),
+    ),
+    Fault(
+        "adapter_node_killed",
+        "SIGKILL of a node's agent in the middle of an adapter's answer",
+        _node_killed,
+        (LINK_DOWN,),
+        ADAPTED,
+        bounds=FaultBounds(DEATH_S),
+        kinds=tuple(f"{name}-{kind}" for name in ADAPTED.adapters for kind in ADAPTED_KINDS),
     ),
     Fault(
         "models_node_killed",

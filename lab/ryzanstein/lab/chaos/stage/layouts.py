@@ -20,6 +20,7 @@ class ClusterLayout:
     - `context`: nodes serve a random model with a context of so many tokens instead of the demo model.
     - `secure`: services talk to each other with TLS alone, and clients have a key.
     - `servers`: so many nodes, the first ones, stand beside llama.cpp servers; the others are in reserve.
+    - `adapters`: names of adapters of the demo model that every node has.
     - `tiers`: nodes keep pages on disk; with a network it is a separate disk that is small enough to fill.
     """
 
@@ -37,6 +38,7 @@ class ClusterLayout:
     forms: bool = False
     context: int = 0
     tiers: bool = False
+    adapters: tuple[str, ...] = ()
     secure: bool = False
     servers: int = 0
 
@@ -50,6 +52,7 @@ class ClusterLayout:
             ("objects and calls", self.forms),
             (f"a context of {self.context}", self.context > 0),
             ("pages on disk", self.tiers),
+            ("an adapter", bool(self.adapters)),
             ("TLS and keys", self.secure),
             (f"{self.servers} beside llama.cpp", self.servers > 0),
         )
@@ -74,6 +77,7 @@ CLOCKS = ClusterLayout("clocks", faked_clocks=True)
 IDLE = ClusterLayout("idle", nodes=2, tp=2, saboteur=True, fast_clock=True)
 CONTEXT = ClusterLayout("context", nodes=2, context=32_768)
 SERVERS = ClusterLayout("servers", servers=2)
+ADAPTED = ClusterLayout("adapted", adapters=("tuned",))
 TIERS = ClusterLayout("tiers", nodes=2, tiers=True)
 # A thousand tokens: a minute and more.
 LONG = ClusterLayout("long", step_s=0.064)

@@ -15,6 +15,7 @@ from ryzanstein.cli.processes.cluster import ORCHESTRATOR, OWN_RANKS, ClusterSpe
 from ryzanstein.cli.processes.host import LOCAL, Host
 from ryzanstein.cli.processes.ports import free_ports
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.files.named_paths import write_setting
 from ryzanstein.files.private_files import private_folder
 from ryzanstein.lab.chaos.machines.clocks import Clocks
 from ryzanstein.lab.chaos.machines.delayed import DelayedNode
@@ -26,6 +27,7 @@ from ryzanstein.lab.chaos.machines.redis_server import RedisServer
 from ryzanstein.lab.chaos.machines.small_disk import SmallDisk
 from ryzanstein.lab.chaos.stage.layouts import ClusterLayout
 from ryzanstein.lab.chaos.stage.pace import FastPace
+from ryzanstein.lab.chaos.stage.random_adapter import random_adapter
 from ryzanstein.lab.chaos.stage.random_model import random_model
 
 REDIS = "redis"
@@ -114,7 +116,7 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
         more_models=tuple(random_model(directory / "models" / name) for name in layout.further_models),
         tp=layout.tp,
         state_dir=state_dir,
-        worker_flags=(*_WORKER_FLAGS, *(("--kv-disk-dir", str(pages), *_DISK_FLAGS) if layout.tiers else ())),
+        worker_flags=(*_WORKER_FLAGS, *_more_flags(layout, directory, pages)),
         router_flags=(*router_flags, *(("--keys-file", str(key.keys_file)) if key is not None else ())),
         engines=tuple(servers[node].url if node in servers else OWN_RANKS for node in nodes) if servers else (),
         secure=layout.secure,
@@ -130,6 +132,15 @@ def plan(layout: ClusterLayout, network: HostNetwork | None, directory: Path) ->
     pages_disk = SmallDisk(pages) if network is not None and layout.tiers else None
     return TrialPlan(
         layout, network, spec, redis, delayed, clocks, fast_clock, pace, sessions, disk, pages, pages_disk, servers
+    )
+
+
+def _more_flags(layout: ClusterLayout, directory: Path, pages: Path) -> tuple[str, ...]:
+    """Returns what a node is told besides. Makes the adapters."""
+    adapters = [(name, random_adapter(directory / "adapters" / name, MODEL_DIR)) for name in layout.adapters]
+    return (
+        *(("--kv-disk-dir", str(pages), *_DISK_FLAGS) if layout.tiers else ()),
+        *(("--adapters", write_setting(adapters)) if adapters else ()),
     )
 
 

@@ -27,6 +27,7 @@ from ryzanstein.lab.chaos.questions import (
     QUESTIONS,
     SERVER_QUESTIONS,
     questions_to,
+    questions_to_adapters,
 )
 from ryzanstein.lab.chaos.stage.layouts import ClusterLayout
 from ryzanstein.lab.chaos.stage.logs import LogReader
@@ -228,6 +229,8 @@ async def staged(layout: ClusterLayout, network: HostNetwork | None, num_clients
 def _questions(layout: ClusterLayout) -> tuple[LoadQuestion, ...]:
     if layout.further_models:
         return questions_to(MODEL_DIR.name, layout.further_models)
+    if layout.adapters:
+        return questions_to_adapters(layout.adapters)
     if layout.forms:
         return FORM_QUESTIONS
     if layout.context:
