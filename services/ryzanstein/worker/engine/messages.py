@@ -72,6 +72,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
     cache_root: bytes = b""  # with which the keys of its pages begin, see `prefix.scope_root`
     pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
+    adapter: int = 0  # the slot of its adapter, which ranks have mapped; 0: none
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -81,6 +82,22 @@ class SetTokens(msgspec.Struct, tag=True, frozen=True):
     """
 
     table: bytes
+
+
+class MapAdapter(msgspec.Struct, tag=True, frozen=True):
+    """A request to keep an adapter in a slot, a number from 1 on, before the next step. No group may use the slot yet.
+
+    `path` is a file that `adapters.packing` has written, and that stays until the slot is dropped.
+    """
+
+    slot: int
+    path: str
+
+
+class DropAdapter(msgspec.Struct, tag=True, frozen=True):
+    """A request to forget the adapter in a slot before the next step. No group may use it any more."""
+
+    slot: int
 
 
 class CancelGroup(msgspec.Struct, tag=True, frozen=True):

@@ -7,10 +7,12 @@ import msgspec
 from ryzanstein.worker.engine.extents import AllLasting
 from ryzanstein.worker.engine.messages import (
     CancelGroup,
+    DropAdapter,
     ExportPages,
     FindPages,
     FinishChoice,
     ImportPages,
+    MapAdapter,
     ReturnChoice,
     SetBlockLimit,
     SetTokens,
@@ -69,7 +71,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     call; `without_native`: why it is not all of them. `num_states` are slots of `state_bytes` on this rank, for
     states that some layers keep instead of keys and values; 0: none does.
     `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
-    `continues_exactly` are as in `EngineTraits`.
+    `continues_exactly` are as in `EngineTraits`. `adaptable` are the inputs and outputs of each weight that
+    takes an adapter, whole, by its name in the checkpoint; an engine that is not ours has none.
     """
 
     rank: int
@@ -110,6 +113,7 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     engine: str = ""
     unsupported: list[str] = []
     continues_exactly: bool = True
+    adaptable: dict[str, tuple[int, int]] = {}
 
 
 class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -124,4 +128,6 @@ class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 PageRequest = FindPages | ExportPages | ImportPages
-EngineMessage = SubmitGroup | CancelGroup | FinishChoice | ReturnChoice | SetBlockLimit | StartProfile | SetTokens | PageRequest
+AdapterChange = MapAdapter | DropAdapter
+GroupChange = SubmitGroup | CancelGroup | FinishChoice | ReturnChoice
+EngineMessage = GroupChange | SetBlockLimit | StartProfile | SetTokens | PageRequest | AdapterChange
