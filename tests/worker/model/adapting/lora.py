@@ -24,8 +24,9 @@ EXPERT_NAMES = {"gate", "gate_proj", "up_proj", "down_proj"}
 
 @dataclass
 class Judge:
-    """A checkpoint in `folder / base`, and transformers' model of it with adapters of peft."""
+    """A checkpoint, and transformers' model of it with adapters of peft, which are written to `folder`."""
 
+    base: Path
     folder: Path
     model: Any
     packed: dict[str, Path] = field(default_factory=dict)
@@ -33,11 +34,7 @@ class Judge:
     @classmethod
     def of(cls, name: str, seed: int, folder: Path) -> Judge:
         """Of a case of `architectures/checkpoints.py`."""
-        return cls(folder, write(name, seed, folder / "base"))
-
-    @property
-    def base(self) -> Path:
-        return self.folder / "base"
+        return cls(folder / "base", folder, write(name, seed, folder / "base"))
 
     def targets(self, *, ends: bool) -> list[str]:
         """All modules that may be adapted, by their whole names. `ends`: embeddings and head too."""
