@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ryzanstein.worker.adapters.patterns import fault_of
 from ryzanstein.worker.adapters.unfit import MERGE, AdapterUnfit
 
 MAX_RANK = 512
@@ -121,6 +122,8 @@ def rules_of(config: Mapping[str, Any]) -> LoraRules:
         layer_lists=_listed(_read(config, "layers_pattern", (), _is_names)),
     )
     _refuse_broken_patterns(rules)
+    if rules.layers and isinstance(rules.targets, str):
+        raise AdapterUnfit("layers_to_transform", "goes with a list of target_modules, not with a pattern")
     return rules
 
 
@@ -193,13 +196,12 @@ def _pattern_of(patterns: Mapping[str, Any], module: str) -> str:
 
 
 def _refuse_broken_patterns(rules: LoraRules) -> None:
-    """Raises AdapterUnfit for what is no regular expression."""
+    """Raises AdapterUnfit for what is no regular expression, or may take forever."""
     wholes = {"target_modules": rules.targets, "exclude_modules": rules.excluded}
     patterns = [(field, value) for field, value in wholes.items() if isinstance(value, str)]
     patterns += [("rank_pattern", key) for key in rules.ranks] + [("alpha_pattern", key) for key in rules.alphas]
     patterns += [("layers_pattern", name) for name in rules.layer_lists]
     for field, pattern in patterns:
-        try:
-            re.compile(f"({pattern})")
-        except (re.error, RecursionError, OverflowError) as error:
-            raise AdapterUnfit(field, f"{pattern!r:.100} is no regular expression: {error}") from error
+        fault = fault_of(pattern)
+        if fault:
+            raise AdapterUnfit(field, f"{pattern!r:.100} {fault}")

@@ -128,7 +128,7 @@ class _Found:
                 raise AdapterUnfit("target_modules", f"{module} is a target, but {TENSORS} has no tensors of it")
             # A set of names that peft found itself is not compared: it says the same.
             if weight in self.parts and not claimed and rules.targets is not None:
-                if rules.ties_head and is_embedding(weight):
+                if rules.ties_head and (is_embedding(weight) or is_head(weight)):
                     continue
                 first = next(iter(self.parts[weight].values()))
                 raise AdapterUnfit(first.name, f"{module} is no target of {CONFIG}")
@@ -173,13 +173,21 @@ def _check_shapes(a: TensorEntry, b: TensorEntry, shape: tuple[int, int], rank: 
 
 
 def _tied(weights: Mapping[str, AdaptedWeight], adaptable: Shapes) -> Mapping[str, AdaptedWeight]:
-    """Returns the head's factors, those of the embedding turned around, if the adapter ties them."""
+    """Returns the head's factors, those of the embedding turned around, if the adapter lacks them.
+
+    Raises AdapterUnfit if it has others.
+    """
     head = next((name for name in adaptable if is_head(name)), None)
     turned = None if head is None else adaptable[head][::-1]
     embedding = next((each for name, each in weights.items() if is_embedding(name) and adaptable[name] == turned), None)
-    if head is None or embedding is None or head in weights:
+    if head is None or embedding is None:
         return {}
-    return {head: AdaptedWeight(embedding.b_OR.T, embedding.a_RI.T, None, embedding.scale)}
+    own = weights.get(head)
+    if own is None:
+        return {head: AdaptedWeight(embedding.b_OR.T, embedding.a_RI.T, None, embedding.scale)}
+    if not (np.array_equal(own.a_RI, embedding.b_OR.T) and np.array_equal(own.b_OR, embedding.a_RI.T)):
+        raise AdapterUnfit("ensure_weight_tying", "is true, but the factors of embedding and head differ")
+    return {}
 
 
 def _refuse_other_copy(entry: TensorEntry, names: Sequence[str], base: Path | None) -> None:

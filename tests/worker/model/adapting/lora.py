@@ -62,8 +62,22 @@ class Judge:
                 self.model.add_adapter(name, chosen)
             else:
                 self.model = get_peft_model(self.model, chosen, name)
+        return self.save(name)
+
+    def save(self, name: str) -> Path:
+        """Returns the directory in which peft saves an adapter."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             self.model.save_pretrained(self.folder / "adapters", selected_adapters=[name])
         return self.folder / "adapters" / name
+
+    def read(self, name: str, directory: Path) -> None:
+        """Reads an adapter back. Of patterns the first one counts, and they are saved in the order of the alphabet."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from peft import PeftModel
+
+            self.model = PeftModel.from_pretrained(self.model, directory, name)
 
     def pack(self, name: str, adaptable: Mapping[str, tuple[int, int]]) -> Path:
         """Reads and packs an adapter, for a model with these weights."""

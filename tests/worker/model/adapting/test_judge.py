@@ -14,6 +14,7 @@ from tests.worker.model.rank_processes import answers_of_ranks
 from ryzanstein.worker.engine.plan import StepPlan
 
 OPTIONS = {"num_blocks": 80, "num_states": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 64, "max_sequences": 4}
+TABLE = list(range(48, 64))
 ADAPTERS: tuple[str | None, ...] = (None, "wide", "ends")
 LENGTHS = (23, 31, 17)
 ARCHITECTURES = list({name.split(" ")[0]: name for name in reversed(CASES)}.values())
