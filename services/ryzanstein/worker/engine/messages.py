@@ -72,7 +72,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
     cache_root: bytes = b""  # with which the keys of its pages begin, see `prefix.scope_root`
     pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
-    adapter: int = 0  # the slot of its adapter, which ranks have mapped; 0: none
+    adapter: int = 0  # the slot of its adapter, which ranks have mapped and `cache_root` tells from others; 0: none
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
