@@ -209,7 +209,7 @@ class PlainTables(ModelRunner):
                 for table, first, (lasting, _, _) in zip(found.block_tables, firsts, groups, strict=True)
             ]
             found = msgspec.structs.replace(found, block_tables=kept, first_pages=firsts)
-        return msgspec.structs.replace(found, step=plan.step)
+        return msgspec.structs.replace(found, step=plan.step, adapters=plan.adapters)
 
 
 def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:

@@ -18,8 +18,8 @@ from ryzanstein.worker.engine.plan import StepPlan
 _PROGRAM = Path(__file__).with_name("rank_program.py")
 _WITHIN_S = 90
 
-Job = tuple[Path, dict[str, Any], list[StepPlan]]
-"""A model directory, options, plans."""
+Job = tuple[Path, dict[str, Any], list[StepPlan]] | tuple[Path, dict[str, Any], list[StepPlan], dict[int, Path]]
+"""A model directory, options, plans; packed adapters by slot."""
 
 
 def answers_of_ranks(directory: Path, size: int, jobs: Sequence[Job]) -> list[dict[str, Any]]:

@@ -1,13 +1,15 @@
 """One rank as a process of its own, for the tests: `rank_program.py JOBS RANK SIZE SEGMENT_FD OUT`.
 
-JOBS is a pickled list of `(model directory, options, plans)`. A plan with full_logits is answered by logits, another by greedy
-tokens. OUT gets this rank's answers; a refusal is answered by its text. Before the jobs, shared-memory collectives are compared
-with gloo's.
+JOBS is a pickled list of `(model directory, options, plans)`, and packed adapters by slot if there are any. A plan with
+full_logits is answered by logits, another by greedy tokens. OUT gets this rank's answers; a refusal is answered by its text.
+Before the jobs, shared-memory collectives are compared with gloo's.
 """
 
 import pickle
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -78,14 +80,24 @@ def compare(shm: Collectives, gloo: Collectives, rank: int, count: int) -> dict[
     }
 
 
-def run(tp: TensorParallel, model_dir: Path, options: dict[str, Any], plans: list[StepPlan]) -> dict[str, Any]:
+def run(
+    tp: TensorParallel,
+    model_dir: Path,
+    options: dict[str, Any],
+    plans: list[StepPlan],
+    adapters: Mapping[int, Path] = MappingProxyType({}),
+) -> dict[str, Any]:
     try:
         runner = ModelRunner.load(model_dir, tp, RunnerOptions(**options))
     except ModelRefused as refusal:
         return {"refused": str(refusal)}
     runner.warm_up()
+    for slot, path in adapters.items():
+        runner.map_adapter(slot, path)
     answers: list[Any] = []
-    for plan in (runner.plans.plan(*msgspec.structs.astuple(each)[1:6], full_logits=each.full_logits) for each in plans):
+    for each in plans:
+        plain = runner.plans.plan(*msgspec.structs.astuple(each)[1:6], full_logits=each.full_logits)
+        plan = msgspec.structs.replace(plain, adapters=each.adapters)
         if plan.full_logits:
             answers.append(runner.hidden_logits(plan))
         else:

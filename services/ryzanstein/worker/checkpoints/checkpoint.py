@@ -19,6 +19,7 @@ from torch import Tensor
 from ryzanstein.worker.checkpoints.memory import WeightMemory
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdapterSites
 from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
 from ryzanstein.worker.products.formats import WeightFormat
 from ryzanstein.worker.products.int8 import FillRows, Int8Table
@@ -65,6 +66,7 @@ class CheckedWeights:
         self.unpacked: set[str] = set()
         """Matrices that the file has in blocks and this rank keeps as floats: its columns are not whole blocks."""
         self.kernels: NativeKernels | None = None
+        self.adapters = AdapterSites()
         self.nbytes = 0
         self.read_bytes = 0
         """The bytes that reading fills: as many as `MappedWeights` tells of."""
@@ -140,6 +142,7 @@ class MappedWeights:
         on_read: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._files, self._format, self.kernels, self._on_read = files, weight_format, kernels, on_read
+        self.adapters = AdapterSites(kernels)
         self._memory, self._bytes = WeightMemory(dtype, device), WeightMemory(torch.uint8, device)
         self.new = self._memory.zeros
         self.product, self.table = weight_format.product, weight_format.table

@@ -50,7 +50,7 @@ def _read(model_dir: Path) -> Mapping[str, TensorEntry]:
     if not os.path.lexists(index_file):
         return _read_whole(model_dir)
     weight_map = _read_index(index_file)
-    headers = {file: _read_header(model_dir / file) for file in sorted(set(weight_map.values()))}
+    headers = {file: read_header(model_dir / file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in headers[file]:
             raise CheckpointError(f"{model_dir / file}: tensor {name} is missing, but listed there in {index_file.name}")
@@ -75,7 +75,7 @@ def _read_whole(model_dir: Path) -> Mapping[str, TensorEntry]:
                 f"{path}: No such file or directory. {other} exists, but its format is not supported: "
                 "save the model as safetensors, with save_pretrained of transformers"
             )
-    return _read_header(path)
+    return read_header(path)
 
 
 def _read_index(path: Path) -> Mapping[str, str]:
@@ -92,7 +92,7 @@ def _is_plain_name(file: object) -> bool:
     return isinstance(file, str) and Path(file).name == file and file not in ("", "..")
 
 
-def _read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         with open_regular(path) as file:
             begin = file.read(MAX_POINTER_BYTES)

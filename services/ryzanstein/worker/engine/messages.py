@@ -72,7 +72,7 @@ class SubmitGroup(msgspec.Struct, tag=True, frozen=True):
     bad_sequences: list[list[int]] = []  # token ids that the answer must not contain in a row
     cache_root: bytes = b""  # with which the keys of its pages begin, see `prefix.scope_root`
     pooling: Pooling | None = None  # a vector is wanted of the prompt, and no token
-    adapter: int = 0  # the slot of a mapped adapter; 0: the model alone
+    adapter: int = 0  # the slot of its adapter, which ranks have mapped and `cache_root` tells from others; 0: none
 
 
 class SetTokens(msgspec.Struct, tag=True, frozen=True):
@@ -85,14 +85,17 @@ class SetTokens(msgspec.Struct, tag=True, frozen=True):
 
 
 class MapAdapter(msgspec.Struct, tag=True, frozen=True):
-    """A request to map the packed adapter in this file, to which groups refer by the slot, from 1."""
+    """A request to keep an adapter in a slot, a number from 1 on, before the next step. No group may use the slot yet.
+
+    `path` is a file that `adapters.packing` has written, and that stays until the slot is dropped.
+    """
 
     slot: int
     path: str
 
 
 class DropAdapter(msgspec.Struct, tag=True, frozen=True):
-    """A request to forget an adapter that no group refers to."""
+    """A request to forget the adapter in a slot before the next step. No group may use it any more."""
 
     slot: int
 

@@ -72,6 +72,10 @@ StateRun = tuple[int, int, int]
 """So many tokens, the slot with the state before them (-1: there is none), and the slot for the state after them."""
 
 
+AdapterRun = tuple[int, int]
+"""The slot of an adapter, and how many tokens have it."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """A step for all ranks.
 
@@ -90,6 +94,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     `num_top` likeliest ones are wanted beside them. `pooled` are the rows of T whose hidden states are
     wanted. For layers that keep a state, `runs` divide T in order, each sequence's tokens into one or
     more; they are empty where there are none, or where no sequence has context and no state is kept.
+    `adapters` divide T in order by the slot of the adapter that the rows have, 0 for none; they are empty if none has one.
     """
 
     step: int
@@ -107,6 +112,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     hot_first: list[int] = []  # [S]
     pooled: list[int] = []  # rows of T, ascending
     runs: list[StateRun] = []
+    adapters: list[AdapterRun] = []
 
 
 class Rearrangement(msgspec.Struct, frozen=True, array_like=True):

@@ -30,6 +30,7 @@ _OPTIMIZATION = {
     "mamba.c": _FASTEST,
     "tails.c": _FASTEST,
     "floats.c": _FAST,
+    "adapters.c": _FAST,
     "int8.c": _FAST,
     "block_rows.c": _FAST,
     "draw.c": _FASTEST,

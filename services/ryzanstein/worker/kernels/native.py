@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from ryzanstein.worker.kernels.functions.adapters import AdapterFunctions
 from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.blocks import BlockFunctions
 from ryzanstein.worker.kernels.functions.int8 import Int8Functions
@@ -28,6 +29,7 @@ class NativeKernels:
         self.rows, self.rotation = RowFunctions(loaded), RotationFunctions(loaded)
         self.floats, self.int8, self.blocks = FloatFunctions(loaded), Int8Functions(loaded), BlockFunctions(loaded)
         self.attention, self.sampling = AttentionFunctions(loaded), SamplingFunctions(loaded)
+        self.adapters = AdapterFunctions(loaded)
         self.delta = DeltaFunctions(loaded)
         self.mamba = MambaFunctions(loaded)
         self.tails = TailFunctions(loaded)

@@ -33,6 +33,7 @@ from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import Best, VocabParallelHead, VocabularyShard
 from ryzanstein.worker.model.program.ops import Call, Goal, NotNative, Ops, StepContext, has_ops
 from ryzanstein.worker.model.program.running import Program
+from ryzanstein.worker.products.adapted import AdapterRows
 
 
 class DecoderLayer:
@@ -68,7 +69,7 @@ class DecoderLayer:
         x_TE = self._halves(x_TE, inputs, angles, pages)
         if self._input is not None:
             assert own_TP is not None
-            x_TE = self._input(x_TE, own_TP)
+            x_TE = self._input(x_TE, own_TP, inputs.adapters)
         return x_TE if self._last_scale is None else x_TE.mul_(self._last_scale)
 
     def emit(self, ops: Ops, pages: LayerPages) -> float:
@@ -106,12 +107,14 @@ class DecoderLayer:
 
     def _halves(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         if self._mixing is None or self._mlp is None:
-            return self._second_half(x_TE) if self._mixing is None else self._first_half(x_TE, inputs, angles, pages)
+            return (
+                self._first_half(x_TE, inputs, angles, pages) if self._mlp is None else self._second_half(x_TE, inputs.adapters)
+            )
         if not self._parallel:
-            return self._second_half(self._first_half(x_TE, inputs, angles, pages))
+            return self._second_half(self._first_half(x_TE, inputs, angles, pages), inputs.adapters)
         normed_TE = self._attention_norm(x_TE)
         attended_TE = self._mixing(normed_TE, inputs, angles, pages)
-        mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE))
+        mlp_TE = self._mlp(normed_TE if self._shared_norm else self._mlp_norm(x_TE), inputs.adapters)
         return self._added(x_TE, attended_TE.add_(mlp_TE), self._mlp_post_norm)
 
     def _first_half(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
@@ -119,9 +122,9 @@ class DecoderLayer:
         attended_TE = self._mixing(self._attention_norm(x_TE), inputs, angles, pages)
         return self._added(x_TE, attended_TE, self._attention_post_norm)
 
-    def _second_half(self, x_TE: Tensor) -> Tensor:
+    def _second_half(self, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
         assert self._mlp is not None
-        mlp_TE = self._mlp(self._mlp_norm(x_TE))
+        mlp_TE = self._mlp(self._mlp_norm(x_TE), rows)
         if self._beside is not None:
             return self._mlp_post_norm(self._beside(x_TE, mlp_TE)).add_(x_TE)
         return self._added(x_TE, mlp_TE, self._mlp_post_norm)
@@ -145,7 +148,7 @@ class Decoder:
         self._embedding = Embedding(source, shard, tp, spec)
         layers = (partial(DecoderLayer, source, tp, spec, index) for index in range(spec.num_layers))
         self._layers: list[Callable[[], DecoderLayer]] = list(layers) if passing else [_kept(layer()) for layer in layers]
-        self._tp = tp
+        self._tp, self.adapters = tp, source.adapters
         self.program: Program | None = None
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
@@ -177,9 +180,9 @@ class Decoder:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
         if self.program is not None and self.program.takes(inputs):
             return self._final_norm(self.program.hidden(inputs)[inputs.last_R])
-        x_TE = self._embedding(inputs.ids_T, inputs.positions_T)
+        x_TE = self._embedding(inputs.ids_T, inputs.positions_T, inputs.adapters)
         angles = self._angles(inputs.positions_T, x_TE.dtype)
-        own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE)
+        own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE, inputs.adapters)
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
             own_TP = None if own_LTP is None else own_LTP[index]
             x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
@@ -189,7 +192,7 @@ class Decoder:
         """Runs the step. Returns the logits of the wanted rows as the head does; they are valid until the next step."""
         if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
             return self.head.gathered(self.head.capped(self.program.logits(inputs)))
-        return self.head.logits(self.hidden(inputs, cache))
+        return self.head.logits(self.hidden(inputs, cache), inputs.last_adapters)
 
     def greedy(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Best | None:
         """Runs the step. Returns the greatest logits of the wanted rows and their tokens as the head does."""
@@ -197,7 +200,7 @@ class Decoder:
             return self.head.merged(*self.program.greatest(inputs))
         if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
             return self.head.likeliest(self.head.capped(self.program.logits(inputs)))
-        return self.head.greedy(self.hidden(inputs, cache))
+        return self.head.greedy(self.hidden(inputs, cache), inputs.last_adapters)
 
     def _angles(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> list[Angles]:
         return [rotary.angles(positions_T, dtype) for rotary in self._rotaries]

@@ -13,6 +13,7 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdapterSites
 from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
 from ryzanstein.worker.products.int8 import FillRows, Int8Table
 
@@ -29,6 +30,7 @@ class _Listing:
 
     def __init__(self) -> None:
         self.kernels: NativeKernels | None = None
+        self.adapters = AdapterSites()
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def new(self, *shape: int) -> Tensor:

@@ -11,7 +11,7 @@ report it in different ways.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -29,10 +29,12 @@ from ryzanstein.worker.engine.plan import (
     needs_full_logits,
 )
 from ryzanstein.worker.kernels import REVISION
+from ryzanstein.worker.model.adapting.factors import mapped_factors
 from ryzanstein.worker.model.choosing import load_chosen
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.vocabulary import Best
 from ryzanstein.worker.model.loading import LoadedModel, load_model
+from ryzanstein.worker.products.adapted import AdapterRows
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.sampling.sampler import hidden_states, refuse_invalid, sample, scores
 from ryzanstein.worker.settings.options import RunnerOptions
@@ -86,6 +88,7 @@ class ModelRunner:
         self.context_length = spec.context_length
         self.vocab_size = spec.vocab_size
         self._whole_pages = spec.has_own_heads
+        self._slots: set[int] = set()
 
     @classmethod
     def load(cls, model_dir: Path, tp: TensorParallel, options: RunnerOptions) -> ModelRunner:
@@ -166,6 +169,27 @@ class ModelRunner:
         give_back(self._options.torch_device)
         raise OutOfMemory(f"rank {self._tp.rank}: {shortage or 'no memory'}"[:512])
 
+    @property
+    def adaptable(self) -> Mapping[str, tuple[int, int]]:
+        """The inputs and outputs of each weight that takes an adapter, whole, by its name in the checkpoint."""
+        return self._decoder.adapters.shapes
+
+    def map_adapter(self, slot: int, path: Path) -> None:
+        """Keeps in a slot, a number from 1 on, the adapter that `adapters.packing.pack` wrote to a file, mapped.
+
+        No plan may use the slot meanwhile. Raises ValueError if it is an adapter of another model; OSError.
+        """
+        factors = mapped_factors(path, self.adaptable, self._options.torch_device)
+        if slot < 1:
+            raise ValueError(f"{slot} is no slot of an adapter")
+        self._decoder.adapters.map(slot, factors)
+        self._slots.add(slot)
+
+    def drop_adapter(self, slot: int) -> None:
+        """Forgets the adapter in a slot, if there is one."""
+        self._decoder.adapters.drop(slot)
+        self._slots.discard(slot)
+
     def rearrange(self, change: Rearrangement) -> None:
         """Changes the cache between two steps."""
         self._inputs.forget()
@@ -240,9 +264,14 @@ class ModelRunner:
         if plan.sampled:
             sampled_RE = hidden_RE[:num_sampled]
             full = plan.full_logits
-            tokens = self._sample(head.logits(sampled_RE), rows, masks) if full else _likeliest(head.greedy(sampled_RE))
+            adapted = None if inputs.last_adapters is None else inputs.last_adapters.part(slice(num_sampled))
+            tokens = (
+                self._sample(head.logits(sampled_RE, adapted), rows, masks)
+                if full
+                else _likeliest(head.greedy(sampled_RE, adapted))
+            )
         if plan.scored:
-            tokens += self._scores(hidden_RE[num_sampled : num_sampled + len(plan.scored)], plan)
+            tokens += self._scores(hidden_RE[num_sampled : num_sampled + len(plan.scored)], plan, inputs.last_adapters)
         if plan.pooled and self._tp.rank == 0:
             tokens += hidden_states(hidden_RE[-len(plan.pooled) :], len(tokens))
         return tokens
@@ -261,15 +290,18 @@ class ModelRunner:
             return []
         return sample(logits_RV, rows, self._kernels, None if masks is None else masks.wait())
 
-    def _scores(self, hidden_PE: Tensor, plan: StepPlan) -> Iterator[SampledToken]:
+    def _scores(self, hidden_PE: Tensor, plan: StepPlan, adapters: AdapterRows | None) -> Iterator[SampledToken]:
         """Yields the scores of prompt tokens on rank 0. All ranks compute the same parts of the rows."""
         for begin in range(0, len(plan.scored), _SCORED_ROWS):
-            end = begin + _SCORED_ROWS
-            logits_PV = self._decoder.head.logits(hidden_PE[begin:end])
+            end, first = min(begin + _SCORED_ROWS, len(plan.scored)), len(plan.sampled)
+            adapted = None if adapters is None else adapters.part(slice(first + begin, first + end))
+            logits_PV = self._decoder.head.logits(hidden_PE[begin:end], adapted)
             if logits_PV is not None:
                 yield from scores(logits_PV, plan.targets[begin:end], plan.num_top, len(plan.sampled) + begin)
 
     def _check_rows(self, plan: StepPlan, rows: Sequence[SampleRow]) -> None:
+        if any(slot and slot not in self._slots for slot, _ in plan.adapters):
+            raise ValueError(f"step {plan.step}: adapters {plan.adapters}, and only slots {sorted(self._slots)} have one")
         if self._tp.rank > 0:
             return
         if len(rows) != len(plan.sampled):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 import msgspec
@@ -19,10 +20,12 @@ from ryzanstein.worker.engine.engine import Engine
 from ryzanstein.worker.engine.extents import EngineSettings
 from ryzanstein.worker.engine.messages import (
     CancelGroup,
+    DropAdapter,
     ExportPages,
     FindPages,
     FinishChoice,
     ImportPages,
+    MapAdapter,
     ReturnChoice,
     SetBlockLimit,
     SetTokens,
@@ -37,7 +40,7 @@ from ryzanstein.worker.ranks.health.recorder import StepRecorder
 from ryzanstein.worker.ranks.messages import AgentMessage, CheckRanks, RankCommand, RankSpec
 from ryzanstein.worker.ranks.slab import RankSlab
 from ryzanstein.worker.supervision.group import IDLE, TOKENS
-from ryzanstein.worker.supervision.messages import PageRequest, RankReady, StartProfile
+from ryzanstein.worker.supervision.messages import GroupChange, PageRequest, RankReady, StartProfile
 
 if TYPE_CHECKING:
     from ryzanstein.worker.model.runner import ModelRunner
@@ -111,6 +114,11 @@ class RankExecutor:
         """Copies pages between the slab and the cache of every rank, before its next step."""
         self._tell(RankCommand(None, None, self._epoch, pages=move))
         self.slab.move(move)
+
+    def adapt(self, change: MapAdapter | DropAdapter) -> None:
+        """Makes every rank keep or forget an adapter, before its next step."""
+        self._tell(RankCommand(None, None, self._epoch, adapter=change))
+        take_adapter(self._runner, change)
 
     def starved(self) -> None:
         """Shows that rank 0 waits for blocks and does not hang."""
@@ -197,18 +205,16 @@ class Lead:
     def _take(self, message: AgentMessage) -> None:
         self._taken += 1
         match message:
-            case SubmitGroup():
-                self._submit(message)
+            case SubmitGroup() | CancelGroup() | FinishChoice() | ReturnChoice():
+                self._change(message)
             case SetTokens(table):
                 # llguidance does not release the interpreter meanwhile, so nothing else could run.
                 with self._executor.standing_still(TOKENS):
                     self._constrained.know(table)
-            case CancelGroup(group):
-                self._cancel(group)
-            case FinishChoice() | ReturnChoice():
-                self._take_choice(message)
             case SetBlockLimit(num_blocks):
                 self._engine.limit_blocks(num_blocks)
+            case MapAdapter() | DropAdapter():
+                self._executor.adapt(message)
             case StartProfile():
                 self._executor.profile(message)
             case CheckRanks(number):
@@ -216,11 +222,16 @@ class Lead:
             case FindPages() | ExportPages() | ImportPages():
                 self._executor.slab.answer(message.number, self._pages(message))
 
-    def _take_choice(self, message: FinishChoice | ReturnChoice) -> None:
-        if isinstance(message, FinishChoice):
-            self._engine.finish(message.group, message.choice)
-        else:
-            self._engine.returned(message.group, message.choice)
+    def _change(self, message: GroupChange) -> None:
+        match message:
+            case SubmitGroup():
+                self._submit(message)
+            case CancelGroup(group):
+                self._cancel(group)
+            case FinishChoice(group, choice):
+                self._engine.finish(group, choice)
+            case ReturnChoice(group, choice):
+                self._engine.returned(group, choice)
 
     def _submit(self, message: SubmitGroup) -> None:
         if message.sampling.constraint is not None:
@@ -263,6 +274,8 @@ class Follower:
             self._recorder.start(command.profile)
         elif command.change is not None:
             self._runner.rearrange(command.change)
+        elif command.adapter is not None:
+            take_adapter(self._runner, command.adapter)
         elif command.pages is not None:
             self._slab.move(command.pages)
             self._slab.answer(command.pages.number, [])
@@ -288,6 +301,14 @@ class Follower:
         """
         self._epoch += 1
         self._runner.rejoin()
+
+
+def take_adapter(runner: ModelRunner, change: MapAdapter | DropAdapter) -> None:
+    """Keeps or forgets an adapter on one rank."""
+    if isinstance(change, MapAdapter):
+        runner.map_adapter(change.slot, Path(change.path))
+    else:
+        runner.drop_adapter(change.slot)
 
 
 def engine_settings(spec: RankSpec, ready: RankReady) -> EngineSettings:

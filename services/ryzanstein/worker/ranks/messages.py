@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ryzanstein.process.gpus import Device
-from ryzanstein.worker.engine.messages import StepEvents
+from ryzanstein.worker.engine.messages import DropAdapter, MapAdapter, StepEvents
 from ryzanstein.worker.engine.plan import PageMove, Rearrangement, StepPlan
 from ryzanstein.worker.settings.rank_settings import ModelSettings, QueueSettings
 from ryzanstein.worker.supervision.messages import EngineMessage, PagesAnswer, ProfileTrace, RankReady, StartProfile
@@ -99,7 +99,7 @@ RankMessage = RankReady | RankRefused | RankCrashed | StepEvents | ProfileTrace 
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     """A command of rank 0 to the others: a step, a profile to record from here on, a check, a change
-    of the KV cache, or pages to copy.
+    of the KV cache, pages to copy, or an adapter to keep or to forget.
 
     `epoch` counts the steps that were given up. A command with nothing else says that rank 0 has
     given one up; a plan of an epoch that a rank has already left is void. `check`: no step, an
@@ -112,3 +112,4 @@ class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     check: int = 0
     change: Rearrangement | None = None
     pages: PageMove | None = None
+    adapter: MapAdapter | DropAdapter | None = None

@@ -71,8 +71,8 @@ class RankReady(msgspec.Struct, tag=True, frozen=True):
     call; `without_native`: why it is not all of them. `num_states` are slots of `state_bytes` on this rank, for
     states that some layers keep instead of keys and values; 0: none does.
     `weights_stamp`: which files it loaded, see `weight_files.stamp`. `engine`, `unsupported` and
-    `continues_exactly` are as in `EngineTraits`. `adaptable` are the weights that an adapter may change, with their inputs and
-    outputs over all ranks.
+    `continues_exactly` are as in `EngineTraits`. `adaptable` are the inputs and outputs of each weight that
+    takes an adapter, whole, by its name in the checkpoint; an engine that is not ours has none.
     """
 
     rank: int
@@ -127,16 +127,7 @@ class PagesAnswer(msgspec.Struct, tag=True, frozen=True):
     places: list[int] = []
 
 
-AdapterMessage = MapAdapter | DropAdapter
 PageRequest = FindPages | ExportPages | ImportPages
-EngineMessage = (
-    SubmitGroup
-    | CancelGroup
-    | FinishChoice
-    | ReturnChoice
-    | SetBlockLimit
-    | StartProfile
-    | SetTokens
-    | AdapterMessage
-    | PageRequest
-)
+AdapterChange = MapAdapter | DropAdapter
+GroupChange = SubmitGroup | CancelGroup | FinishChoice | ReturnChoice
+EngineMessage = GroupChange | SetBlockLimit | StartProfile | SetTokens | PageRequest | AdapterChange

@@ -8,6 +8,7 @@ import torch
 from ryzanstein.worker.architectures.registry import spec_of
 from ryzanstein.worker.architectures.spec import DecoderSpec, GroupLimit, MoeSpec, RoutingSpec
 from ryzanstein.worker.model.layers.routing import ExpertRouter
+from ryzanstein.worker.products.adapted import AdapterSites
 
 HIDDEN, NUM_EXPERTS = 4, 6
 
@@ -16,6 +17,7 @@ class Tensors:
     """A WeightSource over tensors in memory, for a model in bfloat16."""
 
     kernels = None
+    adapters = AdapterSites()
 
     def __init__(self, router_XE: torch.Tensor, correction_X: torch.Tensor) -> None:
         self._tensors = {"mlp.gate.weight": router_XE, "mlp.gate.e_score_correction_bias": correction_X}

@@ -13,6 +13,7 @@ from ryzanstein.worker.kernels.functions.block_types import Q4_0, Q8_0, BlockTyp
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdapterSites
 from ryzanstein.worker.products.blocks import Blocks, MappedBlocks, PackedBlocks
 from ryzanstein.worker.products.formats import WeightFormat
 
@@ -28,6 +29,7 @@ class Matrices:
 
     def __init__(self, native: NativeKernels, kinds: dict[str, BlockType | None]) -> None:
         self.kernels = native
+        self.adapters = AdapterSites(native)
         self._format = WeightFormat("none", torch.device("cpu"), torch.float32, native)
         self._blocks: dict[str, Blocks] = {}
         self.floats: dict[str, Tensor] = {}

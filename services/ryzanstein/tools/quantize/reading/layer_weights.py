@@ -18,6 +18,7 @@ from torch import Tensor
 from ryzanstein.worker.checkpoints.checkpoint import WeightFiles
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdapterSites
 from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
 from ryzanstein.worker.products.int8 import FillRows, Int8Table
 
@@ -104,6 +105,7 @@ class LayerWeights:
 
     files: WeightFiles
     kernels: NativeKernels | None = None
+    adapters: AdapterSites = field(default_factory=AdapterSites)
     sites: list[Site] = field(default_factory=list)
     _pieces: list[Piece] = field(default_factory=list)
 

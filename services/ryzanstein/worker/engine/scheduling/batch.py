@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from ryzanstein.worker.engine.messages import Pool
-from ryzanstein.worker.engine.plan import SampleRow, StateRun, StepPlan, needs_full_logits
+from ryzanstein.worker.engine.plan import AdapterRun, SampleRow, StateRun, StepPlan, needs_full_logits
 from ryzanstein.worker.engine.scheduling.pace import num_pairs
 from ryzanstein.worker.engine.sequence import Sequence
 
@@ -39,6 +39,8 @@ class Batch:
         self._scored: list[int] = []
         self._targets: list[int] = []
         self._pooled: list[int] = []
+        self._adapters: list[AdapterRun] = []
+        self._adapted = False
 
     def __len__(self) -> int:
         return len(self.members)
@@ -100,6 +102,7 @@ class Batch:
             hot_first=[table.first for table in hot],
             pooled=self._pooled,
             runs=runs,
+            adapters=self._adapters if self._adapted else [],
         )
 
     def of_row(self, row: int) -> Sequence:
@@ -133,6 +136,12 @@ class Batch:
             self._pooled += range(row + first, row + end)
             self.pooled.append((sequence, end - first))
 
+    def _adapt(self, slot: int, num: int) -> None:
+        self._adapted = self._adapted or slot != 0
+        if self._adapters and self._adapters[-1][0] == slot:
+            num += self._adapters.pop()[1]
+        self._adapters.append((slot, num))
+
     def _add(self, sequence: Sequence, num: int) -> None:
         if sequence.group.num_scored < sequence.group.num_prompt:
             self._score(sequence, num)
@@ -144,6 +153,7 @@ class Batch:
             self.rows.append(sequence.row)
         else:
             self.unfinished.append(sequence)
+        self._adapt(sequence.group.message.adapter, num)
         self.num_tokens += num
         self.members.append((sequence, num))
         self._num_new.append(num)

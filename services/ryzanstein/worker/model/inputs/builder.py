@@ -19,6 +19,7 @@ from ryzanstein.worker.model.inputs.decoding import DecodeSteps, check_table
 from ryzanstein.worker.model.inputs.layout import CacheLayout, FedTokens, Integers, PageTables
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
+from ryzanstein.worker.products.adapted import AdapterRows
 
 
 def check_tables(plan: StepPlan, extents: Extents) -> None:
@@ -91,13 +92,26 @@ class InputBuilder:
         if self.extents.hot_tokens is not None:
             check_hot_pages(plan, self.extents)
         fed = FedTokens.of(plan)
+        last_R = _wanted(plan, fed)
+        adapters = self._adapters(plan)
         return StepInputs(
             ids_T=self.layout.tensor(np.array(plan.token_ids, np.int64)),
             positions_T=self.layout.tensor(fed.position_T),
-            last_R=self.layout.tensor(_wanted(plan, fed)),
+            last_R=self.layout.tensor(last_R),
             groups=[self._group(plan, fed, group) for group in range(len(self.readers))],
             states=None if self.states is None else StateInputs(plan, fed, self.states, self.layout),
+            adapters=adapters,
+            last_adapters=None if adapters is None else adapters.part(last_R),
         )
+
+    def _adapters(self, plan: StepPlan) -> AdapterRows | None:
+        """Returns the rows that have an adapter. Raises ValueError if they are not those of the step."""
+        if not plan.adapters:
+            return None
+        slots, counts = zip(*plan.adapters, strict=True)
+        if sum(counts) != len(plan.token_ids) or min(counts) < 1 or min(slots) < 0:
+            raise ValueError(f"step {plan.step}: {len(plan.token_ids)} tokens, adapters of {plan.adapters}")
+        return AdapterRows.of(np.repeat(np.array(slots, np.int64), counts), self.layout.device)
 
     def _group(self, plan: StepPlan, fed: FedTokens, group: int) -> GroupInputs:
         num_sequences = len(plan.num_new)

@@ -71,6 +71,7 @@ class DecodeSteps:
             return
         self._inputs, self._groups = inputs, [_Group.of(group) for group in inputs.groups]
         self._num_new, self._sampled, self._context = plan.num_new[:], plan.sampled[:], plan.num_context[:]
+        self._adapters = plan.adapters[:]
         self._tables, self._firsts = [table[:] for table in plan.block_tables], plan.first_pages[:]
         self._ids_S, position_S = inputs.ids_T.numpy(), inputs.positions_T.numpy()
         self._growing = [position_S, *(array for group in self._groups for array in (group.slots_S, group.length_S))]
@@ -102,7 +103,11 @@ class DecodeSteps:
         """Returns whether the same sequences have one more token each, and read their keys as before."""
         if plan.scored or plan.pooled or len(plan.token_ids) != len(self._num_new) or plan.num_new != self._num_new:
             return False
-        if plan.sampled != self._sampled or plan.num_context != [number + 1 for number in self._context]:
+        if (
+            plan.sampled != self._sampled
+            or plan.adapters != self._adapters
+            or plan.num_context != [number + 1 for number in self._context]
+        ):
             return False
         return max(plan.num_context) < self._until and len(plan.block_tables) == len(self._tables)
 

@@ -12,6 +12,7 @@ from ryzanstein.worker.kernels.functions.attention import AttentionFunctions
 from ryzanstein.worker.kernels.functions.cold_layout import ColdLayout
 from ryzanstein.worker.model.attention import Segment
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
+from ryzanstein.worker.products.adapted import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class StepInputs:
     `groups` are those of the layers; layers that keep a state read `states`.
     `last_R` are the rows of T whose logits are needed: those of
     sampled sequences, then those that score prompts. The last ones are those whose hidden states are
-    wanted themselves.
+    wanted themselves. `adapters` are the rows of T that have an adapter, `last_adapters` those of `last_R`.
     """
 
     ids_T: Tensor
@@ -70,3 +71,5 @@ class StepInputs:
     last_R: Tensor
     groups: Sequence[GroupInputs]
     states: StateInputs | None = None
+    adapters: AdapterRows | None = None
+    last_adapters: AdapterRows | None = None

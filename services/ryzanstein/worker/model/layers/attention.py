@@ -70,7 +70,7 @@ class Attention:
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
         num_tokens, num_heads, num_kv_heads = len(x_TE), self._share.num_heads, self._share.num_kv_heads
-        qkv_T = self._qkv(x_TE)
+        qkv_T = self._qkv(x_TE, inputs.adapters)
         query_width = num_heads * self._head_dim
         self._prepare(qkv_T)
         keys = inputs.groups[self._group]
@@ -87,7 +87,7 @@ class Attention:
         out_T = out_TKGD.view(num_tokens, query_width)
         if self._sigmoid is not None:
             out_T.mul_(self._sigmoid(qkv_T[:, -query_width:].contiguous()))
-        return self._out(out_T)
+        return self._out(out_T, inputs.adapters)
 
     def emit(self, ops: Ops, source: int, norm: RowNorm | None, pages: LayerPages) -> Last:
         """Adds its ops but for the last product. Raises NotNative."""

@@ -64,7 +64,7 @@ class ShortConvolution:
         keys, planes_PNC = inputs.groups[self._group], pages.planes_PNC
         assert planes_PNC is not None
         assert keys.taps_LT is not None
-        gate_TF, out_gate_TF, signal_TF = self._in(x_TE).chunk(3, dim=1)
+        gate_TF, out_gate_TF, signal_TF = self._in(x_TE, inputs.adapters).chunk(3, dim=1)
         own_TF = gate_TF * signal_TF
         self._slots.write(own_TF, planes_PNC, keys.slots_T)
         sum_TF = own_TF * self._weight_LF[-1]
@@ -72,7 +72,7 @@ class ShortConvolution:
             sum_TF += self._slots.read(planes_PNC, taps_T, own_TF.dtype).mul_(weight_F)
         if self._bias_F is not None:
             sum_TF += self._bias_F
-        return self._out(sum_TF.mul_(out_gate_TF))
+        return self._out(sum_TF.mul_(out_gate_TF), inputs.adapters)
 
 
 class _Slots:

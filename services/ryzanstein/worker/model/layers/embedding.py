@@ -15,13 +15,14 @@ from ryzanstein.worker.model.layers.norm import optional_norm, row_norm
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelEmbedding, VocabularyShard
 from ryzanstein.worker.model.program.ops import NotNative, Ops
+from ryzanstein.worker.products.adapted import AdapterRows
 
 
 class Embedding:
     """The input of the first layer, the same on every rank."""
 
     def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel, spec: DecoderSpec) -> None:
-        self._lookup = VocabParallelEmbedding(shard, tp)
+        self._lookup = VocabParallelEmbedding(source, shard, tp)
         # Gemma rounds the root of the width to the model's dtype.
         self._scale = torch.tensor(spec.embedding_scale, dtype=shard.table.dtype).item()
         self._norm = optional_norm(source, "", spec.names.embedding_norm, spec.hidden_size, spec.norm)
@@ -31,8 +32,8 @@ class Embedding:
             self._position_PE = source.new(*shape)
             source.read(f"{spec.names.position}.weight", shape, self._position_PE)
 
-    def __call__(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
-        x_TE = self._lookup(ids_T)
+    def __call__(self, ids_T: Tensor, positions_T: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        x_TE = self._lookup(ids_T, rows)
         if self._scale != 1:
             x_TE.mul_(self._scale)
         if self._position_PE is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec, MoeSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
-from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, Rows, open_site
 from ryzanstein.worker.model.layers.mlp import (
     FeedForward,
     GatedMLP,
@@ -29,6 +29,7 @@ from ryzanstein.worker.model.layers.mlp import (
 )
 from ryzanstein.worker.model.layers.routing import ExpertRouter
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.products.adapted import AdapterRows
 from ryzanstein.worker.products.floats import unpacked
 
 
@@ -56,12 +57,13 @@ class Mixture:
         self._experts = {index: experts[index] for index in own}
         self._shared = None if moe.shared_width is None else _shared_expert(source, tp, spec, prefix, moe.shared_width)
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        return self.mixed(x_TE, *self.route(x_TE))
+    def __call__(self, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        return self.mixed(x_TE, self.route(x_TE), rows)
 
-    def mixed(self, x_TE: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
+    def mixed(self, x_TE: Tensor, routed: tuple[Tensor, Tensor], rows: AdapterRows | None = None) -> Tensor:
         """Returns the sum of each token's chosen experts."""
-        out_TE = torch.zeros_like(x_TE) if self._shared is None else self._shared(x_TE)
+        weights_Tk, chosen_Tk = routed
+        out_TE = torch.zeros_like(x_TE) if self._shared is None else self._shared(x_TE, rows)
         for index in sorted(
             set(chosen_Tk.flatten().tolist())
         ):  # in order: a token's experts are added alike whatever others choose
@@ -81,9 +83,9 @@ class _Expert:
     def __init__(self, source: WeightSource, spec: DecoderSpec, prefix: str, moe: MoeSpec, *, here: bool) -> None:
         width, (gate, up, down) = moe.width, spec.names.expert_projections
         projections = [Rows(prefix + name, width, ((0, width if here else 0),)) for name in (gate, up) if name]
-        self._in = ColumnParallelLinear(source, spec.hidden_size, projections, bias=moe.biased)
+        self._in = ColumnParallelLinear(source, spec.hidden_size, projections, bias=moe.biased, adaptable=False)
         down_rows = Rows(prefix + down, spec.hidden_size, ((0, spec.hidden_size if here else 0),))
-        self._down = ColumnParallelLinear(source, width, [down_rows], bias=moe.biased)
+        self._down = ColumnParallelLinear(source, width, [down_rows], bias=moe.biased, adaptable=False)
         self._activate = _activation(source, spec, moe, gated=bool(gate))
 
     def __call__(self, x_tE: Tensor) -> Tensor:
@@ -115,7 +117,11 @@ class _Gated:
     def __init__(self, source: WeightSource, name: str, hidden_size: int, mlp: FeedForward) -> None:
         gate_1E = source.new(1, hidden_size)
         source.read(f"{name}.weight", (1, hidden_size), gate_1E)
+        self._site = open_site(source, hidden_size, [Rows(name, 1, ((0, 1),))])
         self._mlp, self._gate, self._sigmoid = mlp, unpacked(gate_1E, None, source.kernels), new_sigmoid(source.kernels)
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._mlp(x_TE).mul_(self._sigmoid(self._gate(x_TE)))
+    def __call__(self, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        gate_T1 = self._gate(x_TE)
+        if rows is not None:
+            self._site.add(x_TE, gate_T1, rows)
+        return self._mlp(x_TE, rows).mul_(self._sigmoid(gate_T1))

@@ -27,9 +27,10 @@ from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.attention import Scoring, attend
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
-from ryzanstein.worker.model.layers.norm import Unchanged, new_norm
+from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.rotary import new_rotation
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.products.adapted import AdapterRows
 from ryzanstein.worker.products.floats import ByHead
 
 
@@ -60,13 +61,13 @@ class LatentAttention:
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
         keys = inputs.groups[self._group]
-        pages.slots_NC.index_copy_(0, keys.slots_T, self._latents(x_TE, angles[0]).to(pages.slots_NC.dtype))
-        plain_THP, rotated_THR = self._queries(x_TE, angles[0])
+        pages.slots_NC.index_copy_(0, keys.slots_T, self._latents(x_TE, angles[0], inputs.adapters).to(pages.slots_NC.dtype))
+        plain_THP, rotated_THR = self._queries(x_TE, angles[0], inputs.adapters)
         q_THC = torch.cat([rotated_THR, self._to_latents(plain_THP)], dim=-1)
         found_THC = torch.empty_like(q_THC)
         attend(q_THC.unsqueeze(1), pages, keys.segments, self._scoring, found_THC.unsqueeze(1))
         values_THV = self._to_values(found_THC[..., rotated_THR.shape[-1] :])
-        return self._out(values_THV.flatten(1))
+        return self._out(values_THV.flatten(1), inputs.adapters)
 
 
 class _Latents:
@@ -79,8 +80,8 @@ class _Latents:
         self._norm = new_norm(source, prefix + names.latent_norm, latent.rank, latent.norm)
         self._rank, self._rotate = latent.rank, new_rotation(source.kernels)
 
-    def __call__(self, x_TE: Tensor, angles: Angles) -> Tensor:
-        slots_TC = self._down(x_TE)
+    def __call__(self, x_TE: Tensor, angles: Angles, rows: AdapterRows | None) -> Tensor:
+        slots_TC = self._down(x_TE, rows)
         self._rotate(slots_TC.unsqueeze(1), angles)
         latents_TL = slots_TC[:, -self._rank :]
         latents_TL.copy_(self._norm(latents_TL))
@@ -93,13 +94,14 @@ class _Queries:
     def __init__(self, source: WeightSource, spec: DecoderSpec, latent: LatentSpec, share: HeadShare, prefix: str) -> None:
         self._plain_dim, self._head_dim = latent.plain_dim, latent.plain_dim + latent.rotary_dim
         rank = latent.query_rank
-        self._latents = Unchanged() if rank is None else _QueryLatents(source, spec, rank, latent.norm, prefix)
+        self._latents = None if rank is None else _QueryLatents(source, spec, rank, latent.norm, prefix)
         rows = _head_rows(prefix + spec.names.query, spec, share, self._head_dim)
         self._up = ColumnParallelLinear(source, rank or spec.hidden_size, [rows], bias=False)
         self._rotate = new_rotation(source.kernels)
 
-    def __call__(self, x_TE: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        q_THD = self._up(self._latents(x_TE)).view(len(x_TE), -1, self._head_dim)
+    def __call__(self, x_TE: Tensor, angles: Angles, rows: AdapterRows | None) -> tuple[Tensor, Tensor]:
+        latents_T = x_TE if self._latents is None else self._latents(x_TE, rows)
+        q_THD = self._up(latents_T, rows).view(len(x_TE), -1, self._head_dim)
         rotated_THR = q_THD[..., self._plain_dim :]
         self._rotate(rotated_THR, angles)
         return q_THD[..., : self._plain_dim], rotated_THR
@@ -113,8 +115,8 @@ class _QueryLatents:
         self._down = ColumnParallelLinear(source, spec.hidden_size, [rows], bias=spec.qkv_bias)
         self._norm = new_norm(source, prefix + spec.names.query_latent_norm, rank, norm)
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._norm(self._down(x_TE))
+    def __call__(self, x_TE: Tensor, rows: AdapterRows | None) -> Tensor:
+        return self._norm(self._down(x_TE, rows))
 
 
 def _key_value_weights(

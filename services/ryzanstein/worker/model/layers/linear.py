@@ -17,6 +17,7 @@ from torch import Tensor
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
+from ryzanstein.worker.products.adapted import AdaptableWeight, AdapterRows, AdapterSite, Piece
 from ryzanstein.worker.products.native import NativeWeight, native_weights
 
 
@@ -36,11 +37,18 @@ class Rows:
 class ColumnParallelLinear:
     """One or more projections of the same input, stacked in memory for a single matrix product.
 
-    `transposed` weights are stored as [inputs, outputs].
+    `transposed` weights are stored as [inputs, outputs]. `adaptable`: adapters may add to them.
     """
 
     def __init__(
-        self, source: WeightSource, num_inputs: int, projections: Sequence[Rows], *, bias: bool, transposed: bool = False
+        self,
+        source: WeightSource,
+        num_inputs: int,
+        projections: Sequence[Rows],
+        *,
+        bias: bool,
+        transposed: bool = False,
+        adaptable: bool = True,
     ) -> None:
         shapes = [(rows.name, (rows.total, num_inputs), rows.pieces) for rows in projections]
         parts = [
@@ -49,13 +57,32 @@ class ColumnParallelLinear:
             for start, count in pieces
         ]
         self._product = stacked_product(source, parts, _read_bias(source, projections) if bias else None)
+        self._site = open_site(source, num_inputs, projections) if adaptable else None
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._product(x_TI)
+    def __call__(self, x_TI: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        """Returns the product. `rows`: those of x that have an adapter."""
+        out_TO = self._product(x_TI)
+        if rows is not None and self._site is not None:
+            self._site.add(x_TI, out_TO, rows)
+        return out_TO
 
     def native(self) -> Sequence[NativeWeight]:
         """Returns the weights in the memory of our own kernels; none if other kernels multiply."""
         return native_weights(self._product)
+
+
+def open_site(source: WeightSource, num_inputs: int, projections: Sequence[Rows]) -> AdapterSite:
+    """Returns where adapters add to stacked projections of the same input."""
+    totals = {rows.name: rows.total for rows in projections}
+    numbers = {name: number for number, name in enumerate(totals)}
+    pieces: list[Piece] = []
+    column = 0
+    for rows in projections:
+        for start, count in rows.pieces:
+            pieces.append((numbers[rows.name], start, count, column))
+            column += count
+    weights = [AdaptableWeight(name, num_inputs, total, (0, num_inputs)) for name, total in totals.items()]
+    return source.adapters.open(weights, pieces)
 
 
 def _read_bias(source: WeightSource, projections: Sequence[Rows]) -> Tensor:
@@ -86,6 +113,7 @@ class RowParallelLinear:
         own: tuple[int, int],
         bias: bool,
         transposed: bool = False,
+        adaptable: bool = True,
     ) -> None:
         stored = StoredWeight(source, f"{name}.weight", (num_outputs, num_inputs), transposed)
         bias_O = source.new(num_outputs) if bias else None
@@ -93,9 +121,15 @@ class RowParallelLinear:
             source.read(f"{name}.bias", (num_outputs,), bias_O)
         parts = [stored.columns(*own)]
         self._product = stacked_product(source, parts, bias_O if tp.rank == 0 else None)
+        weight = AdaptableWeight(name, num_inputs, num_outputs, own, adds_bias=tp.rank == 0 and own[0] == 0)
+        self._site = source.adapters.open([weight], [(0, 0, num_outputs, 0)]) if adaptable else None
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._product(x_TI)
+    def __call__(self, x_TI: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        """Returns this rank's part of the product. `rows`: those of x that have an adapter."""
+        out_TO = self._product(x_TI)
+        if rows is not None and self._site is not None:
+            self._site.add(x_TI, out_TO, rows)
+        return out_TO
 
     def native(self) -> Sequence[NativeWeight]:
         """Returns the weights in the memory of our own kernels; none if other kernels multiply."""

@@ -24,6 +24,7 @@ from ryzanstein.worker.model.layers.fused import gate_up_rows
 from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.program.ops import Last, NotNative, Ops, RowNorm
+from ryzanstein.worker.products.adapted import AdapterRows
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -38,7 +39,9 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 class FeedForward(Protocol):
     """A function of each token alone that returns this rank's part of a sum over all ranks."""
 
-    def __call__(self, x_TE: Tensor) -> Tensor: ...
+    def __call__(self, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        """`rows`: those of x that have an adapter."""
+        ...
 
 
 def dense_mlp(source: WeightSource, tp: TensorParallel, spec: DecoderSpec, prefix: str) -> FeedForward:
@@ -124,11 +127,11 @@ class GatedMLP:
         self._gate, self._factors, self._num_gates = new_gate(source, spec), spec.factors, own[1]
         self._activation = spec.activation
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        gate_up_TW, factors = self._gate_up(x_TE), self._factors
+    def __call__(self, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        gate_up_TW, factors = self._gate_up(x_TE, rows), self._factors
         if factors.gate != 1:
             gate_up_TW[:, : self._num_gates].mul_(factors.gate)
-        out_TE = self._down(self._gate(gate_up_TW))
+        out_TE = self._down(self._gate(gate_up_TW), rows)
         return out_TE if factors.mlp_out == 1 else out_TE.mul_(factors.mlp_out)
 
     def emit(self, ops: Ops, source: int, norm: RowNorm | None) -> Last:
@@ -159,8 +162,8 @@ class PlainMLP:
         learned = spec.activation == "xielu"
         self._activate = Xielu(source, activation) if learned else new_activation(source, spec.activation)
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        return self._down(self._activate(self._up(x_TE)))
+    def __call__(self, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        return self._down(self._activate(self._up(x_TE, rows)), rows)
 
     def emit(self, ops: Ops, source: int, norm: RowNorm | None) -> Last:
         """Adds its ops but for the last product. Raises NotNative."""

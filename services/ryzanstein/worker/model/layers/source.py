@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdapterSites
 from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
 from ryzanstein.worker.products.int8 import FillRows, Int8Table
 
@@ -16,10 +17,11 @@ from ryzanstein.worker.products.int8 import FillRows, Int8Table
 class WeightSource(Protocol):
     """A source of memory for weights, and of their numbers.
 
-    `kernels` are those that layers may use besides torch.
+    `kernels` are those that layers may use besides torch. `adapters` knows the weights that adapters may add to.
     """
 
     kernels: NativeKernels | None
+    adapters: AdapterSites
 
     def new(self, *shape: int) -> Tensor:
         """Returns zeros for a layer to keep, of the model's dtype and device."""

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from ryzanstein.worker.architectures.spec import DecoderSpec
 from ryzanstein.worker.collectives.parallel import TensorParallel
+from ryzanstein.worker.model.layers.linear import Rows, open_site
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight
 from ryzanstein.worker.model.program.ends import emit_greatest, emit_logits, emit_rows
 from ryzanstein.worker.model.program.ops import Ops, RowNorm
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdaptableWeight, AdapterRows
 from ryzanstein.worker.products.blocks import PackedBlocks
 from ryzanstein.worker.products.int8 import Int8Table
 from ryzanstein.worker.products.native import NativeWeight, native_weights
@@ -40,6 +42,7 @@ class VocabularyShard:
     def __init__(
         self, source: WeightSource, tp: TensorParallel, name: str, vocab_size: int, hidden_size: int, *, tied: bool = False
     ) -> None:
+        self.name, self.shape = name, (vocab_size, hidden_size)
         self.width = -(-vocab_size // tp.size)
         self.first = tp.rank * self.width
         self.num_valid = max(0, min(self.width, vocab_size - self.first))
@@ -115,16 +118,25 @@ class _PackedTable:
 class VocabParallelEmbedding:
     """An embedding: each rank looks up the tokens of its shard, and an all-reduce combines them."""
 
-    def __init__(self, shard: VocabularyShard, tp: TensorParallel) -> None:
+    def __init__(self, source: WeightSource, shard: VocabularyShard, tp: TensorParallel) -> None:
         self._shard, self._tp = shard, tp
+        own = (min(shard.first, shard.shape[0]), shard.num_valid)
+        self._site = source.adapters.open([AdaptableWeight(shard.name, *shard.shape, own)], [(0, 0, shard.shape[1], 0)])
 
-    def __call__(self, ids_T: Tensor) -> Tensor:
+    def __call__(self, ids_T: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        """Returns the rows of tokens. `rows`: those that have an adapter."""
         if self._tp.size == 1:
-            return self._shard.table.lookup(ids_T)
+            x_TE = self._shard.table.lookup(ids_T)
+            if rows is not None:
+                self._site.add_rows(ids_T, x_TE, rows)
+            return x_TE
         local_T = ids_T - self._shard.first
         absent_T = (local_T < 0) | (local_T >= self._shard.num_valid)
         x_TE = self._shard.table.lookup(local_T.masked_fill_(absent_T, 0))
-        return self._tp.collectives.all_reduce(x_TE.masked_fill_(absent_T.unsqueeze(1), 0))
+        x_TE.masked_fill_(absent_T.unsqueeze(1), 0)
+        if rows is not None:
+            self._site.add_rows(local_T.masked_fill_(absent_T, -1), x_TE, rows)
+        return self._tp.collectives.all_reduce(x_TE)
 
     def emit(self, ops: Ops, out: int) -> None:
         """Adds its ops. Raises NotNative."""
@@ -143,17 +155,19 @@ class VocabParallelHead:
             source.read(f"{spec.names.head}.bias", (spec.vocab_size,), bias_W, start=shard.first)
         self._likeliest = new_likeliest(source.kernels)
         self._product = shard.table.product(source, bias_W, kept=spec.tied_head)
+        rows = Rows(spec.names.head, spec.vocab_size, ((min(shard.first, spec.vocab_size), shard.num_valid),))
+        self._site = open_site(source, spec.hidden_size, [rows])
 
-    def logits(self, x_SE: Tensor) -> Tensor | None:
-        """Returns all logits [S, V] in float32 on rank 0, None elsewhere."""
-        return self.gathered(self._local(x_SE))
+    def logits(self, x_SE: Tensor, rows: AdapterRows | None = None) -> Tensor | None:
+        """Returns all logits [S, V] in float32 on rank 0, None elsewhere. `rows`: those that have an adapter."""
+        return self.gathered(self._local(x_SE, rows))
 
-    def greedy(self, x_SE: Tensor) -> Best | None:
+    def greedy(self, x_SE: Tensor, rows: AdapterRows | None = None) -> Best | None:
         """Returns each row's greatest logit and its token id on rank 0, None elsewhere.
 
         Among equal logits the lowest id wins.
         """
-        return self.likeliest(self._local(x_SE))
+        return self.likeliest(self._local(x_SE, rows))
 
     def emit(self, ops: Ops, source: int, norm: RowNorm) -> None:
         """Adds the product with the wanted rows of a buffer, and then, if it has ops, the choice of the greatest logit.
@@ -199,7 +213,9 @@ class VocabParallelHead:
         """Returns the logits with the cap, in place. Greedy sampling needs it too: it can make large logits equal."""
         return local_SW if self._cap is None else local_SW.div_(self._cap).tanh_().mul_(self._cap)
 
-    def _local(self, x_SE: Tensor) -> Tensor:
+    def _local(self, x_SE: Tensor, rows: AdapterRows | None) -> Tensor:
         """Returns the logits of this rank's shard, with scale and cap."""
         local_SW = self._product(x_SE)
+        if rows is not None:
+            self._site.add(x_SE, local_SW, rows)
         return self.capped(local_SW if self._scale == 1 else local_SW.mul_(self._scale))

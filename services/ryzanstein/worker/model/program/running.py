@@ -85,7 +85,7 @@ class Program:
         self._grow(_FIRST_BYTES)
 
     def takes(self, inputs: StepInputs, goal: Goal = Goal.HIDDEN) -> bool:
-        """Returns whether this program can run a step so far: it is small, and has no pages to compress or to bound.
+        """Returns whether this program can run a step so far: it is small, has no adapters, no pages to compress or to bound.
 
         It runs none while a profile is recorded, because a profile shows operators.
         """
@@ -95,6 +95,8 @@ class Program:
 
     def _fits(self, inputs: StepInputs, goal: Goal) -> bool:
         num_tokens = len(inputs.ids_T)
+        if inputs.adapters is not None:
+            return False
         if goal and (goal >= len(self._items) or len(inputs.last_R) > min(self._ops.most_wanted, num_tokens)):
             return False
         return num_tokens <= MOST_ROWS and not any(map(_seals, inputs.groups))

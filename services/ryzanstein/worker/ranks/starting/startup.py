@@ -83,7 +83,7 @@ def load(start: StartRank, board: RankBoard) -> tuple[ModelRunner, RankReady]:
     kernels = (runner.without_kernels, runner.company_matters, runner.kernels_library)
     lending = (runner.max_blocks, runner.block_bytes, runner.without_lending)
     weights = (runner.quantization, runner.divergence)
-    more = {**_pages(runner, context_length), "weights_stamp": files}
+    more = {**_pages(runner, context_length), "weights_stamp": files, "adaptable": dict(runner.adaptable)}
     return runner, RankReady(start.rank, *numbers, *measured, *kernels, *lending, *weights, **more)
 
 

@@ -20,6 +20,7 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.native import NativeKernels
 from ryzanstein.worker.model.decoder import Decoder
 from ryzanstein.worker.products import Product
+from ryzanstein.worker.products.adapted import AdapterSites
 from ryzanstein.worker.products.blocks import Blocks, PackedBlocks
 from ryzanstein.worker.products.int8 import FillRows, Int8Table
 
@@ -114,6 +115,7 @@ class _Count:
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.kernels: NativeKernels | None = None
+        self.adapters = AdapterSites()
 
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, device="meta")

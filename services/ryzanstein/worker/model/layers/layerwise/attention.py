@@ -58,7 +58,7 @@ class OwnHeadsAttention:
 
     def __call__(self, x_TE: Tensor, inputs: StepInputs, angles: Sequence[Angles], pages: LayerPages) -> Tensor:
         """Returns this rank's part of a sum over all ranks."""
-        keys, heads_TAD = inputs.groups[self._group], self._qkv(x_TE).view(len(x_TE), -1, self._head_dim)
+        keys, heads_TAD = inputs.groups[self._group], self._qkv(x_TE, inputs.adapters).view(len(x_TE), -1, self._head_dim)
         q_THD = self._query_norm(heads_TAD[:, : self._share.num_heads].contiguous())
         self._rotate(q_THD, angles[self._rotary])
         if self._stores:
@@ -69,7 +69,7 @@ class OwnHeadsAttention:
         q_TKGD = q_THD.view(len(x_TE), self._share.num_kv_heads, -1, self._head_dim)
         out_TKGD = torch.empty_like(q_TKGD)
         attend(q_TKGD, pages, keys.segments, self._scoring, out_TKGD)
-        return self._out(out_TKGD.view(len(x_TE), -1))
+        return self._out(out_TKGD.view(len(x_TE), -1), inputs.adapters)
 
 
 def _store(k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor, pages: LayerPages) -> None:

@@ -32,6 +32,6 @@ class ExpertsBeside:
 
     def __call__(self, x_TE: Tensor, mlp_TE: Tensor) -> Tensor:
         """Returns the sum, the same on every rank. `x_TE` comes into the half; `mlp_TE` is this rank's part of the MLP."""
-        experts_TE = self._experts.mixed(self._in_norm(x_TE), *self._experts.route(x_TE))
+        experts_TE = self._experts.mixed(self._in_norm(x_TE), self._experts.route(x_TE))
         mlp_TE, experts_TE = self._collectives.all_reduce(torch.stack((mlp_TE, experts_TE)))
         return self._mlp_norm(mlp_TE).add_(self._out_norm(experts_TE))

@@ -20,6 +20,7 @@ from ryzanstein.worker.model.layers.mlp import new_activation
 from ryzanstein.worker.model.layers.norm import new_norm
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.vocabulary import VocabParallelEmbedding, VocabularyShard
+from ryzanstein.worker.products.adapted import AdapterRows
 
 
 class PerLayerInputs:
@@ -29,15 +30,15 @@ class PerLayerInputs:
         names, width = _names(spec), spec.num_layers * own.width
         shard = VocabularyShard(source, tp, names.table, own.vocab_size, width)
         self._shape = (spec.num_layers, own.width)
-        self._lookup, self._scale = VocabParallelEmbedding(shard, tp), math.sqrt(own.width)
+        self._lookup, self._scale = VocabParallelEmbedding(source, shard, tp), math.sqrt(own.width)
         self._project = _whole(source, names.projection, (width, spec.hidden_size))
         self._projection_scale = spec.hidden_size**-0.5
         self._norm = new_norm(source, names.projection_norm, own.width, spec.norm)
 
-    def __call__(self, ids_T: Tensor, x_TE: Tensor) -> Tensor:
+    def __call__(self, ids_T: Tensor, x_TE: Tensor, rows: AdapterRows | None = None) -> Tensor:
         """Returns the inputs of all layers, [L, T, P]."""
-        projected_TLP = self._project(x_TE).mul_(self._projection_scale).view(len(x_TE), *self._shape)
-        rows_TLP = self._lookup(ids_T).mul_(self._scale).view_as(projected_TLP)
+        projected_TLP = self._project(x_TE, rows).mul_(self._projection_scale).view(len(x_TE), *self._shape)
+        rows_TLP = self._lookup(ids_T, rows).mul_(self._scale).view_as(projected_TLP)
         return self._norm(projected_TLP).add_(rows_TLP).mul_(math.sqrt(0.5)).transpose(0, 1).contiguous()
 
 
@@ -51,9 +52,9 @@ class LayerInput:
         self._out = _whole(source, prefix + names.out, (size, own.width))
         self._norm = new_norm(source, prefix + names.norm, size, spec.norm)
 
-    def __call__(self, x_TE: Tensor, own_TP: Tensor) -> Tensor:
-        gated_TP = self._activate(self._gate(x_TE)).mul_(own_TP)
-        return self._norm(self._out(gated_TP)).add_(x_TE)
+    def __call__(self, x_TE: Tensor, own_TP: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        gated_TP = self._activate(self._gate(x_TE, rows)).mul_(own_TP)
+        return self._norm(self._out(gated_TP, rows)).add_(x_TE)
 
 
 def _whole(source: WeightSource, name: str, shape: tuple[int, int]) -> ColumnParallelLinear:

@@ -28,12 +28,13 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.kernels.functions.rows import Angles
 from ryzanstein.worker.model.inputs.states.inputs import StateInputs
 from ryzanstein.worker.model.inputs.step import StepInputs
-from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows
+from ryzanstein.worker.model.layers.linear import ColumnParallelLinear, RowParallelLinear, Rows, open_site
 from ryzanstein.worker.model.layers.mlp import new_activation
 from ryzanstein.worker.model.layers.recurrent.convolution import Piece, new_convolution, read_taps
 from ryzanstein.worker.model.layers.recurrent.delta_native import NativeDelta
 from ryzanstein.worker.model.layers.recurrent.delta_rule import HeadNumbers, TorchDelta, read_by_head
 from ryzanstein.worker.model.layers.source import WeightSource
+from ryzanstein.worker.products.adapted import AdapterRows
 from ryzanstein.worker.products.floats import unpacked
 
 
@@ -46,7 +47,10 @@ class GatedDelta:
         share = DeltaShare.of(delta, tp)
         rows = _rows_by_key_head if names.qkv == names.z else _rows
         self._index, self._num_channels = index, share.slot.num_channels
-        self._in = ColumnParallelLinear(source, spec.hidden_size, rows(names, prefix, share), bias=False)
+        adaptable = not delta.tiled  # an adapter knows the value heads in the order of a checkpoint
+        projections = rows(names, prefix, share)
+        self._in = ColumnParallelLinear(source, spec.hidden_size, projections, bias=False, adaptable=adaptable)
+        self._strengths_site = open_site(source, spec.hidden_size, _strength_rows(names, prefix, share)) if adaptable else None
         self._strengths = unpacked(_strengths(source, names, prefix, share, spec.hidden_size), None, source.kernels)
         weight_LF = read_taps(source, prefix + names.convolution, _channels(share), (delta.channels, delta.length))
         self._convolve = new_convolution(source.kernels, share.slot, weight_LF, None)
@@ -60,11 +64,13 @@ class GatedDelta:
         del angles, pages  # it has neither positions nor keys
         assert inputs.states is not None
         states = inputs.states.cache.layer(self._index)
-        in_T = self._in(x_TE)
+        in_T = self._in(x_TE, inputs.adapters)
         qkv_TF, gate_T = in_T[:, : self._num_channels], in_T[:, self._num_channels :]
         strengths_T2H = self._strengths(x_TE.float())
+        if inputs.adapters is not None and self._strengths_site is not None:
+            self._strengths_site.add(x_TE, strengths_T2H, inputs.adapters)
         mixed_TF = self._activate(self._convolve(qkv_TF, states, inputs.states))
-        return self._out(self._rule(mixed_TF, strengths_T2H, gate_T, states, inputs.states))
+        return self._out(self._rule(mixed_TF, strengths_T2H, gate_T, states, inputs.states), inputs.adapters)
 
 
 class _Rule(Protocol):
@@ -85,8 +91,8 @@ class _SumOfPieces:
     def __init__(self, pieces: Sequence[RowParallelLinear], widths: Sequence[int]) -> None:
         self._pieces = list(zip(pieces, accumulate(widths, initial=0), widths, strict=False))
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        first, *others = (piece(x_TI.narrow(1, start, count)) for piece, start, count in self._pieces)
+    def __call__(self, x_TI: Tensor, rows: AdapterRows | None = None) -> Tensor:
+        first, *others = (piece(x_TI.narrow(1, start, count), rows) for piece, start, count in self._pieces)
         for other in others:
             first.add_(other)
         return first
@@ -96,7 +102,8 @@ def _output(
     source: WeightSource, tp: TensorParallel, name: str, share: DeltaShare, hidden_size: int
 ) -> RowParallelLinear | _SumOfPieces:
     width, owns = share.delta.num_value_heads * share.delta.value_dim, share.value_rows()
-    pieces = [RowParallelLinear(source, tp, name, width, hidden_size, own=own, bias=False) for own in owns]
+    adaptable = not share.delta.tiled
+    pieces = [RowParallelLinear(source, tp, name, width, hidden_size, own=own, bias=False, adaptable=adaptable) for own in owns]
     return pieces[0] if len(pieces) == 1 else _SumOfPieces(pieces, [count for _, count in owns])
 
 
@@ -123,6 +130,17 @@ def _channels(share: DeltaShare) -> tuple[Piece, ...]:
     keys = (share.first_key_head * delta.key_dim, share.num_key_heads * delta.key_dim)
     whole = delta.num_key_heads * delta.key_dim
     return (keys, (whole + keys[0], keys[1]), *share.value_rows(2 * whole))
+
+
+def _strength_rows(names: DeltaNames, prefix: str, share: DeltaShare) -> list[Rows]:
+    """Returns the rows of `_strengths`: those of writing, then those of decay."""
+    delta = share.delta
+    if names.a != names.b:
+        return [Rows(prefix + name, delta.num_value_heads, share.value_heads) for name in (names.b, names.a)]
+    group = delta.num_value_heads // delta.num_key_heads
+    heads = range(share.first_key_head, share.first_key_head + share.num_key_heads)
+    pieces = [((2 * head + part) * group, group) for part in range(2) for head in heads]
+    return [Rows(prefix + names.b, 2 * delta.num_value_heads, tuple(pieces))]
 
 
 def _strengths(source: WeightSource, names: DeltaNames, prefix: str, share: DeltaShare, num_inputs: int) -> Tensor:

@@ -72,7 +72,7 @@ class StateSpace:
         del angles, pages  # it has neither positions nor keys
         assert inputs.states is not None
         states = inputs.states.cache.layer(self._index)
-        in_T = self._in(x_TE if self._in_scale == 1 else x_TE * self._in_scale)
+        in_T = self._in(x_TE if self._in_scale == 1 else x_TE * self._in_scale, inputs.adapters)
         if self._part_scales is not None:
             in_T = in_T * self._part_scales
         gate_T, channels_TF, step_TH = torch.split(in_T, self._split, dim=1)
@@ -81,7 +81,7 @@ class StateSpace:
         out_T = self._rule.scan(mixed_TF, step_TH, gates, states, inputs.states)
         if self._norm is not None:
             out_T = self._norm(out_T, None if self._gated_first else gate_T)
-        out_TE = self._out(out_T.to(x_TE.dtype))
+        out_TE = self._out(out_T.to(x_TE.dtype), inputs.adapters)
         return out_TE if self._out_scale == 1 else out_TE.mul_(self._out_scale)
 
 

@@ -1,0 +1,117 @@
+"""An adapter in one file, which every rank maps and takes its part of as views.
+
+The file is a magic number, the length of a table, the table in JSON, then matrices of float32 that begin at multiples of 64
+bytes: of each weight A as [inputs, ranks] and B as [ranks, outputs]. B and the bias are multiplied by the scale: it is one
+number less for kernels to know, and of the usual scales, powers of two, the product is exact. After the last matrix come 64
+bytes, because kernels read whole registers.
+
+Legend: I inputs, R ranks, O outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ryzanstein.worker.adapters.reading import AdaptedWeight, Adapter
+from ryzanstein.worker.adapters.tensors import Floats
+from ryzanstein.worker.adapters.unfit import AdapterUnfit
+
+_MAGIC = b"RYZADPT1"
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """The factors of one weight, scaled, as views of the mapped file."""
+
+    a_IR: Floats
+    b_RO: Floats
+    bias_O: Floats | None
+
+
+def pack(adapter: Adapter, path: Path) -> None:
+    """Writes the adapter to `path`, which is complete or not there.
+
+    Raises AdapterUnfit if a scaled factor is too large for float32; OSError.
+    """
+    matrices: list[Floats] = []
+    table: dict[str, dict[str, Any]] = {}
+    offset = 0
+    for name, weight in adapter.weights.items():
+        parts = _scaled(name, weight)
+        table[name] = {}
+        for part, matrix in parts.items():
+            table[name][part] = {"offset": offset, "shape": matrix.shape}
+            matrices.append(matrix)
+            offset += _whole(matrix.nbytes)
+    header = json.dumps(table).encode()
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            _write(file, header, matrices)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def packed_bytes(adapter: Adapter) -> int:
+    """Returns about how many bytes `pack` writes."""
+    sizes = (each.a_RI.nbytes + each.b_OR.nbytes for each in adapter.weights.values())
+    return sum(sizes)
+
+
+def open_packed(path: Path) -> Mapping[str, PackedWeight]:
+    """Returns the factors in a file of `pack` by the name of the weight. They are mapped: nothing is copied.
+
+    The mapping is private because torch requires writable memory; nothing writes to it. Raises OSError, ValueError.
+    """
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if memory[: len(_MAGIC)] != _MAGIC:
+        raise ValueError(f"{path} is no packed adapter")
+    begin = len(_MAGIC) + 8
+    length = int.from_bytes(memory[len(_MAGIC) : begin], "little")
+    table: dict[str, dict[str, Any]] = json.loads(memory[begin : begin + length])
+    start = _whole(begin + length)
+
+    def view(place: Mapping[str, Any]) -> Floats:
+        shape, offset = tuple(place["shape"]), start + place["offset"]
+        return np.frombuffer(memory, np.float32, int(np.prod(shape)), offset).reshape(shape)
+
+    return {
+        name: PackedWeight(view(places["a"]), view(places["b"]), view(places["bias"]) if "bias" in places else None)
+        for name, places in table.items()
+    }
+
+
+def _scaled(name: str, weight: AdaptedWeight) -> dict[str, Floats]:
+    scale = np.float32(weight.scale)
+    with np.errstate(over="ignore"):
+        parts = {"a": np.ascontiguousarray(weight.a_RI.T), "b": np.ascontiguousarray(weight.b_OR.T) * scale}
+        if weight.bias_O is not None:
+            parts["bias"] = weight.bias_O * scale
+    if not all(np.isfinite(matrix).all() for matrix in parts.values()):
+        raise AdapterUnfit(name, f"times its scale, {weight.scale}, it is too large for float32")
+    return parts
+
+
+def _write(file: BinaryIO, header: bytes, matrices: list[Floats]) -> None:
+    file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+    for matrix in matrices:
+        file.write(b"\0" * (_whole(file.tell()) - file.tell()))
+        file.write(matrix.data)
+    file.write(b"\0" * (_whole(file.tell()) - file.tell() + _ALIGNMENT))
+    file.flush()
+
+
+def _whole(number: int) -> int:
+    return (number + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

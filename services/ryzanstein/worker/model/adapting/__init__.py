@@ -1,0 +1,1 @@
+"""What an adapter is to a decoder: the factors that its layers add."""
