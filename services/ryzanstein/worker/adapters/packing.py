@@ -42,6 +42,18 @@ def pack(adapter: Adapter, path: Path) -> None:
 
     Raises AdapterUnfit if a scaled factor is too large for float32; OSError.
     """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            write_packed(adapter, file)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_packed(adapter: Adapter, file: BinaryIO) -> None:
+    """Writes the adapter to an empty file. Raises as `pack` does."""
     matrices: list[Floats] = []
     table: dict[str, dict[str, Any]] = {}
     offset = 0
@@ -52,15 +64,7 @@ def pack(adapter: Adapter, path: Path) -> None:
             table[name][part] = {"offset": offset, "shape": matrix.shape}
             matrices.append(matrix)
             offset += _whole(matrix.nbytes)
-    header = json.dumps(table).encode()
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with partial.open("xb") as file:
-            _write(file, header, matrices)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    _write(file, json.dumps(table).encode(), matrices)
 
 
 def packed_bytes(adapter: Adapter) -> int:
