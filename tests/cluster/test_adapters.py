@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from ryzanstein.cli.processes.cluster import ClusterSpec
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.v1 import inference_pb2 as inference
 
 WIDTHS = {"q_proj": (192, 192), "k_proj": (192, 96), "v_proj": (192, 96), "o_proj": (192, 192)}
 WIDTHS |= {"gate_proj": (192, 512), "up_proj": (192, 512), "down_proj": (512, 192)}
@@ -25,7 +26,7 @@ PROMPT = "Count from 1 to 9."
 Holds = Callable[[Callable[[], bool], float], bool]
 
 
-def write_adapter(folder: Path, seed: int, rank: int = 4, size: float = 0.2) -> Path:
+def write_adapter(folder: Path, seed: int, rank: int = 4, size: float = 1.0) -> Path:
     """Writes a random adapter of the demo model as peft does."""
     folder.mkdir(parents=True, exist_ok=True)
     random = torch.Generator().manual_seed(seed)
@@ -120,34 +121,35 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name_and_the_old_one_stays(a
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     assert "use_dora" in adapted.add("fits", folder, code=1)
-    assert "no node has model 'nobody'" in adapted.command("add", "x", str(folder), "--to", "nobody", "--wait", "1", code=1)
+    assert "no node has the model 'nobody'" in adapted.command("add", "x", str(folder), "--to", "nobody", "--wait", "1", code=1)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     adapted.add("fits", folder)
     assert adapted.ask("fits") == answer
 
 
-def test_answers_of_an_adapter_go_on_at_another_node(adapted: Adapted, tmp_path: Path) -> None:
-    adapted.add("moving", write_adapter(tmp_path / "moving", 6, size=0.02))
-    given = {"temperature": 0, "max_tokens": 120, "messages": [{"role": "user", "content": PROMPT}]}
-    undisturbed = adapted.ask("moving", max_tokens=120)
-    text, node = "", ""
-    stream = adapted.openai.chat.completions.create(model="moving", stream=True, **given)
-    for number, chunk in enumerate(stream):
-        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
-        if number == 5:
-            node = _node_of(adapted)
-            adapted.cluster.services[node].kill()
-    assert text == undisturbed
-    adapted.cluster.services[node].start()
+def test_answers_of_an_adapter_go_on_at_another_node(adapted: Adapted, answers: Any, tmp_path: Path) -> None:
+    adapted.add("moving", write_adapter(tmp_path / "moving", 6))
+    client, killed = adapted.harness.client, set()
+
+    def ask(on_delta: Callable[[Any], None] | None = None) -> Any:
+        request = client.request(PROMPT, max_tokens=300, ignore_eos=True, logprobs=1)
+        request.model = "moving"
+        stream = client.inference.StreamChat(inference.StreamChatRequest(chat=request), timeout=60)
+        return client.read(stream, on_delta=on_delta)
+
+    def kill(delta: inference.GenerationDelta) -> None:
+        if delta.first_index >= 20 and not killed:
+            killed.add(delta.node_id)
+            adapted.cluster.services[delta.node_id].kill()
+
+    undisturbed = ask()
+    answer = ask(kill)
+    answers.assert_equal(answer, undisturbed)
+    assert len(answer.nodes) == 2
+    for node_id in killed:
+        adapted.cluster.services[node_id].start()
     adapted.harness.wait_at_least(2)
-
-
-def _node_of(adapted: Adapted) -> str:
-    """The node that runs a generation."""
-    for node_id in adapted.cluster.node_ids:
-        if adapted.harness.status(node_id).beat.load.running:
-            return str(node_id)
-    raise AssertionError("nothing runs")
+    answers.assert_equal(ask(), undisturbed)
 
 
 def test_a_session_stays_with_its_adapter(adapted: Adapted, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ NODE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterOnNode:
-    """An adapter on one node. `revision` 0: it is not registered there, and `refusal` says why if the node knows."""
+    """The newest revision of an adapter on one node; 0: it has none. `refusal` says why that one is not registered."""
 
     node_id: str
     revision: int = 0
@@ -43,12 +43,12 @@ class AdapterView:
     @property
     def ready(self) -> tuple[AdapterOnNode, ...]:
         """The nodes that have this revision."""
-        return tuple(node for node in self.nodes if node.revision == self.adapter.revision)
+        return tuple(node for node in self.nodes if node.revision == self.adapter.revision and not node.refusal)
 
     @property
     def refused(self) -> tuple[AdapterOnNode, ...]:
-        """The nodes that cannot have it."""
-        return tuple(node for node in self.nodes if node.refusal and node not in self.ready)
+        """The nodes that cannot have this revision, or do not say."""
+        return tuple(node for node in self.nodes if node.revision in (0, self.adapter.revision) and node.refusal)
 
 
 class AdapterClient:

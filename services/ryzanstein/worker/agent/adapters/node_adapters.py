@@ -26,6 +26,14 @@ class WantedAdapter:
     pinned: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a revision of an adapter is not registered."""
+
+    revision: int
+    why: str
+
+
 class NodeAdapters:
     """`want` what is to be registered; `run` registers it as soon as the model's ranks were ready once.
 
@@ -46,7 +54,7 @@ class NodeAdapters:
         self.able, self._on_change, self._on_removed = able, on_change, on_removed
         self.files = AdapterFiles()
         self.registry = AdapterRegistry(self.files.check, is_resident)
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, Refusal] = {}
         self.followed: tuple[bytes, str] = (b"", "")
         self._deployed: dict[str, WantedAdapter] = {}
         self._wanted: dict[str, WantedAdapter] = {}
@@ -92,7 +100,7 @@ class NodeAdapters:
         """Withdraws an adapter whose files are no longer what was registered."""
         if self.registry.get(adapter.ref.name) == adapter:
             self.remove(adapter.ref.name)
-            self.refused[adapter.ref.name] = why
+            self.refused[adapter.ref.name] = Refusal(adapter.revision, why)
 
     @property
     def complete(self) -> bool:
@@ -132,7 +140,7 @@ class NodeAdapters:
         try:
             await self.add(name, wanted.path, revision=wanted.revision, pinned=wanted.pinned)
         except RyzansteinError as error:
-            self.refused[name] = error.message
+            self.refused[name] = Refusal(wanted.revision, error.message)
             log.error("adapter refused", adapter=name, path=str(wanted.path), reason=error.reason, message=error.message)
         if self._wanted.get(name) is wanted:  # no other one was wanted meanwhile
             del self._wanted[name]

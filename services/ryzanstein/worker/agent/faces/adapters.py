@@ -52,8 +52,8 @@ class AdapterServicer(AdapterServiceServicer):
         node = self._node(request.model)
         registered = sorted(node.adapters.registry, key=lambda each: each.ref.name)
         refused = [
-            pb.AdapterStatus(adapter=_named(name), model=node.model_name, refusal=reason)
-            for name, reason in sorted(node.adapters.refused.items())
+            pb.AdapterStatus(adapter=_named(name, refusal.revision), model=node.model_name, refusal=refusal.why)
+            for name, refusal in sorted(node.adapters.refused.items())
         ]
         return pb.ListAdaptersResponse(adapters=[*(_status(node, each) for each in registered), *refused])
 
@@ -89,8 +89,8 @@ def _status(node: NodeAgent, adapter: RegisteredAdapter) -> pb.AdapterStatus:
     )
 
 
-def _named(name: str) -> worker.NodeAdapter:
-    return worker.NodeAdapter(adapter=worker.AdapterRef(name=name))
+def _named(name: str, revision: int) -> worker.NodeAdapter:
+    return worker.NodeAdapter(adapter=worker.AdapterRef(name=name), revision=revision)
 
 
 def _facts(node: NodeAgent, name: str) -> Facts | None:
