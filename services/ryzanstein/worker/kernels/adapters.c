@@ -8,7 +8,8 @@
 
 #include "panels.h"
 
-enum { ROWS_AT_ONCE = 4 * TILE_ROWS, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes */
+enum { PART_ROWS = 2 * TILE_ROWS };                           /* of a tile with one panel */
+enum { ROWS_AT_ONCE = 2 * PART_ROWS, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes */
 enum { PARALLEL = 64 * 1024 };                                /* products from which threads pay for their start */
 
 /* An adapter's part of one weight on this rank. A without a number: it adapts another weight. */
@@ -48,36 +49,65 @@ typedef struct {
     int adds; /* to what is there */
 } Part;
 
-INLINE void add_part_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, const int rows, const int panels) {
-    const Part *p = product;
-    const float *weight = p->weight_IO + panel * LANES;
-    Lanes sum[TILE_ROWS][TILE_SINGLE];
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < panels; n++) sum[r][n] = (Lanes){0};
-    for (i64 i = begin; i < end; i++) {
-        Lanes column[TILE_SINGLE];
-#pragma GCC unroll 8
-        for (int n = 0; n < panels; n++) column[n] = load(weight + i * p->stride + n * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-            for (int n = 0; n < panels; n++) sum[r][n] = fused(column[n], all(p->x[t + r][i]), sum[r][n]);
-    }
+/* Stores the sums of a tile whose panels are whole, or of one whose last panel is not. */
+INLINE void put_tile(const Part *p, i64 t, i64 panel, Lanes sum[][TILE_SINGLE], const int rows, const int panels, const int whole_panels) {
     for (int n = 0; n < panels; n++) {
-        i64 o = (panel + n) * LANES, left = p->O - o; /* lanes past the last output have read what comes after it */
-        Lanes bias = p->bias_O == NULL ? (Lanes){0} : load_some(p->bias_O + o, left);
+        const i64 o = (panel + n) * LANES, left = whole_panels ? LANES : p->O - o; /* other lanes have read what comes after it */
+        if (p->bias_O != NULL) {
+            Lanes bias = load_some(p->bias_O + o, left);
+            for (int r = 0; r < rows; r++) sum[r][n] += bias;
+        }
         for (int r = 0; r < rows; r++) {
             float *out = p->out[t + r] + o;
-            Lanes found = sum[r][n];
-            if (p->bias_O != NULL) found += bias;
-            if (p->adds) found += load_some(out, left);
-            store_some(out, found, left);
+            if (p->adds) sum[r][n] += load_some(out, left);
+            store_some(out, sum[r][n], left);
+        }
+    }
+}
+
+INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels) {
+    const float *weight = p->weight_IO + panel * LANES, *x[PART_ROWS];
+    Lanes sum[PART_ROWS][TILE_SINGLE];
+    for (int r = 0; r < rows; r++) {
+        x[r] = p->x[t + r];
+        for (int n = 0; n < panels; n++) {
+            sum[r][n] = (Lanes){0};
+            if (p->adds) __builtin_prefetch(p->out[t + r] + (panel + n) * LANES, 1);
+        }
+    }
+    for (i64 i = 0; i < p->I; i++, weight += p->stride) {
+        Lanes column[TILE_SINGLE];
+#pragma GCC unroll 8
+        for (int n = 0; n < panels; n++) column[n] = load(weight + n * LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int n = 0; n < panels; n++) sum[r][n] = fused(column[n], all(x[r][i]), sum[r][n]);
+    }
+    if ((panel + panels) * LANES <= p->O) put_tile(p, t, panel, sum, rows, panels, 1);
+    else put_tile(p, t, panel, sum, rows, panels, 0);
+}
+
+INLINE void add_part_rows(const Part *p, i64 rows, i64 panel, const int panels) {
+    const int most = panels > TILE_PANELS ? FEW_ROWS : panels == 1 ? PART_ROWS : TILE_ROWS;
+    for (i64 t = 0, count; t < rows; t += count) {
+        count = even_part(rows - t, most);
+        switch (count) {
+#define ROWS_OF(ROWS) case ROWS: if (ROWS <= most) add_part_tile(p, t, panel, ROWS, panels); break;
+            ROWS_OF(1) ROWS_OF(2) ROWS_OF(3) ROWS_OF(4) ROWS_OF(5) ROWS_OF(6) ROWS_OF(7) ROWS_OF(8) ROWS_OF(9) ROWS_OF(10) ROWS_OF(11) ROWS_OF(12)
         }
     }
 }
 
 static void add_part(const Part *p, i64 rows) {
-    add_some(add_part_tile, p, rows, 0, whole(p->O, LANES) / LANES, p->I, p->I + (p->I == 0));
+    const i64 last = whole(p->O, LANES) / LANES;
+    for (i64 panel = 0, panels; panel < last; panel += panels) {
+        panels = even_part(last - panel, rows <= FEW_ROWS ? TILE_SINGLE : TILE_PANELS);
+        switch (panels) {
+#define PANELS_OF(PANELS) case PANELS: if (PANELS <= TILE_SINGLE) add_part_rows(p, rows, panel, PANELS); break;
+            PANELS_OF(1) PANELS_OF(2) PANELS_OF(3) PANELS_OF(4) PANELS_OF(5) PANELS_OF(6) PANELS_OF(7) PANELS_OF(8)
+        }
+    }
 }
 
 /* x A of some rows of a segment. */
@@ -111,7 +141,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
 #define EACH_PART(COUNT, OF, WEIGHT)                                                                                                \
     for (i64 s = 0, turn = 0; s < p->num_segments; s++)                                                                             \
         for (i64 begin = p->segments[s].begin, end; begin < p->segments[s].end; begin = end) {                                      \
-            end = begin + ROWS_AT_ONCE < p->segments[s].end ? begin + ROWS_AT_ONCE : p->segments[s].end;                            \
+            end = begin + even_part(p->segments[s].end - begin, ROWS_AT_ONCE);                                                      \
             for (i64 n = 0; n < COUNT; n++) {                                                                                       \
                 const Factors *factors = p->slots[p->segments[s].slot] + (WEIGHT);                                                  \
                 if (factors->a_IR == NULL) continue;                                                                                \
