@@ -209,7 +209,8 @@ class PlainTables(ModelRunner):
                 for table, first, (lasting, _, _) in zip(found.block_tables, firsts, groups, strict=True)
             ]
             found = msgspec.structs.replace(found, block_tables=kept, first_pages=firsts)
-        return msgspec.structs.replace(found, step=plan.step, adapters=plan.adapters)
+        scored = {"scored": plan.scored, "targets": plan.targets, "num_top": plan.num_top}
+        return msgspec.structs.replace(found, step=plan.step, adapters=plan.adapters, **scored)
 
 
 def load_runner(model_dir: Path, tp: TensorParallel | None = None, **options: Any) -> ModelRunner:

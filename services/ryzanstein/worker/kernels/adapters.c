@@ -6,38 +6,12 @@
 
    Legend: T rows of the step, N those with an adapter, I inputs, R ranks, O outputs. */
 
+#include "adapters.h"
 #include "panels.h"
 
-enum { ROWS_AT_ONCE = 4 * TILE_ROWS, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes */
+enum { PART_ROWS = 2 * TILE_ROWS };                           /* of a tile with one panel */
+enum { ROWS_AT_ONCE = 2 * PART_ROWS, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes */
 enum { PARALLEL = 64 * 1024 };                                /* products from which threads pay for their start */
-
-/* An adapter's part of one weight on this rank. A without a number: it adapts another weight. */
-typedef struct {
-    const float *a_IR, *b_RO, *bias_O; /* the bias may be NULL */
-    i64 R, stride;                     /* of rows of b */
-} Factors;
-
-/* Outputs of a weight, from `from` on, that are columns of the result from `to` on. */
-typedef struct {
-    i64 weight, from, count, to;
-} Piece;
-
-/* Rows index[begin] to index[end - 1] have the adapter of a slot. */
-typedef struct {
-    i64 slot, begin, end;
-} Segment;
-
-typedef struct {
-    const float *x_TI;
-    const i64 *ids_T; /* or NULL: A's row of each id is what x A would be; below 0 nothing is added */
-    float *out_TO;
-    const Factors *const *slots;
-    const Piece *pieces;
-    const Segment *segments;
-    const i64 *index_N;
-    float *low_NR; /* room for x A of each weight */
-    i64 x_stride, out_stride, low_stride, I, N, weights, num_pieces, num_segments;
-} Adapted;
 
 /* Some rows times some columns of a matrix. */
 typedef struct {
@@ -48,52 +22,81 @@ typedef struct {
     int adds; /* to what is there */
 } Part;
 
-INLINE void add_part_tile(const void *product, i64 t, i64 panel, i64 begin, i64 end, const int rows, const int panels) {
-    const Part *p = product;
-    const float *weight = p->weight_IO + panel * LANES;
-    Lanes sum[TILE_ROWS][TILE_SINGLE];
-    for (int r = 0; r < rows; r++)
-        for (int n = 0; n < panels; n++) sum[r][n] = (Lanes){0};
-    for (i64 i = begin; i < end; i++) {
-        Lanes column[TILE_SINGLE];
-#pragma GCC unroll 8
-        for (int n = 0; n < panels; n++) column[n] = load(weight + i * p->stride + n * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-            for (int n = 0; n < panels; n++) sum[r][n] = fused(column[n], all(p->x[t + r][i]), sum[r][n]);
-    }
+/* Stores the sums of a tile whose panels are whole, or of one whose last panel is not. */
+INLINE void put_tile(const Part *p, i64 t, i64 panel, Lanes sum[][TILE_SINGLE], const int rows, const int panels, const int whole_panels) {
     for (int n = 0; n < panels; n++) {
-        i64 o = (panel + n) * LANES, left = p->O - o; /* lanes past the last output have read what comes after it */
-        Lanes bias = p->bias_O == NULL ? (Lanes){0} : load_some(p->bias_O + o, left);
+        const i64 o = (panel + n) * LANES, left = whole_panels ? LANES : p->O - o; /* other lanes have read what comes after it */
+        if (p->bias_O != NULL) {
+            Lanes bias = load_some(p->bias_O + o, left);
+            for (int r = 0; r < rows; r++) sum[r][n] += bias;
+        }
         for (int r = 0; r < rows; r++) {
             float *out = p->out[t + r] + o;
-            Lanes found = sum[r][n];
-            if (p->bias_O != NULL) found += bias;
-            if (p->adds) found += load_some(out, left);
-            store_some(out, found, left);
+            if (p->adds) sum[r][n] += load_some(out, left);
+            store_some(out, sum[r][n], left);
+        }
+    }
+}
+
+INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels) {
+    const float *weight = p->weight_IO + panel * LANES, *x[PART_ROWS];
+    Lanes sum[PART_ROWS][TILE_SINGLE];
+    for (int r = 0; r < rows; r++) {
+        x[r] = p->x[t + r];
+        for (int n = 0; n < panels; n++) {
+            sum[r][n] = (Lanes){0};
+            if (p->adds) __builtin_prefetch(p->out[t + r] + (panel + n) * LANES, 1);
+        }
+    }
+    for (i64 i = 0; i < p->I; i++, weight += p->stride) {
+        Lanes column[TILE_SINGLE];
+#pragma GCC unroll 8
+        for (int n = 0; n < panels; n++) column[n] = load(weight + n * LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int n = 0; n < panels; n++) sum[r][n] = fused(column[n], all(x[r][i]), sum[r][n]);
+    }
+    if ((panel + panels) * LANES <= p->O) put_tile(p, t, panel, sum, rows, panels, 1);
+    else put_tile(p, t, panel, sum, rows, panels, 0);
+}
+
+INLINE void add_part_rows(const Part *p, i64 rows, i64 panel, const int panels) {
+    const int most = panels > TILE_PANELS ? FEW_ROWS : panels == 1 ? PART_ROWS : TILE_ROWS;
+    for (i64 t = 0, count; t < rows; t += count) {
+        count = even_part(rows - t, most);
+        switch (count) {
+#define ROWS_OF(ROWS) case ROWS: if (ROWS <= most) add_part_tile(p, t, panel, ROWS, panels); break;
+            ROWS_OF(1) ROWS_OF(2) ROWS_OF(3) ROWS_OF(4) ROWS_OF(5) ROWS_OF(6) ROWS_OF(7) ROWS_OF(8) ROWS_OF(9) ROWS_OF(10) ROWS_OF(11) ROWS_OF(12)
         }
     }
 }
 
 static void add_part(const Part *p, i64 rows) {
-    add_some(add_part_tile, p, rows, 0, whole(p->O, LANES) / LANES, p->I, p->I + (p->I == 0));
+    const i64 last = whole(p->O, LANES) / LANES;
+    for (i64 panel = 0, panels; panel < last; panel += panels) {
+        panels = even_part(last - panel, rows <= FEW_ROWS ? TILE_SINGLE : TILE_PANELS);
+        switch (panels) {
+#define PANELS_OF(PANELS) case PANELS: if (PANELS <= TILE_SINGLE) add_part_rows(p, rows, panel, PANELS); break;
+            PANELS_OF(1) PANELS_OF(2) PANELS_OF(3) PANELS_OF(4) PANELS_OF(5) PANELS_OF(6) PANELS_OF(7) PANELS_OF(8)
+        }
+    }
 }
 
 /* x A of some rows of a segment. */
 static void shrink(const Adapted *p, const Factors *factors, i64 weight, i64 begin, i64 end) {
-    float *low = p->low_NR + weight * p->N * p->low_stride;
+    float *low = p->low_NR + weight * p->N * p->site->low_stride;
     Part part = {.weight_IO = factors->a_IR, .I = p->I, .O = factors->R, .stride = factors->R};
     for (i64 n = begin; n < end; n++) {
         part.x[n - begin] = p->x_TI + p->index_N[n] * p->x_stride;
-        part.out[n - begin] = low + n * p->low_stride;
+        part.out[n - begin] = low + n * p->site->low_stride;
     }
     add_part(&part, end - begin);
 }
 
 /* (x A) B of some rows of a segment and some outputs of a piece. */
 static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 begin, i64 end) {
-    const float *low = p->low_NR + piece->weight * p->N * p->low_stride;
+    const float *low = p->low_NR + piece->weight * p->N * p->site->low_stride;
     i64 from = piece->from + first, left = piece->count - first;
     Part part = {.weight_IO = factors->b_RO + from, .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from, .I = factors->R,
                  .O = left < OUTPUTS_AT_ONCE ? left : OUTPUTS_AT_ONCE, .stride = factors->stride, .adds = 1};
@@ -101,7 +104,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
     for (i64 n = begin; n < end; n++) {
         i64 t = p->index_N[n], id = p->ids_T == NULL ? 0 : p->ids_T[t];
         if (id < 0) continue;
-        part.x[rows] = p->ids_T == NULL ? low + n * p->low_stride : factors->a_IR + id * factors->R;
+        part.x[rows] = p->ids_T == NULL ? low + n * p->site->low_stride : factors->a_IR + id * factors->R;
         part.out[rows++] = p->out_TO + t * p->out_stride + piece->to + first;
     }
     add_part(&part, rows);
@@ -111,9 +114,9 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
 #define EACH_PART(COUNT, OF, WEIGHT)                                                                                                \
     for (i64 s = 0, turn = 0; s < p->num_segments; s++)                                                                             \
         for (i64 begin = p->segments[s].begin, end; begin < p->segments[s].end; begin = end) {                                      \
-            end = begin + ROWS_AT_ONCE < p->segments[s].end ? begin + ROWS_AT_ONCE : p->segments[s].end;                            \
+            end = begin + even_part(p->segments[s].end - begin, ROWS_AT_ONCE);                                                      \
             for (i64 n = 0; n < COUNT; n++) {                                                                                       \
-                const Factors *factors = p->slots[p->segments[s].slot] + (WEIGHT);                                                  \
+                const Factors *factors = p->site->slots[p->segments[s].slot] + (WEIGHT);                                                  \
                 if (factors->a_IR == NULL) continue;                                                                                \
                 OF                                                                                                                  \
             }                                                                                                                       \
@@ -121,23 +124,26 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
 #define MINE (turn++ % threads == thread)
 
 static void shrink_all(const Adapted *p, i64 thread, i64 threads) {
-    EACH_PART(p->weights, if (MINE) shrink(p, factors, n, begin, end);, n)
+    EACH_PART(p->site->weights, if (MINE) shrink(p, factors, n, begin, end);, n)
 }
 
 static void expand_all(const Adapted *p, i64 thread, i64 threads) {
-    EACH_PART(p->num_pieces, for (i64 first = 0; first < p->pieces[n].count; first += OUTPUTS_AT_ONCE)
-        if (MINE) expand(p, factors, p->pieces + n, first, begin, end);, p->pieces[n].weight)
+    EACH_PART(p->site->num_pieces, for (i64 first = 0; first < p->site->pieces[n].count; first += OUTPUTS_AT_ONCE)
+        if (MINE) expand(p, factors, p->site->pieces + n, first, begin, end);, p->site->pieces[n].weight)
 }
 
-/* out += x A B, of each row with the factors of its adapter. `work`: products, about. */
+void adapters_team(const Adapted *p) {
+    const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    if (p->ids_T == NULL) {
+        shrink_all(p, thread, threads);
+#pragma omp barrier
+    }
+    expand_all(p, thread, threads);
+#pragma omp barrier
+}
+
+/* The same in a region of its own. `work`: products, about. */
 void adapters_add(const Adapted *p, i64 work) {
 #pragma omp parallel if (work >= PARALLEL)
-    {
-        i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        if (p->ids_T == NULL) {
-            shrink_all(p, thread, threads);
-#pragma omp barrier
-        }
-        expand_all(p, thread, threads);
-    }
+    adapters_team(p);
 }

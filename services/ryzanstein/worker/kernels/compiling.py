@@ -41,7 +41,7 @@ _SOURCES = tuple(Path(__file__).with_name(name) for name in _OPTIMIZATION)
 _HEADER_NAMES = (
     *("lanes.h", "ints.h", "levels.h", "block_types.h", "panels.h", "floats.h", "hadamard.h", "slots.h"),
     *("attention_pages.h", "attention_rows.h", "attention_hot.h", "attention_cold.h", "attention_tiles.h"),
-    *("attention_sparse.h", "attention_parts.h", "attention_team.h", "team.h", "step.h", "meeting.h"),
+    *("attention_sparse.h", "attention_parts.h", "attention_team.h", "team.h", "step.h", "meeting.h", "adapters.h"),
 )
 _HEADERS = tuple(Path(__file__).with_name(name) for name in _HEADER_NAMES)
 # Sums keep the source's order, and products its rounding: the compiler must not change any bits.

@@ -27,6 +27,7 @@ typedef struct {
     char *own_levels, *levels;  /* a quantized row of this thread, and those of all */
     float *rows_TI;             /* normalized rows of all */
     char *work;                 /* of attention */
+    float *low_NR;              /* of adapters */
     Call *const *calls;         /* of each group */
 } Place;
 
@@ -153,13 +154,21 @@ static void run_add(const Place *on, const Op *op) {
     }
 }
 
-/* activation(gate) * up, of rows of both. */
+/* activation(x), or activation(gate) * up of rows of both. */
 static void run_activate(const Place *on, const Op *op) {
 #pragma omp for schedule(static)
     for (i64 t = 0; t < on->T; t++) {
-        const float *gate = at(on, op->in) + t * 2 * op->I;
-        activate_columns(gate, gate + op->I, at(on, op->out) + t * op->I, op->I, op->activation);
+        const float *x = at(on, op->in) + t * (op->gated ? 2 : 1) * op->I;
+        activate_columns(x, op->gated ? x + op->I : NULL, at(on, op->out) + t * op->I, op->I, op->activation);
     }
+}
+
+static void run_adapt(const Place *on, const Op *op) {
+    const Step *step = on->step;
+    const Adapted p = {.x_TI = at(on, op->in), .out_TO = at(on, op->out), .site = (const Site *)op->weight, .segments = step->segments,
+                       .index_N = step->index_N, .low_NR = on->low_NR, .x_stride = op->I, .out_stride = op->stride, .I = op->I,
+                       .N = step->N, .num_segments = step->num_segments};
+    adapters_team(&p);
 }
 
 /* The embedding's row of each token. It is zeros where another rank has it. */
@@ -219,6 +228,7 @@ static int run_op(const Place *on, const Op *op, int again) {
     case ANGLES: run_angles(on, op); break;
     case HEAD: run_head(on, op); break;
     case GREATEST: run_greatest(on, op); break;
+    case ADAPT: run_adapt(on, op); break;
     default: run_activate(on, op);
     }
     return MEETING_OK;
@@ -231,6 +241,7 @@ static i64 divide(const Program *program, const Step *step, Call **calls, Place 
     char *memory = program->memory;
     on->levels = memory + used, used += lines(T * program->most_row_bytes);
     on->rows_TI = (float *)(memory + used), used += lines(T * program->most_inputs * 4);
+    on->low_NR = (float *)(memory + used), used += lines(step->N * step->low_floats * 4);
     for (i64 g = 0; g < program->num_groups; g++) {
         const Attention *asked = &step->groups[g].asked;
         const i64 bytes = asked->K > 0 ? lines(attend_tasks_bytes(asked)) : 0;

@@ -9,18 +9,19 @@
 #ifndef RYZANSTEIN_STEP_H
 #define RYZANSTEIN_STEP_H
 
+#include "adapters.h"
 #include "attention_team.h"
 #include "meeting.h"
 
 /* What an op computes. `in`, `out` and `residual` are buffers; -1: none. HEAD is a PRODUCT of the rows that are wanted; its result
-   has one row for each of these. */
-enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST };
+   has one row for each of these. ADAPT adds to a product's result what adapters add: `weight` is the Site (adapters.h). */
+enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST, ADAPT };
 
 typedef struct {
     int32_t op, layer, place, unused; /* layer and place: what the board shows (meeting.h) */
     i64 in, out, residual;            /* PRODUCT, ADD: out += residual, in the end */
     int32_t kind, type;               /* PRODUCT: of the weight (team.h) and of its blocks */
-    int32_t activation, gated;        /* PRODUCT: -1, or out = activation(product), of the first half times the second if `gated` */
+    int32_t activation, gated;        /* PRODUCT, ACTIVATE: -1, or out = activation(in), of the first half times the second if `gated` */
     const char *weight;
     const float *scale, *bias;
     i64 I, O, stride, block;          /* stride: of rows of `out`; GREATEST: of `in` */
@@ -67,6 +68,9 @@ typedef struct {
     const StepAngles *rotaries;
     float *best_R;                    /* GREATEST: the greatest logit of each row, and its place among the op's O */
     i64 *token_R;
+    const Segment *segments;          /* ADAPT: which rows have which adapters, and room for `low_floats` numbers of each */
+    const i64 *index_N;
+    i64 num_segments, N, low_floats;
 } Step;
 
 enum { STEP_SHORT = -1 };

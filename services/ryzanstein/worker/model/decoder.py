@@ -81,7 +81,9 @@ class DecoderLayer:
         if self._parallel:
             return ops.either(partial(self._emit_parallel, ops, x, pages), whole)
         mixing = ops.either(partial(self._emit_mixing, ops, x, pages), Call(x, width, y, partial(self._mixed, pages)))
-        mlp = ops.either(partial(self._emit_mlp, ops, y), Call(y, width, x, lambda y_TE, _: self._second_half(y_TE)))
+        mlp = ops.either(
+            partial(self._emit_mlp, ops, y), Call(y, width, x, lambda y_TE, step: self._second_half(y_TE, step.inputs.adapters))
+        )
         return (mixing + mlp) / 2
 
     def _emit_parallel(self, ops: Ops, x: int, pages: LayerPages) -> None:
@@ -150,6 +152,8 @@ class Decoder:
         self._layers: list[Callable[[], DecoderLayer]] = list(layers) if passing else [_kept(layer()) for layer in layers]
         self._tp, self.adapters = tp, source.adapters
         self.program: Program | None = None
+        self._adapted: Program | None = None
+        self._compiled: Callable[[bool], tuple[Program | None, str]] | None = None
         self._final_norm = new_norm(source, names.final_norm, spec.hidden_size, spec.norm)
         head = shard if spec.tied_head else VocabularyShard(source, tp, names.head, spec.vocab_size, spec.hidden_size)
         self.head = VocabParallelHead(source, head, tp, spec)
@@ -164,29 +168,48 @@ class Decoder:
         Returns why the first layer without ops has none; empty if all have. Nothing may replace a weight or the
         cache from then on.
         """
-        ops, native = Ops(hidden_size, self._tp.size, self._tp.collectives.meeting is not None), 0.0
+        self._compiled = partial(self._compile, kernels, cache, hidden_size)
+        self.program, reason = self._compiled(False)
+        return reason
+
+    def expect_adapters(self) -> None:
+        """Makes a program of what has ops for steps with adapters, if there is one for those without."""
+        if self.program is not None and self._adapted is None and self._compiled is not None:
+            self._adapted, _ = self._compiled(True)
+
+    def _compile(
+        self, kernels: NativeKernels, cache: KVCache | ZonedCache, hidden_size: int, adapting: bool
+    ) -> tuple[Program | None, str]:
+        ops, native = Ops(hidden_size, self._tp.size, self._tp.collectives.meeting is not None, adapting), 0.0
         angles = self._emit_begin(ops)
         ops.reason = ""
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
             ops.layer = index
             native += layer().emit(ops, cache.pages(index, *planes))
         ops.end_goal()
-        if native:
+        if not native:
+            return None, ops.reason
+        if not adapting:
             self._emit_end(ops)
-            self.program = Program(kernels.program, ops, native / len(self._layers), self._tp.collectives, angles)
-        return ops.reason
+        adapters = self.adapters if adapting else None
+        share = native / len(self._layers)
+        return Program(kernels.program, ops, share, self._tp.collectives, angles, adapters=adapters), ops.reason
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
-        if self.program is not None and self.program.takes(inputs):
-            return self._final_norm(self.program.hidden(inputs)[inputs.last_R])
-        x_TE = self._embedding(inputs.ids_T, inputs.positions_T, inputs.adapters)
+        program = self.program if inputs.adapters is None else self._adapted
+        if program is not None and program.takes(inputs):
+            return self._final_norm(program.hidden(inputs)[inputs.last_R])
+        x_TE = self._embedded(inputs)
         angles = self._angles(inputs.positions_T, x_TE.dtype)
         own_LTP = None if self._layer_inputs is None else self._layer_inputs(inputs.ids_T, x_TE, inputs.adapters)
         for index, (planes, layer) in enumerate(zip(self._planes, self._layers, strict=True)):
             own_TP = None if own_LTP is None else own_LTP[index]
             x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
         return self._final_norm(x_TE[inputs.last_R])
+
+    def _embedded(self, inputs: StepInputs) -> Tensor:
+        return self._embedding(inputs.ids_T, inputs.positions_T, inputs.adapters)
 
     def logits(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor | None:
         """Runs the step. Returns the logits of the wanted rows as the head does; they are valid until the next step."""
@@ -209,7 +232,7 @@ class Decoder:
         """Adds what is before the layers. Returns a function for the angles if they have no ops."""
         x, ops.layer, ops.place = ops.buffer("x", ops.hidden_size), -1, "embedding"
         ops.num_rotaries = len(self._rotaries)
-        own = Call(x, ops.hidden_size, x, lambda _, step: self._embedding(step.inputs.ids_T, step.inputs.positions_T))
+        own = Call(x, ops.hidden_size, x, lambda _, step: self._embedded(step.inputs))
         ops.either(partial(self._embedding.emit, ops, x), own)
         try:
             for number, rotary in enumerate(self._rotaries):

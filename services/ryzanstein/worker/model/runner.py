@@ -183,6 +183,7 @@ class ModelRunner:
         if slot < 1:
             raise ValueError(f"{slot} is no slot of an adapter")
         self._decoder.adapters.map(slot, factors)
+        self._decoder.expect_adapters()
         self._slots.add(slot)
 
     def drop_adapter(self, slot: int) -> None:

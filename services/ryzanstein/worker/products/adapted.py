@@ -10,6 +10,7 @@ Legend: T rows of a step, N those with an adapter, I inputs, R ranks, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import addressof
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.kernels.functions.adapters import FACTORS, AdaptedStruct
+from ryzanstein.worker.kernels.functions.adapters import FACTORS, AdaptedStruct, SiteStruct
 from ryzanstein.worker.kernels.native import NativeKernels
 
 Integers = npt.NDArray[np.int64]
@@ -99,7 +100,7 @@ class AdapterSite:
         self._structs: dict[int, Integers] = {}
         self._addresses = np.zeros(0, np.int64)
         self._pieces_P4 = np.array(pieces, np.int64).reshape(-1, 4)
-        self._most_ranks = 0
+        self._site = SiteStruct(pieces=self._pieces_P4.ctypes.data, num_weights=len(weights), num_pieces=len(pieces))
 
     def map(self, slot: int, find: Callable[[str], LowRankFactors | None]) -> None:
         """Keeps this rank's part of an adapter. `find` returns the factors of a weight by its name, if it has any."""
@@ -155,43 +156,47 @@ class AdapterSite:
     def _call(
         self, native: NativeKernels, x_TI: Tensor | None, ids_T: Tensor | None, out_TO: Tensor, rows: AdapterRows
     ) -> None:
-        num_weights, num_rows = len(self._weights), len(rows.index_N)
-        low = torch.empty(num_weights * num_rows * self._most_ranks if ids_T is None else 0)
-        own = self._weights[0].own_inputs[1] if self._weights else 0
-        addresses = self._reaching(int(rows.segments_S3[-1, 0]))
+        num_rows = len(rows.index_N)
+        self.reach(int(rows.segments_S3[-1, 0]))
+        low = torch.empty(num_rows * self.low_floats if ids_T is None else 0)
+        own = self._weights[0].own_inputs[1]
         asked = AdaptedStruct(
             ids=None if ids_T is None else ids_T.data_ptr(),
-            slots=addresses.ctypes.data,
-            pieces=self._pieces_P4.ctypes.data,
+            site=self.address,
             segments=rows.segments_S3.ctypes.data,
             index=rows.index_N.ctypes.data,
             low=low.data_ptr(),
-            low_stride=self._most_ranks,
             num_inputs=own,
             num_rows=num_rows,
-            num_weights=num_weights,
-            num_pieces=len(self._pieces),
             num_segments=len(rows.segments_S3),
         )
-        native.adapters.add(asked, x_TI, out_TO, num_rows * self._most_ranks * (own + out_TO.shape[1]))
+        native.adapters.add(asked, x_TI, out_TO, num_rows * self._site.low_stride * (own + out_TO.shape[1]))
 
-    def _reaching(self, last: int) -> Integers:
-        """Returns the addresses of slots up to `last`. Slots that adapt nothing here have what says so."""
+    @property
+    def address(self) -> int:
+        """Where our own kernels find what is mapped, as long as this site exists."""
+        return addressof(self._site)
+
+    @property
+    def low_floats(self) -> int:
+        """The numbers between the factors, for each row, that our own kernels need room for."""
+        return self._site.num_weights * self._site.low_stride
+
+    def reach(self, last: int) -> None:
+        """Makes slots up to `last` known to our own kernels. Those that adapt nothing here have what says so."""
         if last >= len(self._addresses):
             self._tell(last)
-        return self._addresses
 
     def _tell(self, last: int = 0) -> None:
         """Writes down where each slot's factors are."""
         if self._native is None:
             return
-        self._most_ranks = max(
-            (len(each.b_RO) for slot in self._slots.values() for each in slot if each is not None), default=0
-        )
+        ranks = [len(each.b_RO) for slot in self._slots.values() for each in slot if each is not None]
         self._structs = {slot: np.array([_struct(each) for each in factors], np.int64) for slot, factors in self._slots.items()}
         nothing = self._structs[0] = np.zeros((len(self._weights), FACTORS), np.int64)
         count = max(last, *self._structs, len(self._addresses) - 1) + 1
         self._addresses = np.array([self._structs.get(slot, nothing).ctypes.data for slot in range(count)], np.int64)
+        self._site.slots, self._site.low_stride = self._addresses.ctypes.data, max(ranks, default=0)
 
 
 def _low(x_NI: Tensor, factors: LowRankFactors | None) -> Tensor | None:
@@ -213,6 +218,8 @@ class AdapterSites:
         self._sites: list[AdapterSite] = []
         self.shapes: dict[str, tuple[int, int]] = {}
         """The inputs and outputs of each weight that can be adapted, whole, by name."""
+        self.low_floats = 0
+        """At least the room that a site needs for a row, see `AdapterSite.low_floats`."""
 
     def open(self, weights: Sequence[AdaptableWeight], pieces: Sequence[Piece]) -> AdapterSite:
         """Returns a new site."""
@@ -226,6 +233,8 @@ class AdapterSites:
         self.drop(slot)
         for site in self._sites:
             site.map(slot, factors.get)
+            site.reach(slot)
+        self.low_floats = max((site.low_floats for site in self._sites), default=0)
 
     def drop(self, slot: int) -> None:
         """Forgets an adapter, if there is one."""

@@ -32,6 +32,22 @@ class NativeWeight:
     type: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class NativeStack:
+    """The weights of one layer, whose outputs follow each other; none if other kernels multiply.
+
+    `site`: where adapters that add to the result are, see `AdapterSite.address`; None: none can.
+    """
+
+    weights: Sequence[NativeWeight]
+    site: int | None = None
+
+    @property
+    def width(self) -> int:
+        """The number of outputs."""
+        return sum(weight.shape[0] for weight in self.weights)
+
+
 @runtime_checkable
 class NativeProduct(Protocol):
     """A product that may be one of our own kernels."""

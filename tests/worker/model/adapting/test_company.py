@@ -100,6 +100,34 @@ def test_other_formats(options: dict[str, str], runner: Callable[..., Any], tmp_
     check(loaded, packed_adapters(judge, loaded.adaptable), num_schedules=1)
 
 
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"kv_dtype": "float16"}], ids=str)
+def test_a_native_call_computes_what_calls_for_each_layer_do(
+    options: dict[str, str], runner: Callable[..., Any], tmp_path: Path
+) -> None:
+    check_paths("llama", runner, tmp_path, options)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "phi", "nemotron", "bloom", "qwen2_moe", "stablelm parallel", "olmo2"])
+@pytest.mark.long
+def test_native_calls_of_other_architectures(name: str, runner: Callable[..., Any], tmp_path: Path) -> None:
+    check_paths(name, runner, tmp_path, {})
+
+
+def check_paths(name: str, runner: Callable[..., Any], folder: Path, options: dict[str, str]) -> None:
+    judge, ids, found = Judge.of(name, list(CASES).index(name), folder), SCHEDULES.sequence_ids(), []
+    packed = None
+    for step in ("auto", "python"):
+        loaded = runner(judge.base, **OPTIONS, **options, step=step)
+        packed = packed or packed_adapters(judge, loaded.adaptable)
+        for slot, path in packed.items():
+            loaded.map_adapter(slot, path)
+        assert (loaded._decoder._adapted is None) == (step == "python")
+        schedules = [adapted(SCHEDULES.company(ids, random.Random(seed)), slots) for seed, slots in enumerate(ASSIGNED)]
+        found.append([run(loaded, steps, num_threads=2) for steps in schedules])
+    for native, python in zip(*found, strict=True):
+        assert not differing(python, native)
+
+
 @pytest.mark.distributed
 @pytest.mark.long
 def test_two_ranks(runner: Callable[..., Any], tmp_path: Path) -> None:

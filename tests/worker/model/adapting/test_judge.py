@@ -1,5 +1,7 @@
 """Adapters of every architecture against peft: logits of one batch whose sequences have none, one, or another adapter."""
 
+import functools
+import operator
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +13,8 @@ from tests.worker.model.adapting.lora import Judge, relative
 from tests.worker.model.architectures.checkpoints import ADDED_TWICE, CASES, at_its_mark
 from tests.worker.model.rank_processes import answers_of_ranks
 
-from ryzanstein.worker.engine.plan import StepPlan
+from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 
 OPTIONS = {"num_blocks": 80, "num_states": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 64, "max_sequences": 4}
 TABLE = list(range(48, 64))
@@ -104,6 +107,26 @@ def test_logits_of_every_architecture_equal_those_of_peft(name: str, tmp_path: P
 
 def test_torch_operators_give_the_logits_of_peft(tmp_path: Path, runner: Callable[..., Any]) -> None:
     check("llama", tmp_path, lambda *args, **options: runner(*args, **options, kernels="torch"))
+
+
+def test_scores_and_tokens_are_those_of_each_row(tmp_path: Path, runner: Callable[..., Any]) -> None:
+    """The head multiplies the wanted rows alone, which it numbers anew; it scores so many of them at once."""
+    judge, ids = judge_of("llama", tmp_path), [row[:16] for row in sequence_ids(5)]
+    loaded = runner(judge.base, **OPTIONS)
+    for slot, adapter in enumerate(ADAPTERS):
+        if adapter is not None:
+            loaded.map_adapter(slot, judge.pack(adapter, loaded.adaptable))
+    tables, runs = [list(range(4 * s, 4 * s + 4)) for s in range(3)], [(slot, 16) for slot in range(3)]
+    scored = [16 * s + t for s in range(3) for t in range(15)]
+    targets = [row[t + 1] for row in ids for t in range(15)]
+    lists = {"scored": scored, "targets": targets, "adapters": runs}
+    plan = StepPlan(1, functools.reduce(operator.iadd, ids, []), [16] * 3, [0] * 3, tables, [0, 2], **lists)
+    greedy = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
+    first, last, *scores = loaded.execute(plan, [greedy] * 2)
+    logits = [judge.logits(row, adapter) for row, adapter in zip(ids, ADAPTERS, strict=True)]
+    assert [first.token_id, last.token_id] == [logits[0][-1].argmax(), logits[2][-1].argmax()]
+    expected = [each.log_softmax(dim=1)[t, row[t + 1]].item() for each, row in zip(logits, ids, strict=True) for t in range(15)]
+    assert [score.logprob for score in scores] == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.distributed

@@ -323,6 +323,7 @@ static float *add_feed_forward(Rank *rank, int n, const float *x) {
     if (layer->gated) up->gated = 1, up->activation = layer->activation;
     else {
         Op *activates = add(rank, ACTIVATE, n, PLACE_GATE_UP, gates, activated, NULL);
+        activates->gated = 1;
         activates->I = F, activates->activation = layer->activation;
     }
     return add_end(rank, n, PLACE_DOWN, &layer->weights[DOWN_W], activated, x);

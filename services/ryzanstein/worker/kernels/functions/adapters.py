@@ -13,14 +13,26 @@ from ryzanstein.worker.kernels.functions.declaring import declared
 
 FACTORS = 5
 """The 64-bit numbers of an adapter's part of a weight: addresses of A, B and bias, the rank, the stride of B's rows."""
-_POINTERS = ("x", "ids", "out", "slots", "pieces", "segments", "index", "low")
-_NUMBERS = ("x_stride", "out_stride", "low_stride", "num_inputs", "num_rows", "num_weights", "num_pieces", "num_segments")
+
+
+class SiteStruct(Structure):
+    """The struct Site of adapters.h."""
+
+    num_weights: int
+    low_stride: int
+    _fields_ = (
+        *((name, c_void_p) for name in ("slots", "pieces")),
+        *((name, c_int64) for name in ("num_weights", "num_pieces", "low_stride")),
+    )
 
 
 class AdaptedStruct(Structure):
-    """What adapters.c is told of a product."""
+    """The struct Adapted of adapters.h."""
 
-    _fields_ = (*((name, c_void_p) for name in _POINTERS), *((name, c_int64) for name in _NUMBERS))
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "ids", "out", "site", "segments", "index", "low")),
+        *((name, c_int64) for name in ("x_stride", "out_stride", "num_inputs", "num_rows", "num_segments")),
+    )
 
 
 class AdapterFunctions:

@@ -95,10 +95,10 @@ class Attention:
         if self._sigmoid is not None or self._norm_last or self._grows:
             raise NotNative("gated attention, norms after the rotation, or queries that grow")
         columns, query_width = pages.slots_NC.shape[1], share.num_heads * self._head_dim
-        memory, weights = ops.pages(pages), self._qkv.native()
-        width = sum(weight.shape[0] for weight in weights)
+        memory, stack = ops.pages(pages), self._qkv.native()
+        width = stack.width
         ops.share(self._group, Shape.of(share, self._head_dim, pages, width))
-        qkv, attended = ops.product(weights, source, "qkv", norm=norm), ops.buffer("attended", query_width)
+        qkv, attended = ops.product(stack, source, "qkv", norm=norm), ops.buffer("attended", query_width)
         called = self._qk_norm is not None and norms is None
         if called:
             ops.call(qkv, width, lambda qkv_T, _: self._prepare(qkv_T))

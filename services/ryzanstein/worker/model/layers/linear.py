@@ -18,7 +18,7 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight, stacked_product
 from ryzanstein.worker.products.adapted import AdaptableWeight, AdapterRows, AdapterSite, Piece
-from ryzanstein.worker.products.native import NativeWeight, native_weights
+from ryzanstein.worker.products.native import NativeStack, native_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class ColumnParallelLinear:
             self._site.add(x_TI, out_TO, rows)
         return out_TO
 
-    def native(self) -> Sequence[NativeWeight]:
-        """Returns the weights in the memory of our own kernels; none if other kernels multiply."""
-        return native_weights(self._product)
+    def native(self) -> NativeStack:
+        """Returns the weights in the memory of our own kernels, if these multiply."""
+        return NativeStack(native_weights(self._product), None if self._site is None else self._site.address)
 
 
 def open_site(source: WeightSource, num_inputs: int, projections: Sequence[Rows]) -> AdapterSite:
@@ -131,6 +131,6 @@ class RowParallelLinear:
             self._site.add(x_TI, out_TO, rows)
         return out_TO
 
-    def native(self) -> Sequence[NativeWeight]:
-        """Returns the weights in the memory of our own kernels; none if other kernels multiply."""
-        return native_weights(self._product)
+    def native(self) -> NativeStack:
+        """Returns the weights in the memory of our own kernels, if these multiply."""
+        return NativeStack(native_weights(self._product), None if self._site is None else self._site.address)

@@ -170,7 +170,7 @@ class PlainMLP:
         if self._activation in ROW_ACTIVATIONS:
             kind = ROW_ACTIVATIONS[self._activation]
             return Last(self._down.native(), ops.product(self._up.native(), source, "activated", norm=norm, activation=kind))
-        weights = self._up.native()
-        out, width = ops.product(weights, source, "activated", norm=norm), sum(weight.shape[0] for weight in weights)
-        ops.call(out, width, lambda x_TG, _: self._activate(x_TG))
+        stack = self._up.native()
+        out = ops.product(stack, source, "activated", norm=norm)
+        ops.call(out, stack.width, lambda x_TG, _: self._activate(x_TG))
         return Last(self._down.native(), out)

@@ -20,10 +20,10 @@ from ryzanstein.worker.cache.kv_cache import LayerPages
 from ryzanstein.worker.collectives.meeting import PLACES
 from ryzanstein.worker.collectives.parallel import HeadShare
 from ryzanstein.worker.kernels.functions.rows import ACTIVATIONS, Angles
-from ryzanstein.worker.kernels.functions.steps.program import ACTIVATE, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
+from ryzanstein.worker.kernels.functions.steps.program import ACTIVATE, ADAPT, ADD, PRODUCT, REDUCE, WEIGHT_KINDS, OpStruct
 from ryzanstein.worker.model.inputs.step import StepInputs
 from ryzanstein.worker.model.program.sizes import MOST_ROWS
-from ryzanstein.worker.products.native import NativeWeight
+from ryzanstein.worker.products.native import NativeStack, NativeWeight
 
 _NONE = -1
 _MOST_GROUPS = 64  # of step.c
@@ -61,7 +61,7 @@ class RowNorm:
 class Last(NamedTuple):
     """The last product of half a layer, which is still to be added, and the buffer that it reads."""
 
-    weights: Sequence[NativeWeight]
+    stack: NativeStack
     source: int
 
 
@@ -142,6 +142,8 @@ class Ops:
     num_ranks: int
     meets: bool
     """Whether ranks meet in C."""
+    adapting: bool = False
+    """Whether rows may have adapters: what they add comes between a product and what is done with its result."""
     items: list[Item] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
     layer: int = 0
@@ -240,31 +242,54 @@ class Ops:
         weights = {"query_norm": self.address(query.weight_E), "key_norm": self.address(key.weight_E)}
         return weights | {"eps": query.eps, "offset": query.offset}
 
-    def product(
-        self, weights: Sequence[NativeWeight], source: int, name: str, *, norm: RowNorm | None = None, **fields: Any
-    ) -> int:
+    def product(self, stack: NativeStack, source: int, name: str, *, norm: RowNorm | None = None, **fields: Any) -> int:
         """Adds a product of the buffer `source`, and returns the buffer of the result. Raises NotNative."""
-        if not weights:
+        if not stack.weights:
             raise NotNative("a product is of another kernel")
         self.place = _PLACES.get(name, self.place)
-        stride = sum(weight.shape[0] for weight in weights)
+        stride = stack.width
         out, first = self.buffer(name, stride), 0
-        for weight in weights:
+        if self.adapting:
+            self._adapted_product(stack, self._normed(stack, source, norm), out, **fields)
+            return out
+        for weight in stack.weights:
             places = {"residual": fields["residual"] + first} if "residual" in fields else {}
             self.multiply(weight, source, out + first, norm, stride=stride, **fields | places)
             first += weight.shape[0]
         return out
 
-    def gated_product(
-        self, weights: Sequence[NativeWeight], source: int, norm: RowNorm | None, activation: str, width: int
-    ) -> int:
+    def _normed(self, stack: NativeStack, source: int, norm: RowNorm | None) -> int:
+        """Adds a norm, and returns the buffer of its result; without one that of the source."""
+        if norm is None:
+            return source
+        width = stack.weights[0].shape[1]
+        normed = self.buffer("normed", width)
+        self.add(ADD, in_=source, out=normed, num_inputs=width, **self._norm(norm))
+        return normed
+
+    def _adapted_product(
+        self, stack: NativeStack, source: int, out: int, *, activation: int = _NONE, residual: int = _NONE, factor: float = 1.0
+    ) -> None:
+        """Adds a product, what adapters add to it, and then what is done with the result."""
+        first, stride, num_inputs = 0, stack.width, stack.weights[0].shape[1]
+        for weight in stack.weights:
+            self.multiply(weight, source, out + first, None, stride=stride)
+            first += weight.shape[0]
+        if stack.site is not None:
+            self.add(ADAPT, in_=source, out=out, weight=stack.site, num_inputs=num_inputs, stride=stride)
+        if activation != _NONE:
+            self.add(ACTIVATE, in_=out, out=out, num_inputs=stride, activation=activation)
+        if residual != _NONE or factor != 1:
+            self.add(ADD, in_=out, out=out, residual=residual, num_inputs=stride, factor=factor)
+
+    def gated_product(self, stack: NativeStack, source: int, norm: RowNorm | None, activation: str, width: int) -> int:
         """Adds a product with gates and then ups, and activation(gate) * up. Returns the buffer of that. Raises NotNative."""
         out, kind = self.buffer("activated", width), ACTIVATIONS[activation]
-        if len(weights) == 1 and width % _WHOLE == 0:
-            self.product(weights, source, "gates", norm=norm, activation=kind, gated=1, residual=out)
+        if len(stack.weights) == 1 and width % _WHOLE == 0 and not self.adapting:
+            self.product(stack, source, "gates", norm=norm, activation=kind, gated=1, residual=out)
         else:
-            gates = self.product(weights, source, "gates", norm=norm)
-            self.add(ACTIVATE, in_=gates, out=out, num_inputs=width, activation=kind)
+            gates = self.product(stack, source, "gates", norm=norm)
+            self.add(ACTIVATE, in_=gates, out=out, num_inputs=width, activation=kind, gated=1)
         return out
 
     def end_half(self, last: Last, out: str, residual: int, *, norm: RowNorm | None, factor: float) -> int:

@@ -31,6 +31,7 @@ from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
 from ryzanstein.worker.model.program.angles import StepAngles
 from ryzanstein.worker.model.program.ops import AllReduce, Call, Goal, Item, Ops, Shape, StepContext, row_bytes
 from ryzanstein.worker.model.program.sizes import MOST_ROWS
+from ryzanstein.worker.products.adapted import AdapterSites
 
 _FIRST_BYTES = 256 * 1024
 _GROWTH = 1.5
@@ -49,12 +50,14 @@ class Program:
         share: float,
         collectives: Collectives,
         angles: Callable[[Tensor], Sequence[Angles]] | None,
+        *,
+        adapters: AdapterSites | None = None,
     ) -> None:
-        """`angles` are those of positions, if they have no ops."""
+        """`angles` are those of positions, if they have no ops. `adapters`: its rows have some, else none may have one."""
         num_groups = max(ops.shapes, default=-1) + 1
         self._functions, self._ops = functions, ops
         self.share, self._collectives, self._meeting = share, collectives, collectives.meeting
-        self._arena = torch.zeros(ops.width)
+        self._arena, self._adapters = torch.zeros(ops.width), adapters
         self._x = ops.buffer("x", ops.hidden_size)
         structs: list[OpStruct] = []
         self._items = [_items(ops.joined(goal), structs) for goal in range(len(ops.goals))]
@@ -85,7 +88,7 @@ class Program:
         self._grow(_FIRST_BYTES)
 
     def takes(self, inputs: StepInputs, goal: Goal = Goal.HIDDEN) -> bool:
-        """Returns whether this program can run a step so far: it is small, has no adapters, no pages to compress or to bound.
+        """Returns whether this program can run a step so far: it is small, and has no pages to compress or to bound.
 
         It runs none while a profile is recorded, because a profile shows operators.
         """
@@ -95,7 +98,7 @@ class Program:
 
     def _fits(self, inputs: StepInputs, goal: Goal) -> bool:
         num_tokens = len(inputs.ids_T)
-        if inputs.adapters is not None:
+        if (inputs.adapters is None) != (self._adapters is None):
             return False
         if goal and (goal >= len(self._items) or len(inputs.last_R) > min(self._ops.most_wanted, num_tokens)):
             return False
@@ -148,11 +151,16 @@ class Program:
 
     def _ask(self, inputs: StepInputs) -> StepContext:
         """Tells the addresses of the inputs, unless they are those of the last step. Returns what calls get."""
+        if self._adapters is not None:
+            self._step.low_floats = self._adapters.low_floats  # grows when others are mapped
         if self._asked is not None and self._asked.inputs is inputs and not self._angles.change:
             return self._asked
         step, self._asked = self._step, StepContext(inputs, self._angles.of(inputs.positions_T))
         step.num_tokens, step.num_wanted = len(inputs.ids_T), len(inputs.last_R)
         step.ids, step.positions, step.last = map(Tensor.data_ptr, (inputs.ids_T, inputs.positions_T, inputs.last_R))
+        if inputs.adapters is not None:
+            step.segments, step.index = (array.ctypes.data for array in (inputs.adapters.segments_S3, inputs.adapters.index_N))
+            step.num_segments, step.num_adapted = len(inputs.adapters.segments_S3), len(inputs.adapters.index_N)
         for struct, group in zip(self._groups, inputs.groups, strict=False):
             segment = group.segments[0] if group.segments else None
             if isinstance(segment, Paged):
