@@ -1,0 +1,112 @@
+"""Makes the model of transformers over the weights of a base.
+
+transformers gets every tensor under its checkpoint's name and changes names itself. What stays in blocks
+it gets as one number that is shown as a whole matrix, which takes no memory: where that number arrives
+is where the blocks belong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ryzanstein.tools.finetune.base.linear import BlocksEmbedding, BlocksLinear, BlocksWeight
+from ryzanstein.tools.finetune.base.opening import Base
+from ryzanstein.worker.refusal import ModelRefused, excerpt
+
+
+def build(base: Base) -> nn.Module:
+    """Returns the model with frozen weights, in float32. Raises ModelRefused if transformers has no such model, or another."""
+    served = {name: weight for name in base.shapes if (weight := base.served(name)) is not None}
+    model, lost = _built(base, served)
+    if lost:  # transformers joins them with others: only floats can be joined
+        kept = {name: weight for name, weight in served.items() if name not in lost}
+        model, lost = _built(base, kept)
+    if lost:
+        raise ModelRefused(f"{base.path}: transformers has no place for tensor {min(lost)}")
+    model.requires_grad_(False)
+    return model
+
+
+def _built(base: Base, served: Mapping[str, BlocksWeight]) -> tuple[nn.Module, set[str]]:
+    """Returns the model, and the names of the matrices in blocks that arrived nowhere."""
+    state = {name: base.floats(name) if name not in served else _stand_in(base.shapes[name]) for name in base.shapes}
+    places = {tensor.data_ptr(): served[name] for name, tensor in state.items() if name in served}
+    names = {tensor.data_ptr(): name for name, tensor in state.items() if name in served}
+    model = _loaded(base, state)
+    found: set[int] = set()
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        weight = module._parameters.get("weight")
+        if weight is not None and (place := weight.data_ptr()) in places:
+            found.add(place)
+            _replace(model, path, _over(module, places[place]))
+    return model, {names[place] for place in places if place not in found}
+
+
+def _stand_in(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(1).expand(shape)
+
+
+def _over(module: nn.Module, served: BlocksWeight) -> nn.Module:
+    if isinstance(module, nn.Embedding):
+        return BlocksEmbedding(served, module)
+    if isinstance(module, nn.Linear):
+        return BlocksLinear(served, module.bias)
+    raise ModelRefused(f"transformers multiplies weights in blocks by a {type(module).__name__}, which is not supported")
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+def _loaded(base: Base, state: dict[str, Tensor]) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as reports
+
+    values = dict(base.config)
+    model_type = values.pop("model_type")
+    reports.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with _without_reports():
+        try:
+            config = AutoConfig.for_model(model_type, **values)
+            kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+        except (KeyError, ValueError) as error:
+            raise ModelRefused(
+                f"{base.path}: transformers has no model of model_type {excerpt(model_type)}, so it is not trained"
+            ) from error
+        model, found = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, attn_implementation="sdpa"
+        )
+    _refuse_different(base, found)
+    model.name_or_path = model.config.name_or_path = str(base.path)
+    return _as_module(model)
+
+
+def _as_module(model: Any) -> nn.Module:
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _refuse_different(base: Base, found: Mapping[str, Any]) -> None:
+    """Raises ModelRefused unless transformers has used every tensor and lacks none."""
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if names := sorted(map(str, found.get(what) or ())):
+            raise ModelRefused(f"{base.path}: transformers reads this model differently: {what} {excerpt(names)}")
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Keeps transformers from printing a table of what it loaded."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
