@@ -54,6 +54,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "convert": ("ryzanstein.tools.convert.command", "Convert between a GGUF file and the Hugging Face layout."),
         "quantize": ("ryzanstein.tools.quantize.command", "Write a quantized checkpoint, layer by layer."),
         "finetune": ("ryzanstein.tools.finetune.command", "Train a LoRA adapter for a model, on a CPU."),
+        "merge": ("ryzanstein.tools.finetune.merge_command", "Merge an adapter into the weights of its base."),
         "vllm-plugin": ("ryzanstein.tools.vllm_plugin", "Write what vLLM loads of ours into a folder, for its PYTHONPATH."),
         "inspect": ("ryzanstein.tools.inspect", "Show what a model is, and how much memory a node needs for it."),
         "simulate": (

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.tools.finetune.request import MAX_RANK, FinetuneRequest, LoraShape, Schedule, Watching
 
 
@@ -115,7 +116,6 @@ def _train(request: FinetuneRequest) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is looked up: the base is here
     import torch
 
-    from ryzanstein.errors import RyzansteinError
     from ryzanstein.tools.finetune.run import finetune as run
     from ryzanstein.tools.finetune.training.session import Stopped
     from ryzanstein.worker.refusal import ModelRefused
@@ -126,7 +126,10 @@ def _train(request: FinetuneRequest) -> None:
         run(request, sys.stderr, stop)
     except Stopped as stopped:
         _fail(f"{stopped}: the same command goes on from there", 130)
-    except (ModelRefused, RyzansteinError) as refusal:
+    except RyzansteinError as refusal:
+        hint = ": name a file with --chat-template, or train on prompt/completion or text" if _lacks_template(refusal) else ""
+        _fail(f"{refusal.message.partition(':')[0] if hint else refusal}{hint}")
+    except ModelRefused as refusal:
         _fail(str(refusal))
     except OSError as error:
         _fail(f"{error.filename or request.out}: {error.strerror or error}")
@@ -134,6 +137,10 @@ def _train(request: FinetuneRequest) -> None:
         _fail("interrupted: the same command goes on from the last checkpoint", 130)
     if not request.estimate:
         typer.echo(f"{request.out}: an adapter for {request.base}")
+
+
+def _lacks_template(error: RyzansteinError) -> bool:
+    return error.reason == "NO_CHAT_TEMPLATE"
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

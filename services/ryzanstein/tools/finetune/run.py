@@ -20,7 +20,8 @@ from ryzanstein.tools.finetune.training.trainer import TrainingMaterial
 from ryzanstein.tools.finetune.written.adapter import write_adapter, write_json
 from ryzanstein.tools.finetune.written.card import card
 from ryzanstein.tools.finetune.written.chart import chart
-from ryzanstein.tools.finetune.written.report import FinishedRun, TrainingData, made_of, report_of
+from ryzanstein.tools.finetune.written.lora_gguf import architecture_of, pairs_of, places_of, write_gguf
+from ryzanstein.tools.finetune.written.report import KnownRun, TrainingData, made_of, report_of
 from ryzanstein.tools.quantize.partial import TRAINING, PartialModel
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -38,6 +39,7 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
         text = TextModel.load(request.base, template_file=request.chat_template)
         data = _read(request, text, out)
         model = build(base)
+        places = places_of(base) if request.gguf else ()
         targets = targets_of(model, base.spec, request.lora.targets)
         model = with_adapter(model, targets, request.lora, request.schedule.seed)
     schedule = request.schedule
@@ -54,8 +56,11 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
         return
     with PartialModel.open(target, made_of(request, base, data), TRAINING) as partial:
         outcome = TrainingSession(model, material, schedule, request.watching, partial.path, out, stopped).run()
-        report = report_of(FinishedRun(request, base, data, targets, estimate), outcome)
+        report = report_of(KnownRun(request, base, data, targets, estimate), outcome)
         _write(model, report, outcome, partial.model)
+        if request.gguf:
+            file = partial.model / f"{target.name}.gguf"
+            write_gguf(file, architecture_of(base), places, pairs_of(model), target.name)
         refuse_place(target, force=request.force)
         put_in_place(partial.model, target)
         partial.remove()

@@ -20,9 +20,12 @@ from ryzanstein.tools.finetune.base.opening import Base
 from ryzanstein.worker.refusal import ModelRefused, excerpt
 
 
-def build(base: Base) -> nn.Module:
-    """Returns the model with frozen weights, in float32. Raises ModelRefused if transformers has no such model, or another."""
-    served = {name: weight for name in base.shapes if (weight := base.served(name)) is not None}
+def build(base: Base, *, floats: bool = False) -> nn.Module:
+    """Returns the model with frozen weights. Raises ModelRefused if transformers has no such model, or another.
+
+    `floats`: all weights become float32, also those that are served in blocks.
+    """
+    served = {} if floats else {name: weight for name in base.shapes if (weight := base.served(name)) is not None}
     model, lost = _built(base, served)
     if lost:  # transformers joins them with others: only floats can be joined
         kept = {name: weight for name, weight in served.items() if name not in lost}

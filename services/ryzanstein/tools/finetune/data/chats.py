@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
 from ryzanstein.tools.finetune.data.records import Chat, Continuation, Item, Unfit
 from ryzanstein.worker.text.calling import Calling
@@ -30,7 +30,7 @@ LearnedSpan = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenizedExample:
     """An example: its tokens, and which of them are learned."""
 
     ids: Sequence[int]
@@ -61,27 +61,29 @@ class Encoder:
         self._text, self._renderer = text, LocalRenderer()
         self.notes: dict[str, None] = {}
 
-    def examples(self, item: Item) -> list[Tokens]:
+    def examples(self, item: Item) -> list[TokenizedExample]:
         """Returns the examples that an item of a file makes. Raises Unfit."""
         try:
             return [self._continuation(item)] if isinstance(item, Continuation) else self._chat(item)
         except RyzansteinError as error:
+            if error.code is Code.FAILED_PRECONDITION:  # of the model, not of this example
+                raise
             raise Unfit(str(error)) from error
 
-    def _continuation(self, item: Continuation) -> Tokens:
+    def _continuation(self, item: Continuation) -> TokenizedExample:
         prompt = self._text.encode(item.prompt)
         answer = self._behind_mark(Rendered(item.completion, [], forged=True)) if item.prompt else []
         if not item.prompt:
             start = len(prompt)
             answer = self._text.encode(item.completion)[start:]
-        return Tokens([*prompt, *answer, self._end_id], ((len(prompt), len(prompt) + len(answer) + 1),))
+        return TokenizedExample([*prompt, *answer, self._end_id], ((len(prompt), len(prompt) + len(answer) + 1),))
 
-    def _chat(self, chat: Chat) -> list[Tokens]:
+    def _chat(self, chat: Chat) -> list[TokenizedExample]:
         turns = [self._turn(chat, index) for index in chat.learned]
         whole = self._encode(chat, chat.messages[: chat.learned[-1] + 1], speaks=False)
         if all(turn.joined and whole[: len(turn.ids)] == turn.ids for turn in turns[:-1]) and self._is_last(whole, turns[-1]):
-            return [Tokens(turns[-1].ids, tuple(turn.span for turn in turns))]
-        return [Tokens(turn.ids, (turn.span,)) for turn in turns]
+            return [TokenizedExample(turns[-1].ids, tuple(turn.span for turn in turns))]
+        return [TokenizedExample(turn.ids, (turn.span,)) for turn in turns]
 
     def _is_last(self, whole: list[int], last: _Turn) -> bool:
         """Returns whether the last turn is that of the whole conversation, but for an end that its template lacks."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from ryzanstein.tools.finetune.data.chats import Encoder, LearnedSpan, Tokens
+from ryzanstein.tools.finetune.data.chats import Encoder, LearnedSpan, TokenizedExample
 from ryzanstein.tools.finetune.data.lines import read_records
 from ryzanstein.tools.finetune.data.records import DataFormat, Unfit, format_of, item_of
 from ryzanstein.tools.finetune.refusal import DataRefused, refuse_lines
@@ -20,7 +20,7 @@ _MOST_FAULTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Tokens that were cut to the length that is trained on. `line` is where they come from."""
+    """TokenizedExample that were cut to the length that is trained on. `line` is where they come from."""
 
     ids: array[int]
     learned: tuple[LearnedSpan, ...]
@@ -91,7 +91,7 @@ def read_examples(file: Path, encoder: Encoder, max_length: int, tell: Callable[
     return ReadFile(found, form.name, cut)
 
 
-def _cut(tokens: Tokens, max_length: int, line: int) -> Example:
+def _cut(tokens: TokenizedExample, max_length: int, line: int) -> Example:
     learned = tuple((start, min(end, max_length)) for start, end in tokens.learned if start < max_length)
     if not learned:
         raise Unfit(

@@ -34,7 +34,7 @@ def best_of(found: list[tuple[int, float]]) -> tuple[int, float] | None:
     return best
 
 
-class Watch(TrainerCallback):
+class StepWatch(TrainerCallback):
     """Decides after each step whether to validate, to save and to stop.
 
     All of it follows from the step, the history in the checkpoint and the clock; only saving, which changes

@@ -21,7 +21,7 @@ _OPTIMIZER_BYTES = 8  # of a number that is trained: AdamW's two moments
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class TrainingEstimate:
     """`peak_bytes`: of this process. `available_bytes`: what others leave, and what it has already."""
 
     num_steps: int
@@ -46,7 +46,7 @@ def _padded_tokens(material: TrainingMaterial, index: int) -> int:
     return len(batch) * max(sum(len(material.training[each].ids) for each in row) for row in batch)
 
 
-def measured(model: Any, material: TrainingMaterial, accumulate: int) -> Estimate:
+def measured(model: Any, material: TrainingMaterial, accumulate: int) -> TrainingEstimate:
     """Computes the gradients of the largest batch and of one of middle size, and throws them away.
 
     Validation is not in the time: it reads its tokens three times as fast.
@@ -64,7 +64,9 @@ def measured(model: Any, material: TrainingMaterial, accumulate: int) -> Estimat
     trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     steps = step_tokens(material, accumulate)
-    return Estimate(len(steps), speed, sum(steps) / speed, own + _OPTIMIZER_BYTES * trainable, own + available_bytes(_CPU))
+    return TrainingEstimate(
+        len(steps), speed, sum(steps) / speed, own + _OPTIMIZER_BYTES * trainable, own + available_bytes(_CPU)
+    )
 
 
 def _timed(model: Any, inputs: dict[str, Tensor]) -> float:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from safetensors.torch import load_file
 
 from ryzanstein.tools.finetune.request import Schedule, Watching
-from ryzanstein.tools.finetune.training.callbacks import ProgressReport, Watch, best_of, validations
+from ryzanstein.tools.finetune.training.callbacks import ProgressReport, StepWatch, best_of, validations
 from ryzanstein.tools.finetune.training.preflight import step_tokens
 from ryzanstein.tools.finetune.training.trainer import (
     AdapterTrainer,
@@ -89,7 +89,7 @@ class TrainingSession:
         return self.watching.every or max(1, math.ceil(self.num_steps / self.schedule.epochs / _VALIDATIONS))
 
     def _train(self, checkpoint: Path | None) -> dict[str, Any]:
-        watch = Watch(self.watching, self.directory, self.every, self.stopped)
+        watch = StepWatch(self.watching, self.directory, self.every, self.stopped)
         report = ProgressReport(TrainingProgress(step_tokens(self.material, self.schedule.accumulate), self.out))
         args = arguments(self.schedule, self.directory, len(self.material.plan.batches))
         trainer = AdapterTrainer(self.model, self.material, args, (watch, report))
@@ -113,7 +113,7 @@ class TrainingSession:
 
     def _weights(self, step: int, validated: bool) -> Path:
         if validated:
-            return Watch(self.watching, self.directory, self.every, self.stopped).best_file(step)
+            return StepWatch(self.watching, self.directory, self.every, self.stopped).best_file(step)
         return self.directory / f"checkpoint-{step}" / "adapter.safetensors"
 
 

@@ -15,7 +15,7 @@ from ryzanstein.files.model_paths import model_name
 from ryzanstein.tools.finetune.base.opening import Base
 from ryzanstein.tools.finetune.data.examples import Examples
 from ryzanstein.tools.finetune.request import FinetuneRequest
-from ryzanstein.tools.finetune.training.preflight import Estimate
+from ryzanstein.tools.finetune.training.preflight import TrainingEstimate
 from ryzanstein.tools.finetune.training.session import TrainingOutcome
 
 _LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
@@ -30,14 +30,14 @@ class TrainingData:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedRun:
+class KnownRun:
     """What is known of a training before it begins."""
 
     request: FinetuneRequest
     base: Base
     data: TrainingData
     targets: list[str]
-    estimate: Estimate
+    estimate: TrainingEstimate
 
 
 def _options(request: FinetuneRequest) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def made_of(request: FinetuneRequest, base: Base, data: TrainingData) -> dict[st
     }
 
 
-def report_of(run: FinishedRun, outcome: TrainingOutcome) -> dict[str, Any]:
+def report_of(run: KnownRun, outcome: TrainingOutcome) -> dict[str, Any]:
     """Returns what training.json has."""
     request, base, data, estimate = run.request, run.base, run.data, run.estimate
     last = dict(outcome.validations).get(outcome.best)
