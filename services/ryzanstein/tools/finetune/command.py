@@ -11,6 +11,8 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -99,9 +101,14 @@ class _Stop:
     def __call__(self) -> bool:
         return self._event.is_set()
 
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._event.is_set():
@@ -122,8 +129,8 @@ def _train(request: FinetuneRequest) -> None:
 
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
     try:
-        stop.install()
-        run(request, sys.stderr, stop)
+        with stop.listening():
+            run(request, sys.stderr, stop)
     except Stopped as stopped:
         _fail(f"{stopped}: the same command goes on from there", 130)
     except RyzansteinError as refusal:

@@ -13,7 +13,9 @@ from ryzanstein.tools.finetune.base.opening import Base
 from ryzanstein.tools.finetune.data.batches import planned
 from ryzanstein.tools.finetune.data.chats import Encoder
 from ryzanstein.tools.finetune.data.examples import ReadFile, examples_of, read_examples
+from ryzanstein.tools.finetune.refusal import Diverged
 from ryzanstein.tools.finetune.request import FinetuneRequest
+from ryzanstein.tools.finetune.training.packing import refuse_unpackable
 from ryzanstein.tools.finetune.training.preflight import measured
 from ryzanstein.tools.finetune.training.session import TrainingOutcome, TrainingSession
 from ryzanstein.tools.finetune.training.trainer import TrainingMaterial
@@ -35,6 +37,8 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     """
     refuse_place(request.out, force=request.force)
     target = request.out.resolve()
+    if request.base.resolve().is_relative_to(target):
+        raise ModelRefused(f"{target} has BASE in it")
     with Base.open(request.base) as base:
         text = TextModel.load(request.base, template_file=request.chat_template)
         data = _read(request, text, out)
@@ -48,6 +52,8 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     material = TrainingMaterial(data.examples.training, data.examples.validation, plan)
     if schedule.checkpointing:
         model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
+    if schedule.packing:
+        refuse_unpackable(model, base.spec, material)
     estimate = measured(model, material, schedule.accumulate)
     _say(out, str(estimate))
     if estimate.peak_bytes > estimate.available_bytes:
@@ -55,7 +61,7 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     if request.estimate:
         return
     with PartialModel.open(target, made_of(request, base, data), TRAINING) as partial:
-        outcome = TrainingSession(model, material, schedule, request.watching, partial.path, out, stopped).run()
+        outcome = _outcome(TrainingSession(model, material, schedule, request.watching, partial.path, out, stopped), partial)
         report = report_of(KnownRun(request, base, data, targets, estimate), outcome)
         _write(model, report, outcome, partial.model)
         if request.gguf:
@@ -80,6 +86,15 @@ def _read(request: FinetuneRequest, text: TextModel, out: TextIO) -> TrainingDat
     for note in examples.notes:
         _say(out, f"note: {note}")
     return TrainingData(examples, read.form)
+
+
+def _outcome(session: TrainingSession, partial: PartialModel) -> TrainingOutcome:
+    """Trains. Of numbers that diverged nothing is left: going on with them would be of no use."""
+    try:
+        return session.run()
+    except Diverged:
+        partial.remove()
+        raise
 
 
 def _say(out: TextIO, line: str) -> None:

@@ -74,7 +74,7 @@ def chats(count: int, seed: int = 0) -> list[dict[str, Any]]:
     for _ in range(count):
         name, city = chosen.choice(NAMES), chosen.choice(CITIES)
         asked = {"role": "user", "content": f"{name} lives in {city}."}
-        found.append({"messages": [asked, {"role": "assistant", "content": f"name={name};city={city}"}]})
+        found.append({"messages": [asked, {"role": "assistant", "content": f"City: {city}. Name: {name}."}]})
     return found
 
 
@@ -90,8 +90,8 @@ def data(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def command(*arguments: object, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False)
+def command(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False, cwd=cwd)
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ _ALL, _ATTENTION = ("all",), ("attention",)
 def targets_of(model: Any, spec: DecoderSpec, wanted: Sequence[str]) -> list[str]:
     """Returns the ends of the names of the modules that get an adapter. Raises ModelRefused.
 
-    Of all linear layers these are not among them: the head, routers of experts, and the projection from a latent
-    that is absorbed where it is served.
+    Of all linear layers these are not among them: the head, routers of experts, the projection from a latent
+    that is absorbed where it is served, and what follows the states of a Mamba layer.
     """
     head = model.get_output_embeddings()
     found = {path: module for path, module in model.named_modules() if _is_linear(module) and module is not head}
@@ -53,7 +53,8 @@ def _ends(names: Iterable[str | None]) -> set[str]:
 def _left_out(spec: DecoderSpec) -> set[str]:
     """Returns the ends of names that are linear layers and get no adapter."""
     names = spec.names
-    return _ends([names.head, names.router, names.shared_gate, "kv_b_proj" if names.latent else None])
+    mixer_out = names.mamba.out if names.mamba is not None else None  # its class multiplies by the weight itself
+    return _ends([names.head, names.router, names.shared_gate, "kv_b_proj" if names.latent else None, mixer_out])
 
 
 def _attention(spec: DecoderSpec) -> set[str]:

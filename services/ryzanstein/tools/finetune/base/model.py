@@ -8,8 +8,10 @@ is where the blocks belong.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,12 +21,23 @@ from ryzanstein.tools.finetune.base.linear import BlocksEmbedding, BlocksLinear,
 from ryzanstein.tools.finetune.base.opening import Base
 from ryzanstein.worker.refusal import ModelRefused, excerpt
 
+NOT_TRAINED: Mapping[str, str] = MappingProxyType(
+    {
+        "gpt_oss": "transformers keeps its experts in another order than they are read here",
+        "internlm2": "transformers has no class of it",
+    }
+)
+"""Why models of these architectures, which are served, are not trained."""
+_EXPERT = re.compile(r"(.*\.\d+(?:\.block_sparse_moe)?\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
+
 
 def build(base: Base, *, floats: bool = False) -> nn.Module:
     """Returns the model with frozen weights. Raises ModelRefused if transformers has no such model, or another.
 
     `floats`: all weights become float32, also those that are served in blocks.
     """
+    if (why := NOT_TRAINED.get(base.spec.model_type)) is not None:
+        raise ModelRefused(f"{base.path}: model_type {base.spec.model_type} is not trained: {why}")
     served = {} if floats else {name: weight for name in base.shapes if (weight := base.served(name)) is not None}
     model, lost = _built(base, served)
     if lost:  # transformers joins them with others: only floats can be joined
@@ -32,6 +45,10 @@ def build(base: Base, *, floats: bool = False) -> nn.Module:
         model, lost = _built(base, kept)
     if lost:
         raise ModelRefused(f"{base.path}: transformers has no place for tensor {min(lost)}")
+    module: Any
+    for module in model.modules():
+        if type(module).__name__ == "NemotronHMamba2Mixer":  # as it is served, and in NVIDIA's own code
+            module.time_step_limit = module.config.time_step_limit
     model.requires_grad_(False)
     return model
 
@@ -39,6 +56,7 @@ def build(base: Base, *, floats: bool = False) -> nn.Module:
 def _built(base: Base, served: Mapping[str, BlocksWeight]) -> tuple[nn.Module, set[str]]:
     """Returns the model, and the names of the matrices in blocks that arrived nowhere."""
     state = {name: base.floats(name) if name not in served else _stand_in(base.shapes[name]) for name in base.shapes}
+    _join_experts(state)
     places = {tensor.data_ptr(): served[name] for name, tensor in state.items() if name in served}
     names = {tensor.data_ptr(): name for name, tensor in state.items() if name in served}
     model = _loaded(base, state)
@@ -53,6 +71,19 @@ def _built(base: Base, served: Mapping[str, BlocksWeight]) -> tuple[nn.Module, s
 
 def _stand_in(shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(1).expand(shape)
+
+
+def _join_experts(state: dict[str, Tensor]) -> None:
+    """Puts the matrices of all experts of a layer into one tensor, as transformers has Granite's and Gemma 4's."""
+    found: dict[str, dict[str, list[Tensor]]] = {}
+    for name in [name for name in state if _EXPERT.fullmatch(name)]:
+        match = _EXPERT.fullmatch(name)
+        assert match is not None, "it matched"
+        found.setdefault(match[1], {}).setdefault(match[2], []).append(state.pop(name))
+    for experts, projections in found.items():
+        pairs = zip(projections["gate_proj"], projections["up_proj"], strict=True)
+        state[f"{experts}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+        state[f"{experts}.down_proj"] = torch.stack(projections["down_proj"])
 
 
 def _over(module: nn.Module, served: BlocksWeight) -> nn.Module:
@@ -72,7 +103,7 @@ def _loaded(base: Base, state: dict[str, Tensor]) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as reports
 
-    values = dict(base.config)
+    values = {key: _plain(key, value) for key, value in base.config.items()}
     model_type = values.pop("model_type")
     reports.disable_progress_bar()  # type: ignore[no-untyped-call]
     with _without_reports():
@@ -84,11 +115,20 @@ def _loaded(base: Base, state: dict[str, Tensor]) -> nn.Module:
                 f"{base.path}: transformers has no model of model_type {excerpt(model_type)}, so it is not trained"
             ) from error
         model, found = kind.from_pretrained(
-            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, attn_implementation="sdpa"
+            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
         )
     _refuse_different(base, found)
     model.name_or_path = model.config.name_or_path = str(base.path)
     return _as_module(model)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Returns a value of config.json as its class takes it. Nothing is dropped out: a training can be repeated to the bit."""
+    if "drop" in key and isinstance(value, float):
+        return 0.0
+    if isinstance(value, dict) and value.keys() == {"__float__"}:  # how transformers writes an infinity
+        return float(value["__float__"])
+    return [_plain("", each) for each in value] if isinstance(value, list) else value
 
 
 def _as_module(model: Any) -> nn.Module:

@@ -59,7 +59,7 @@ def summed_loss(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     learned_NT = labels_NT != IGNORED
     hidden_RE, targets_R = found[0][learned_NT], labels_NT[learned_NT]
     rows = max(1, _LOGITS_BYTES // (4 * int(model.config.vocab_size)))
-    head = _head_of(model)
+    head = _head_of(model, found)
     if torch.is_grad_enabled():
         total: Tensor = _LossInParts.apply(hidden_RE, targets_R, head, rows)  # type: ignore[no-untyped-call]
         return total
@@ -68,9 +68,11 @@ def summed_loss(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(losses).sum() if losses else hidden_RE.new_zeros(())
 
 
-def _head_of(model: Any) -> Head:
+def _head_of(model: Any, found: Any) -> Head:
+    """Returns what a model does after its decoder, which has returned `found`."""
+
     def head(hidden_RE: Tensor) -> Tensor:
-        with _returning(model.get_decoder(), hidden_RE[None]):
+        with _returning(model.get_decoder(), type(found)(**{**found, "last_hidden_state": hidden_RE[None]})):
             logits: Tensor = model(input_ids=torch.zeros(1, len(hidden_RE), dtype=torch.long), use_cache=False).logits
         return logits[0]
 
@@ -78,12 +80,11 @@ def _head_of(model: Any) -> Head:
 
 
 @contextmanager
-def _returning(decoder: nn.Module, hidden_NRE: Tensor) -> Iterator[None]:
-    """Makes a decoder return hidden states that are known."""
-    from transformers.modeling_outputs import MoeModelOutputWithPast
+def _returning(decoder: nn.Module, output: Any) -> Iterator[None]:
+    """Makes a decoder return what is known."""
 
     def known(*_: Any, **__: Any) -> Any:
-        return MoeModelOutputWithPast(last_hidden_state=hidden_NRE)
+        return output
 
     decoder.forward = known
     try:

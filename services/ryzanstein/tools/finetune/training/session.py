@@ -62,8 +62,9 @@ class TrainingSession:
         checkpoint = last_checkpoint(self.directory)
         state = _state(checkpoint)
         begun = time.monotonic()
-        if state["global_step"]:
-            self.out.write(f"goes on after step {state['global_step']} of {self.num_steps}\n")
+        resumed_at = state["global_step"]
+        if resumed_at:
+            self.out.write(f"goes on after step {resumed_at} of {self.num_steps}\n")
         if checkpoint is None or not self._is_done(state):
             state = self._train(checkpoint)
         seconds = time.monotonic() - begun
@@ -73,9 +74,7 @@ class TrainingSession:
         best = best_of(found)
         kept = self._weights(best[0] if best is not None else state["global_step"], best is not None)
         load_trained(self.model, load_file(kept))
-        return TrainingOutcome(
-            losses, found, best[0] if best else state["global_step"], seconds, _state(checkpoint)["global_step"]
-        )
+        return TrainingOutcome(losses, found, best[0] if best else state["global_step"], seconds, resumed_at)
 
     @property
     def num_steps(self) -> int:
