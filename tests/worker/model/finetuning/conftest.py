@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
 
 from ryzanstein import demo
 from ryzanstein.tools.convert.from_checkpoint import WRITTEN, to_file
@@ -92,6 +95,13 @@ def data(tmp_path: Path) -> Callable[..., Path]:
 
 def command(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False, cwd=cwd)
+
+
+def called(function: Callable[..., None], *arguments: object) -> Result:
+    """A command, in this process."""
+    app = Typer()
+    app.command()(function)
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
 @pytest.fixture(autouse=True)

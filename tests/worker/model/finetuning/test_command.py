@@ -11,21 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from tests.worker.model.finetuning.conftest import COMMAND, DEMO, chats, command
-from typer import Typer
-from typer.testing import CliRunner
+from tests.worker.model.finetuning.conftest import COMMAND, DEMO, called, chats, command
 
 from ryzanstein.tools.finetune.command import finetune
 
 USUAL = ("--val", "20%", "--epochs", "5", "--batch", "4", "--rank", "4", "--learning-rate", "2e-3", "--max-length", "64")
-
-
-def called(*arguments: object) -> Result:
-    """The command, in this process."""
-    app = Typer()
-    app.command()(finetune)
-    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +33,7 @@ def called(*arguments: object) -> Result:
     ],
 )
 def test_wrong_usage_is_known_before_anything_is_loaded(options: list[str], named: str) -> None:
-    result = called("BASE", "DATA", "--out", "OUT", *options)
+    result = called(finetune, "BASE", "DATA", "--out", "OUT", *options)
     assert (result.exit_code, named in result.output) == (2, True)
 
 
@@ -138,6 +128,6 @@ def test_errors_are_lines_and_exit_code_1(data: Callable[..., Path], tmp_path: P
         cases.append(((DEMO, good, "--out", unwritable / "out"), "Permission denied"))
     before = signal.getsignal(signal.SIGINT)
     for arguments, message in cases:
-        failed = called(*arguments)
+        failed = called(finetune, *arguments)
         assert (failed.exit_code, message in failed.stderr) == (1, True), failed.stderr
     assert signal.getsignal(signal.SIGINT) == before
