@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.generation.prompts import template_variables
 from ryzanstein.tools.finetune.request import MAX_RANK, FinetuneRequest, LoraShape, Schedule, Watching
 
 
@@ -45,6 +46,7 @@ def finetune(
     save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 120.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
     chat_template: Annotated[Path | None, typer.Option(help="A chat template in place of the model's.")] = None,
+    chat_template_kwargs: Annotated[str, typer.Option(help="Variables of the chat template, a JSON object.")] = "",
     gguf: Annotated[bool, typer.Option("--gguf", help="Write the adapter as a GGUF file too.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only say what it would take.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an adapter that was written there.")] = False,
@@ -65,7 +67,12 @@ def finetune(
     )
     watching = Watching(validate_every, patience, save_every)
     validation = None if val is None else _validation(val)
-    request = FinetuneRequest(base, data, out, validation, lora, schedule, watching, chat_template, gguf, estimate, force)
+    request = FinetuneRequest(
+        *(base, data, out, validation, lora, schedule, watching, chat_template, _variables(chat_template_kwargs)),
+        gguf=gguf,
+        estimate=estimate,
+        force=force,
+    )
     _train(request)
 
 
@@ -80,6 +87,14 @@ def _targets(text: str) -> tuple[str, ...]:
     if not names or (len(names) > 1 and {"all", "attention"} & set(names)):
         raise typer.BadParameter(f"{text!r} is neither all nor attention nor names of layers", param_hint="--targets")
     return names
+
+
+def _variables(text: str) -> str:
+    try:
+        template_variables(text)
+    except RyzansteinError as error:
+        raise typer.BadParameter(str(error), param_hint="--chat-template-kwargs") from None
+    return text
 
 
 def _validation(text: str) -> Path | float:

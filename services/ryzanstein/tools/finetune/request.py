@@ -48,7 +48,7 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class FinetuneRequest:
-    """All options. `validation`: a file, or a share of the data, or nothing."""
+    """All options. `validation`: a file, or a share of the data, or nothing. `template_variables` are JSON."""
 
     base: Path
     data: Path
@@ -58,6 +58,7 @@ class FinetuneRequest:
     schedule: Schedule = Schedule()
     watching: Watching = Watching()
     chat_template: Path | None = None
+    template_variables: str = ""
     gguf: bool = False
     estimate: bool = False
     force: bool = False

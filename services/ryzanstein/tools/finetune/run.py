@@ -74,7 +74,7 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
 
 def _read(request: FinetuneRequest, text: TextModel, out: TextIO) -> TrainingData:
     """Reads training data, and validation data if there is a file of it, and says what there is to say."""
-    encoder = Encoder(text)
+    encoder = Encoder(text, request.template_variables)
     longest = min(request.schedule.max_length, text.context_length)
     read = read_examples(request.data, encoder, longest)
     held: ReadFile | float | None = None if isinstance(request.validation, Path) else request.validation

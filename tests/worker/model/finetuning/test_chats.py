@@ -117,8 +117,25 @@ def test_a_template_that_leaves_earlier_reasoning_out_makes_an_example_of_each_t
 
 def test_a_template_that_writes_no_answer_after_its_prompt_is_refused(tmp_path: Path) -> None:
     text = model(tmp_path, OPENED)
-    with pytest.raises(Unfit, match=r"messages\[1\]: the model's chat template does not write this after"):
+    with pytest.raises(Unfit, match=r"messages\[1\]: the model's chat template does not write this after its prompt"):
         examples(text, {"messages": [USER, SAID]})
+
+
+def test_an_empty_thought_that_the_template_leaves_out_later_is_part_of_the_prompt(tmp_path: Path) -> None:
+    text = model(tmp_path, OPENED.replace("<think>\n", "<think>\n\n</think>\n"))
+    first, second = examples(text, {"messages": [USER, SAID, MORE, LAST]})
+    assert (learned(text, first), learned(text, second)) == (["Hello.</s>"], ["Nothing.</s>"])
+    assert list(first.ids)[: first.learned[0][0]] == text.encode_chat([Message(Role.USER, "Hi there.")])
+    assert "</think>\nHello" in text.spelled(list(first.ids))
+
+
+def test_a_variable_of_the_template_is_that_of_requests(tmp_path: Path) -> None:
+    text = model(
+        tmp_path, OPENED.replace("<think>", "{% if thinking is not defined %}<think>{% endif %}").replace("%}\n{%", "%}{%")
+    )
+    value = {"messages": [USER, SAID]}
+    (example,) = Encoder(text, '{"thinking": false}').examples(item_of(value, format_of(value)))
+    assert learned(text, example)[0].endswith("Hello.</s>")
 
 
 def test_a_turn_that_only_the_next_role_ends_is_learned_with_its_marker(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ USUAL = ("--val", "20%", "--epochs", "5", "--batch", "4", "--rank", "4", "--lear
         (["--targets", "all,q_proj"], "--targets"),
         (["--targets", ","], "--targets"),
         (["--seed", "-1"], "--seed"),
+        (["--chat-template-kwargs", "[]"], "--chat-template-kwargs"),
     ],
 )
 def test_wrong_usage_is_known_before_anything_is_loaded(options: list[str], named: str) -> None:

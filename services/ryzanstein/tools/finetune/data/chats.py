@@ -9,11 +9,12 @@ example of its own, as it is served.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions
+from ryzanstein.replies.tags import TAGS
 from ryzanstein.tools.finetune.data.records import Chat, Continuation, Item, Unfit
 from ryzanstein.worker.text.calling import Calling
 from ryzanstein.worker.text.templates.renderer import LocalRenderer
@@ -22,7 +23,8 @@ from ryzanstein.worker.text.tokenizer import TextModel
 
 _MARK = "☺"
 """A character that no token joins with others: what is encoded behind it has no space put before it."""
-_SPOKEN = TemplateOptions(add_generation_prompt=False)
+_PROBE = "\uf8f0"
+"""An answer that begins as nothing that a template writes."""
 _NEXT = Message(Role.USER, "?")
 
 LearnedSpan = tuple[int, int]
@@ -55,10 +57,13 @@ class _Turn:
 
 
 class Encoder:
-    """Makes examples with the text side of a model. `notes` are remarks on the template, each once."""
+    """Makes examples with the text side of a model. `notes` are remarks on the template, each once.
 
-    def __init__(self, text: TextModel) -> None:
-        self._text, self._renderer = text, LocalRenderer()
+    `variables` is a JSON object of what the template is given besides the messages, or empty.
+    """
+
+    def __init__(self, text: TextModel, variables: str = "") -> None:
+        self._text, self._renderer, self._variables = text, LocalRenderer(), variables
         self.notes: dict[str, None] = {}
 
     def examples(self, item: Item) -> list[TokenizedExample]:
@@ -93,17 +98,27 @@ class Encoder:
     def _turn(self, chat: Chat, index: int) -> _Turn:
         before, spoken = chat.messages[:index], chat.messages[: index + 1]
         asked, said = self._render(chat, before, speaks=True), self._render(chat, spoken, speaks=False)
-        if not said.text.startswith(asked.text):
-            raise Unfit(
-                f"messages[{index}]: the model's chat template does not write this after what it writes for an answer to "
-                "the messages before: it cannot be told what the model would have said"
-            )
+        start = len(asked.text) if said.text.startswith(asked.text) else self._start(chat, index, asked.text)
         prompt, full = self._text.encode_rendered(asked), self._text.encode_rendered(said)
         joined = full[: len(prompt)] == prompt
-        answer = full[len(prompt) :] if joined else self._behind_mark(_rest(said, len(asked.text)))
+        answer = full[len(prompt) :] if joined else self._behind_mark(_rest(said, start))
         if not answer:
             raise Unfit(f"messages[{index}]: the model's chat template leaves it out: there is nothing to learn from")
         return _Turn(prompt, self._ended(chat, index, answer), joined)
+
+    def _start(self, chat: Chat, index: int, asked: str) -> int:
+        """Returns where an answer begins in a template that writes an empty thought before it, which it leaves out later."""
+        probe = replace(chat.messages[index], content=_PROBE, tool_calls=(), reasoning="")
+        said = self._render(chat, (*chat.messages[:index], probe), speaks=False).text
+        both = zip(asked, said, strict=False)
+        common = next((place for place, (one, other) in enumerate(both) if one != other), len(asked))
+        thought = asked[common:].strip()
+        if not any(thought.startswith(tags.begin) and thought.endswith(tags.end) for tags in TAGS.values()):
+            raise Unfit(
+                f"messages[{index}]: the model's chat template does not write this after its prompt for an answer, which may "
+                "begin to reason: give it reasoning_content, or the template a variable (--chat-template-kwargs)"
+            )
+        return common
 
     def _ended(self, chat: Chat, index: int, answer: list[int]) -> list[int]:
         """Returns an answer up to the token that ends it when it is served.
@@ -139,7 +154,7 @@ class Encoder:
 
     def _render(self, chat: Chat, messages: Sequence[Message], *, speaks: bool) -> Rendered:
         """Returns the conversation as it is served: functions in a generic form where the template knows none."""
-        prompt = ChatPrompt(tuple(messages), TemplateOptions() if speaks else _SPOKEN, chat.tools)
+        prompt = ChatPrompt(tuple(messages), TemplateOptions(self._variables, speaks), chat.tools)
         calling = self._text.calling_of(prompt)
         try:
             rendered = self._rendered(prompt, calling)
