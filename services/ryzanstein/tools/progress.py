@@ -44,6 +44,26 @@ class ConversionProgress:
 
 
 @dataclass(slots=True)
+class ReadingProgress:
+    """Reports on a file that is read, once it has taken long."""
+
+    name: str
+    out: TextIO
+    clock: Callable[[], float] = time.monotonic
+    _shown: float | None = None
+
+    def __call__(self, number: int) -> None:
+        """Tells of a line that is read, every ten seconds."""
+        now = self.clock()
+        if self._shown is None:
+            self._shown = now
+        if now - self._shown >= _SECONDS:
+            self._shown = now
+            self.out.write(f"{self.name}: {number} lines read\n")
+            self.out.flush()
+
+
+@dataclass(slots=True)
 class TrainingProgress:
     """Reports on a training: the tokens that each step reads, `tokens`, give speed and the time that is left."""
 

@@ -24,6 +24,7 @@ from ryzanstein.tools.finetune.written.card import card
 from ryzanstein.tools.finetune.written.chart import chart
 from ryzanstein.tools.finetune.written.lora_gguf import architecture_of, pairs_of, places_of, write_gguf
 from ryzanstein.tools.finetune.written.report import KnownRun, TrainingData, made_of, report_of
+from ryzanstein.tools.progress import ReadingProgress
 from ryzanstein.tools.quantize.partial import TRAINING, PartialModel
 from ryzanstein.worker.refusal import ModelRefused
 from ryzanstein.worker.text.tokenizer import TextModel
@@ -76,10 +77,10 @@ def _read(request: FinetuneRequest, text: TextModel, out: TextIO) -> TrainingDat
     """Reads training data, and validation data if there is a file of it, and says what there is to say."""
     encoder = Encoder(text, request.template_variables)
     longest = min(request.schedule.max_length, text.context_length)
-    read = read_examples(request.data, encoder, longest)
+    read = read_examples(request.data, encoder, longest, ReadingProgress(str(request.data), out))
     held: ReadFile | float | None = None if isinstance(request.validation, Path) else request.validation
     if isinstance(request.validation, Path):
-        held = read_examples(request.validation, encoder, longest)
+        held = read_examples(request.validation, encoder, longest, ReadingProgress(str(request.validation), out))
     examples = examples_of(read, held, request.schedule.seed, tuple(encoder.notes))
     counts = f"{len(examples.training)} examples ({read.form}), {examples.num_tokens} tokens, {examples.num_learned} learned"
     _say(out, f"{counts}; {len(examples.validation)} held out")
