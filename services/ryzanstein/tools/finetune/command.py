@@ -22,6 +22,8 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import template_variables
 from ryzanstein.tools.finetune.request import MAX_RANK, FinetuneRequest, LoraShape, Schedule, Watching
 
+_QUANTIZATIONS = ("none", "int8")
+
 
 def finetune(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The model: a directory with safetensors, or a GGUF file.")],
@@ -45,6 +47,7 @@ def finetune(
     patience: Annotated[int, typer.Option(min=0, help="Validations without progress before it stops; 0: never.")] = 3,
     save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 120.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
+    quantization: Annotated[str, typer.Option(help=f"How the base is served: {', '.join(_QUANTIZATIONS)}.")] = "none",
     chat_template: Annotated[Path | None, typer.Option(help="A chat template in place of the model's.")] = None,
     chat_template_kwargs: Annotated[str, typer.Option(help="Variables of the chat template, a JSON object.")] = "",
     gguf: Annotated[bool, typer.Option("--gguf", help="Write the adapter as a GGUF file too.")] = False,
@@ -68,7 +71,10 @@ def finetune(
     watching = Watching(validate_every, patience, save_every)
     validation = None if val is None else _validation(val)
     request = FinetuneRequest(
-        *(base, data, out, validation, lora, schedule, watching, chat_template, _variables(chat_template_kwargs)),
+        *(base, data, out, validation, lora, schedule, watching),
+        int8=_is_int8(quantization),
+        chat_template=chat_template,
+        template_variables=_variables(chat_template_kwargs),
         gguf=gguf,
         estimate=estimate,
         force=force,
@@ -87,6 +93,14 @@ def _targets(text: str) -> tuple[str, ...]:
     if not names or (len(names) > 1 and {"all", "attention"} & set(names)):
         raise typer.BadParameter(f"{text!r} is neither all nor attention nor names of layers", param_hint="--targets")
     return names
+
+
+def _is_int8(quantization: str) -> bool:
+    if quantization not in _QUANTIZATIONS:
+        raise typer.BadParameter(
+            f"{quantization!r} is not supported, only {', '.join(_QUANTIZATIONS)}", param_hint="--quantization"
+        )
+    return quantization == "int8"
 
 
 def _variables(text: str) -> str:

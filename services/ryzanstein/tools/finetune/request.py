@@ -48,7 +48,10 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class FinetuneRequest:
-    """All options. `validation`: a file, or a share of the data, or nothing. `template_variables` are JSON."""
+    """All options. `validation`: a file, or a share of the data, or nothing. `int8`: the base is served so.
+
+    `template_variables` is a JSON object, or empty.
+    """
 
     base: Path
     data: Path
@@ -57,6 +60,7 @@ class FinetuneRequest:
     lora: LoraShape = LoraShape()
     schedule: Schedule = Schedule()
     watching: Watching = Watching()
+    int8: bool = False
     chat_template: Path | None = None
     template_variables: str = ""
     gguf: bool = False

@@ -43,7 +43,7 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     with Base.open(request.base) as base:
         text = TextModel.load(request.base, template_file=request.chat_template)
         data = _read(request, text, out)
-        model = build(base)
+        model = build(base, int8=request.int8)
         places = places_of(base) if request.gguf else ()
         targets = targets_of(model, base.spec, request.lora.targets)
         model = with_adapter(model, targets, request.lora, request.schedule.seed)

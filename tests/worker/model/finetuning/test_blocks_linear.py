@@ -14,6 +14,7 @@ from ryzanstein.tools.finetune.base.model import build
 from ryzanstein.tools.finetune.base.opening import Base
 from ryzanstein.tools.finetune.request import LoraShape
 from ryzanstein.tools.finetune.training.loss import summed_loss
+from ryzanstein.worker.products.int8 import Int8Product, NativeKernel
 
 STEPS = 50
 
@@ -72,6 +73,27 @@ def test_windows_of_rows_give_what_the_whole_weight_gives(gguf: Path, monkeypatc
     (other,) = torch.autograd.grad(in_parts.square().sum(), x_NTI)
     torch.testing.assert_close(in_parts, whole)
     torch.testing.assert_close(other, gradient)
+
+
+def test_a_base_that_is_served_in_8_bits_is_trained_on_what_a_node_multiplies() -> None:
+    """Products of the served weight differ by the rounding of their rows, which are whole numbers of 127 here."""
+    with Base.open(DEMO) as base:
+        model, floats = build(base, int8=True), build(base)
+        assert base.native is not None
+        weight_OI = base.floats("model.layers.0.mlp.up_proj.weight")
+        served = Int8Product.of(weight_OI, None, NativeKernel, base.native)
+    layer = model.get_submodule("model.layers.0.mlp.up_proj")
+    assert isinstance(layer, BlocksLinear)
+    x_TI = torch.randn(40, weight_OI.shape[1])
+    assert (layer(x_TI) - served(x_TI)).abs().max() < 0.02 * layer(x_TI).abs().max()
+    assert not torch.equal(layer.served.floats(), weight_OI)
+    assert (layer.served.floats() - weight_OI).abs().max() < 0.02 * weight_OI.abs().max()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embedding, BlocksEmbedding)
+    assert isinstance(head, BlocksLinear)
+    assert embedding.served is head.served
+    ids_NT = torch.randint(2, 1000, (2, 20))
+    assert (model(ids_NT).logits - floats(ids_NT).logits).abs().max() < 0.1 * floats(ids_NT).logits.abs().max()
 
 
 def test_a_base_of_floats_is_that_of_transformers_to_the_bit() -> None:

@@ -30,6 +30,7 @@ USUAL = ("--val", "20%", "--epochs", "5", "--batch", "4", "--rank", "4", "--lear
         (["--targets", "all,q_proj"], "--targets"),
         (["--targets", ","], "--targets"),
         (["--seed", "-1"], "--seed"),
+        (["--quantization", "fp4"], "--quantization"),
         (["--chat-template-kwargs", "[]"], "--chat-template-kwargs"),
     ],
 )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ryzanstein.tools.finetune.base.linear import BlocksEmbedding, BlocksLinear, BlocksWeight
 from ryzanstein.tools.finetune.base.opening import Base
+from ryzanstein.worker.products.int8 import FillRows, Int8Table
 from ryzanstein.worker.refusal import ModelRefused, excerpt
 
 NOT_TRAINED: Mapping[str, str] = MappingProxyType(
@@ -31,10 +32,11 @@ NOT_TRAINED: Mapping[str, str] = MappingProxyType(
 _EXPERT = re.compile(r"(.*\.\d+(?:\.block_sparse_moe)?\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
 
 
-def build(base: Base, *, floats: bool = False) -> nn.Module:
+def build(base: Base, *, floats: bool = False, int8: bool = False) -> nn.Module:
     """Returns the model with frozen weights. Raises ModelRefused if transformers has no such model, or another.
 
-    `floats`: all weights become float32, also those that are served in blocks.
+    `floats`: all weights become float32, also those that are served in blocks. `int8`: those that a node multiplies
+    with `quantization int8` are as they are served then.
     """
     if (why := NOT_TRAINED.get(base.spec.model_type)) is not None:
         raise ModelRefused(f"{base.path}: model_type {base.spec.model_type} is not trained: {why}")
@@ -49,8 +51,35 @@ def build(base: Base, *, floats: bool = False) -> nn.Module:
     for module in model.modules():
         if type(module).__name__ == "NemotronHMamba2Mixer":  # as it is served, and in NVIDIA's own code
             module.time_step_limit = module.config.time_step_limit
+    if int8:
+        _round(base, model)
     model.requires_grad_(False)
     return model
+
+
+def _round(base: Base, model: Any) -> None:
+    """Rounds what linear layers multiply, and an embedding that is also the head, to 8 bits as a node does."""
+    if base.native is None:
+        raise ModelRefused("--quantization int8: there are no native kernels on this machine")
+    tables: dict[int, BlocksWeight] = {}
+    router = (base.spec.names.router or "").rpartition(".")[2]
+    head = model.get_output_embeddings().weight
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        weight = module._parameters.get("weight")
+        tied = isinstance(module, nn.Embedding) and weight is head
+        plain = isinstance(module, nn.Linear) and not isinstance(module, BlocksLinear) and path.rpartition(".")[2] != router
+        if weight is not None and (tied or plain):
+            if weight.data_ptr() not in tables:
+                table = Int8Table.read((weight.shape[0], weight.shape[1]), _rows_of(weight), base.native)
+                tables[weight.data_ptr()] = BlocksWeight(table, (weight.shape[0], weight.shape[1]))
+            _replace(model, path, _over(module, tables[weight.data_ptr()]))
+
+
+def _rows_of(weight_OI: Tensor) -> FillRows:
+    def fill(first: int, out_RI: Tensor) -> None:
+        out_RI.copy_(weight_OI.detach()[first : first + len(out_RI)])
+
+    return fill
 
 
 def _built(base: Base, served: Mapping[str, BlocksWeight]) -> tuple[nn.Module, set[str]]:
