@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from safetensors import SafetensorError
+
 from ryzanstein.tools.atomic import put_in_place, refuse_place
 from ryzanstein.tools.finetune.base.adapter import targets_of, with_adapter
 from ryzanstein.tools.finetune.base.model import build
@@ -18,7 +20,7 @@ from ryzanstein.tools.finetune.request import FinetuneRequest
 from ryzanstein.tools.finetune.training.packing import refuse_unpackable
 from ryzanstein.tools.finetune.training.preflight import measured
 from ryzanstein.tools.finetune.training.session import TrainingOutcome, TrainingSession
-from ryzanstein.tools.finetune.training.trainer import TrainingMaterial
+from ryzanstein.tools.finetune.training.trainer import SaveFailed, TrainingMaterial
 from ryzanstein.tools.finetune.written.adapter import write_adapter, write_json
 from ryzanstein.tools.finetune.written.card import card
 from ryzanstein.tools.finetune.written.chart import chart
@@ -64,10 +66,13 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     with PartialModel.open(target, made_of(request, base, data), TRAINING) as partial:
         outcome = _outcome(TrainingSession(model, material, schedule, request.watching, partial.path, out, stopped), partial)
         report = report_of(KnownRun(request, base, data, targets, estimate), outcome)
-        _write(model, report, outcome, partial.model)
-        if request.gguf:
-            file = partial.model / f"{target.name}.gguf"
-            write_gguf(file, architecture_of(base), places, pairs_of(model), target.name)
+        try:
+            _write(model, report, outcome, partial.model)
+            if request.gguf:
+                file = partial.model / f"{target.name}.gguf"
+                write_gguf(file, architecture_of(base), places, pairs_of(model), target.name)
+        except (OSError, SafetensorError) as error:
+            raise SaveFailed(partial.model, error) from error
         refuse_place(target, force=request.force)
         put_in_place(partial.model, target)
         partial.remove()

@@ -109,7 +109,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(data: Callable[..., Path],
         [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False, preexec_fn=limited
     )
     assert failed.returncode == 1
-    assert "step 1 cannot be saved" in failed.stderr
+    assert "step 1: cannot be saved" in failed.stderr
     assert "the same command goes on" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out").exists()

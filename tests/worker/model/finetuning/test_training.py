@@ -147,12 +147,16 @@ def test_the_gguf_adapter_has_the_permuted_rows_and_the_scale(learned: Path) -> 
     assert len(stored) == len(state)
 
 
-def test_a_stopped_training_goes_on_to_the_same_bits(quantized: Path, data: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "packing": True, "batch": 2, "checkpointing": True}])
+def test_a_stopped_training_goes_on_to_the_same_bits(
+    changes: dict[str, Any], quantized: Path, data: Callable[..., Path], tmp_path: Path
+) -> None:
     file = data(chats(30, 1))
     whole = short_request(quantized, file, tmp_path / "whole")
+    whole = replace(whole, schedule=replace(SHORT, **changes))
     finetune(whole, StringIO())
     parts = replace(whole, out=tmp_path / "parts")
-    for steps in (2, 3):
+    for steps in (2, 1):
         with pytest.raises(Stopped, match=r"stopped after step \d+ of"):
             finetune(parts, StringIO(), after(steps))
     said = StringIO()

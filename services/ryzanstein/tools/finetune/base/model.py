@@ -147,7 +147,7 @@ def _loaded(base: Base, state: dict[str, Tensor]) -> nn.Module:
             None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
         )
     _refuse_different(base, found)
-    model.name_or_path = model.config.name_or_path = str(base.path)
+    model.name_or_path = model.config.name_or_path = str(base.path.resolve())
     return _as_module(model)
 
 

@@ -85,7 +85,7 @@ def _refuse_empty(message: Message, field: str) -> None:
 
 
 def _alpaca(value: dict[str, Any]) -> Chat:
-    instruction, given, output = (_text(value.get(key, ""), key) for key in ("instruction", "input", "output"))
+    instruction, given, output = (_text(value.get(key) or "", key) for key in ("instruction", "input", "output"))
     if not instruction.strip():
         raise Unfit("instruction is empty")
     if not output.strip():

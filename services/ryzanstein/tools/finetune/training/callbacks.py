@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 from ryzanstein.tools.finetune.refusal import Diverged
 from ryzanstein.tools.finetune.request import Watching
-from ryzanstein.tools.finetune.training.trainer import trained
+from ryzanstein.tools.finetune.training.trainer import SaveFailed, trained
 from ryzanstein.tools.progress import TrainingProgress
 
 _BEST = "best-{step}.safetensors"
@@ -64,7 +65,10 @@ class StepWatch(TrainerCallback):
         best = best_of(found)
         assert best is not None, "this validation is one"
         if best[0] == state.global_step:
-            save_file(trained(model), self.best_file(best[0]))
+            try:
+                save_file(trained(model), self.best_file(best[0]))
+            except (OSError, SafetensorError) as error:
+                raise SaveFailed(self.best_file(best[0]), error) from error
         worse = sum(step > best[0] for step, _ in found)
         if self._watching.patience and worse >= self._watching.patience:
             control.should_training_stop = control.should_save = True

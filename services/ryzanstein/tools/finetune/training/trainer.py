@@ -29,7 +29,10 @@ _EVALUATED_TOKENS = 4096  # of a batch of validation, padding included
 
 
 class SaveFailed(ModelRefused):
-    """A checkpoint cannot be written. The one before it is still there."""
+    """Something of a training cannot be written. The last checkpoint is still there."""
+
+    def __init__(self, place: object, error: Exception) -> None:
+        super().__init__(f"{place}: cannot be saved: {error}: the same command goes on from what was saved before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,7 @@ class AdapterTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             _complete(Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}")
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise SaveFailed(
-                f"{self.args.output_dir}: step {self.state.global_step} cannot be saved: {error}. What was saved before is "
-                "still there: the same command goes on from it"
-            ) from error
+            raise SaveFailed(f"{self.args.output_dir}: step {self.state.global_step}", error) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_trained(self.model, load_file(Path(resume_from_checkpoint) / _WEIGHTS))
