@@ -23,6 +23,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "console": ("starlette", "uvicorn", "websockets", "markdown_it", "msgspec"),
         "node": ("tokenizers", "jinja2", "aiohttp"),
         "worker": ("torch", "tokenizers", "safetensors"),
+        "finetune": ("torch", "tokenizers", "safetensors", "transformers", "peft", "accelerate"),
         "tls": ("cryptography",),
         "redis": ("redis",),
         "watch": ("textual",),
@@ -52,6 +53,8 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "synthesize": ("ryzanstein.tools.synthesize.command", "Write a random checkpoint in the Hugging Face layout."),
         "convert": ("ryzanstein.tools.convert.command", "Convert between a GGUF file and the Hugging Face layout."),
         "quantize": ("ryzanstein.tools.quantize.command", "Write a quantized checkpoint, layer by layer."),
+        "finetune": ("ryzanstein.tools.finetune.command", "Train a LoRA adapter for a model, on a CPU."),
+        "merge": ("ryzanstein.tools.finetune.merge_command", "Merge an adapter into the weights of its base."),
         "vllm-plugin": ("ryzanstein.tools.vllm_plugin", "Write what vLLM loads of ours into a folder, for its PYTHONPATH."),
         "inspect": ("ryzanstein.tools.inspect", "Show what a model is, and how much memory a node needs for it."),
         "simulate": (
@@ -112,6 +115,8 @@ def _extras(program: str, arguments: Sequence[str]) -> tuple[str, ...]:
         return ("node",) if beside else ("worker",)
     if program == "ryzanstein.tools.vllm_plugin":
         return ("node",)
+    if program.startswith("ryzanstein.tools.finetune"):
+        return ("finetune",)
     if program.startswith("ryzanstein.tools"):
         return ("worker",)
     service = program.rpartition(".")[2]

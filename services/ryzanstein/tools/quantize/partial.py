@@ -1,8 +1,8 @@
-"""The directory beside DST in which an interrupted quantization waits to go on.
+"""The directory beside DST in which interrupted work, a quantization or a training, waits to go on.
 
-It has the finished parts of the model, the calibration's hidden states before the next layer, and
-`state.json`, which says what is finished. Every file appears complete, by renaming; what state.json
-does not name yet is computed again.
+Of a quantization it has the finished parts of the model, the calibration's hidden states before the next
+layer, and `state.json`, which says what is finished. Every file appears complete, by renaming; what
+state.json does not name yet is computed again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,39 @@ _LOCK = "lock"
 _VERSION = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done: the end of the directory's name, and a word for people."""
+
+    suffix: str
+    name: str
+
+
+QUANTIZATION = Work("quantizing", "quantization")
+TRAINING = Work("finetuning", "training")
+
+
 class PartialModel:
-    """An opened directory of a quantization. `model` becomes DST."""
+    """An opened directory of such work. `model` becomes DST."""
 
     def __init__(self, path: Path, state: dict[str, Any]) -> None:
         self.path, self.model, self._state = path, path / "model", state
 
     @classmethod
     @contextmanager
-    def open(cls, target: Path, made_of: Mapping[str, Any]) -> Iterator[PartialModel]:
+    def open(cls, target: Path, made_of: Mapping[str, Any], work: Work = QUANTIZATION) -> Iterator[PartialModel]:
         """Opens what an earlier run of `made_of` left, or begins.
 
         Raises ModelRefused if it is another's: of another model, other options or texts, or in use; OSError.
         """
-        path = target.with_name(f".{target.name}.quantizing")
+        path = target.with_name(f".{target.name}.{work.suffix}")
         path.mkdir(exist_ok=True)
         with (path / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ModelRefused(f"{path} is in use: another process quantizes to {target}") from None
-            yield cls(path, _state(path, made_of))
+                raise ModelRefused(f"{path} is in use: another process writes {target}") from None
+            yield cls(path, _state(path, made_of, work.name))
 
     def __getitem__(self, key: str) -> Any:
         return self._state.get(key)
@@ -87,7 +100,7 @@ class PartialModel:
         shutil.rmtree(away, ignore_errors=True)
 
 
-def _state(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
+def _state(path: Path, made_of: Mapping[str, Any], work: str) -> dict[str, Any]:
     file = path / _STATE
     if not file.exists() or not (path / "model").is_dir():  # without `model`: a kill after it became DST
         return _begun(path, made_of)
@@ -101,7 +114,7 @@ def _state(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
     known = earlier if isinstance(earlier, dict) else {}
     different = [key for key in made_of if known.get(key) != made_of[key]] or ["version"]
     values = ", ".join(f"{key} {excerpt(known.get(key))}, now {excerpt(made_of.get(key))}" for key in different)
-    raise ModelRefused(f"{path} was left by another quantization ({values}): go on with that one, or remove the directory")
+    raise ModelRefused(f"{path} was left by another {work} ({values}): go on with that one, or remove the directory")
 
 
 def _begun(path: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ryzanstein.files.model_paths import is_gguf
-from ryzanstein.tools.convert.to_checkpoint import read_model, write_description
+from ryzanstein.tools.convert.to_checkpoint import read_model
+from ryzanstein.tools.description import describe
 from ryzanstein.tools.quantize.reading.layer_weights import LayerWeights
 from ryzanstein.tools.quantize.reading.walk import ALONE
 from ryzanstein.worker.architectures.foreign import refuse_quantized
@@ -33,9 +33,6 @@ from ryzanstein.worker.model.gguf_files import open_gguf
 from ryzanstein.worker.model.listing import tensor_shapes
 from ryzanstein.worker.model.loading import with_prefix
 from ryzanstein.worker.refusal import CheckpointError, excerpt
-
-_COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-_INDEX = ".index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +87,7 @@ class Origin:
 
     def describe(self, directory: Path) -> None:
         """Writes what a directory has besides config.json and weights: the tokenizer, its template, defaults."""
-        if is_gguf(self.path):
-            with GgufFile.open(self.path) as opened:
-                write_description(read_model(opened, block_types.BF16), directory, str(self.path))
-            return
-        for file in sorted(self.path.iterdir()):
-            if file.is_file() and file.suffix in _COPIED and file.name != "config.json" and not file.name.endswith(_INDEX):
-                shutil.copyfile(file, directory / file.name)
+        describe(self.path, directory)
 
 
 def _refuse_transposed(origin: Origin) -> None:

@@ -55,6 +55,21 @@ def llama_cpp(tmp_path: Path) -> Callable[..., Judgement]:
     return ask
 
 
+@pytest.fixture
+def llama_cpp_answers(tmp_path: Path) -> Callable[..., list[list[int]]]:
+    """`llama_cpp_answers(path, adapter, prompts, steps)`: its likeliest tokens after each prompt, with an adapter."""
+
+    def ask(path: Path, adapter: Path, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        request, answer = tmp_path / "asked.json", tmp_path / "answers.npz"
+        asked = {"texts": [], "ids": [], "prompts": [list(ids) for ids in prompts], "steps": steps, "adapter": str(adapter)}
+        request.write_text(json.dumps(asked))
+        run(PROGRAM, path, request, answer)
+        with np.load(answer) as found:
+            return [list(map(int, ids)) for ids in found["answers"]]
+
+    return ask
+
+
 @pytest.fixture(scope="session")
 def gemma_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gemma 3 270M as llama.cpp's Q4_K_M."""

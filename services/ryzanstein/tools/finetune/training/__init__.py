@@ -1,0 +1,1 @@
+"""The training itself, on the Trainer of transformers."""

@@ -1,0 +1,1 @@
+"""What a training writes: the adapter, a report of it, its curve."""
