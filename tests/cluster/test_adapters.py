@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from ryzanstein.v1 import inference_pb2 as inference
 
 WIDTHS = {"q_proj": (192, 192), "k_proj": (192, 96), "v_proj": (192, 96), "o_proj": (192, 192)}
 WIDTHS |= {"gate_proj": (192, 512), "up_proj": (192, 512), "down_proj": (512, 192)}
+pytestmark = pytest.mark.long
+
 PROMPT = "Count from 1 to 9."
 Holds = Callable[[Callable[[], bool], float], bool]
 
@@ -159,3 +163,21 @@ def test_a_session_stays_with_its_adapter(adapted: Adapted, tmp_path: Path) -> N
     assert httpx.post(url, json=body, timeout=60).json()["model"] == "spoken"
     assert httpx.post(url, json={**body, "model": ""}, timeout=60).json()["model"] == "spoken"
     assert httpx.post(url, json={**body, "model": "demo"}, timeout=60).status_code == 400
+
+
+def test_the_three_lines_of_the_readme_train_and_serve_an_adapter(adapted: Adapted, tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = re.findall(r"## With an adapter\n\n```bash\n(.*?)```", readme, re.DOTALL)
+    chat = {"messages": [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "one two three"}]}
+    (tmp_path / "data.jsonl").write_text(f"{json.dumps(chat)}\n" * 8)
+    orchestrator = adapted.cluster.services["orchestrator"].grpc_address
+    for line in block.splitlines():
+        words = shlex.split(line.replace("http://127.0.0.1:8000", adapted.cluster.http_url))
+        if words[0] == ".venv/bin/ryzanstein":
+            where = (
+                ("--orchestrator", orchestrator) if words[1] == "adapters" else ("--epochs", "40", "--learning-rate", "5e-3")
+            )
+            words = [sys.executable, "-P", "-m", "ryzanstein.cli", *words[1:], *where]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "one two three"

@@ -14,6 +14,7 @@ from ryzanstein.rpc.client import open_channel
 from ryzanstein.rpc.health_port import MAX_HEALTH_CONNECTIONS, MAX_HEALTH_REQUEST_BYTES
 from ryzanstein.rpc.server import READINESS, STARTUP, RpcServer
 from ryzanstein.v1 import (
+    adapter_pb2,
     embedding_pb2,
     inference_pb2,
     orchestrator_pb2,
@@ -30,6 +31,7 @@ CHECK = "/grpc.health.v1.Health/Check"
 OURS = [
     f"/{service.full_name}/{method.name}"
     for file in (
+        adapter_pb2,
         embedding_pb2,
         inference_pb2,
         orchestrator_pb2,

@@ -27,7 +27,7 @@ from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.status import answered
 from ryzanstein.rpc.tls.service_tls import ServiceTls
-from ryzanstein.v1 import debug_pb2, embedding_pb2, orchestrator_pb2, pages_pb2, peer_pb2, text_pb2, worker_pb2
+from ryzanstein.v1 import adapter_pb2, debug_pb2, embedding_pb2, orchestrator_pb2, pages_pb2, peer_pb2, text_pb2, worker_pb2
 from ryzanstein.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
     OrchestratorServiceStub,
@@ -139,7 +139,7 @@ async def refusal(call: Any) -> str:
 
 
 def test_the_table_has_every_method_between_services_and_no_other() -> None:
-    files = (orchestrator_pb2, worker_pb2, pages_pb2, text_pb2, embedding_pb2, peer_pb2, debug_pb2)
+    files = (adapter_pb2, orchestrator_pb2, worker_pb2, pages_pb2, text_pb2, embedding_pb2, peer_pb2, debug_pb2)
     services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     others = {f"/ryzanstein.v1.InferenceService/{name}Generation" for name in ("Attach", "Cancel")}

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.files.models_home import model_path
 from ryzanstein.generation.prompts import template_variables
 from ryzanstein.tools.finetune.request import MAX_RANK, FinetuneRequest, LoraShape, Schedule, Watching
 
@@ -26,7 +27,12 @@ _QUANTIZATIONS = ("none", "int8")
 
 
 def finetune(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model: a directory with safetensors, or a GGUF file.")],
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASE", help="The model: a directory with safetensors, a GGUF file, or the name of a fetched model."
+        ),
+    ],
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="JSON lines: messages, instruction/output, prompt/completion or text.")
     ],
@@ -71,7 +77,7 @@ def finetune(
     watching = Watching(validate_every, patience, save_every)
     validation = None if val is None else _validation(val)
     request = FinetuneRequest(
-        *(base, data, out, validation, lora, schedule, watching),
+        *(model_path(base), data, out, validation, lora, schedule, watching),
         int8=_is_int8(quantization),
         chat_template=chat_template,
         template_variables=_variables(chat_template_kwargs),

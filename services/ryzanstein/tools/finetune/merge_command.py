@@ -12,11 +12,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ryzanstein.files.models_home import model_path
+
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def merge(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model: a directory with safetensors, or a GGUF file.")],
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASE", help="The model: a directory with safetensors, a GGUF file, or the name of a fetched model."
+        ),
+    ],
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A directory that peft or `finetune` wrote.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory that is written.")],
     *,
@@ -33,7 +40,7 @@ def merge(
     from ryzanstein.worker.refusal import ModelRefused
 
     try:
-        run(base, adapter, out, getattr(torch, dtype), force=force)
+        run(model_path(base), adapter, out, getattr(torch, dtype), force=force)
     except ModelRefused as refusal:
         _fail(str(refusal))
     except OSError as error:

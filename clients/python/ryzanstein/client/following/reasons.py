@@ -44,6 +44,8 @@ def _rules() -> dict[str, Rule]:
         "GENERATION_PAUSED": Rule(errors.Unavailable, Action.NEXT, Action.SAME),
         "ROUTER_TOO_OLD": Rule(errors.VersionError, Action.LOST, Action.LOST),
         "QUEUE_FULL": Rule(errors.Overloaded, Action.SAME, Action.SAME),
+        "ADAPTER_NO_ROOM": Rule(errors.Overloaded, Action.SAME, Action.SAME),
+        "TOO_MANY_ADAPTERS": Rule(errors.Overloaded),
         "OUT_OF_MEMORY": Rule(errors.Overloaded, Action.SAME, Action.SAME),
         "RATE_LIMITED": Rule(errors.RateLimited, Action.SAME, Action.SAME),
         "QUOTA_EXHAUSTED": Rule(errors.RateLimited),
@@ -55,7 +57,7 @@ def _rules() -> dict[str, Rule]:
         "CONTEXT_TOO_LONG": Rule(errors.ContextTooLong),
         "SESSION_FULL": Rule(errors.SessionFull),
         "SESSION_DAMAGED": Rule(errors.SessionDamaged),
-        "SESSION_EXISTS": Rule(errors.Conflict),
+        **{f"{kind}_EXISTS": Rule(errors.Conflict) for kind in ("SESSION", "DEPLOYMENT", "ADAPTER")},
     }
     unavailable = (
         *("GENERATION_MOVED", "DRAINING", "NO_NODES", "LINK_DOWN", "SESSION_STORE_UNAVAILABLE", "JOURNAL_UNAVAILABLE"),
@@ -67,11 +69,11 @@ def _rules() -> dict[str, Rule]:
         errors.InvalidRequest: (
             *("INVALID_ARGUMENT", "MALFORMED_MESSAGE", "TOO_MANY_RECORDS", "INVALID_CONSTRAINT", "TEMPLATE_LIMIT"),
             *("IDEMPOTENCY_MISMATCH", "NO_CHAT_TEMPLATE", "NO_EMBEDDINGS", "EMBEDDINGS_ONLY", "NO_INFILL"),
-            *("ENGINE_LACKS", "ENGINE_REFUSED"),
+            *("ENGINE_LACKS", "ENGINE_REFUSED", "ADAPTER_UNFIT"),
         ),
         errors.NotFound: (
             *("MODEL_NOT_FOUND", "SESSION_NOT_FOUND", "RESPONSE_NOT_FOUND", "ITEM_NOT_FOUND", "NODE_NOT_FOUND"),
-            *("DEPLOYMENT_NOT_FOUND", "LEASE_NOT_FOUND"),
+            *("DEPLOYMENT_NOT_FOUND", "LEASE_NOT_FOUND", "ADAPTER_NOT_FOUND", "ADAPTER_REMOVED"),
         ),
         errors.VersionError: ("NODES_TOO_OLD", "CONSTRAINTS_UNSUPPORTED"),
         errors.KeyRefused: (

@@ -10,19 +10,18 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ryzanstein import errors
 from ryzanstein.worker.adapters.digest import digest_of
 from ryzanstein.worker.adapters.packing import packed_bytes, write_packed
 from ryzanstein.worker.adapters.reading import Adapter, Shapes, read_adapter
 from ryzanstein.worker.adapters.unfit import AdapterUnfit
-
-from ryzanstein import errors
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 
 MAX_READ_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class AdaptedModel:
     """The model that adapters change: its directory, and the names and shapes of its weights."""
 
     path: Path
@@ -41,7 +40,7 @@ class AdapterFiles:
     """Adapters of a model. What it is becomes known when its ranks are ready for the first time."""
 
     def __init__(self) -> None:
-        self.base: Base | None = None
+        self.base: AdaptedModel | None = None
         self._reading = asyncio.Semaphore(MAX_READ_AT_ONCE)
 
     async def check(self, name: str, path: Path) -> CheckedAdapter:
@@ -59,13 +58,13 @@ class AdapterFiles:
         async with self._reading:
             return await asyncio.to_thread(_packed, adapter, base)
 
-    def _known(self) -> Base:
+    def _known(self) -> AdaptedModel:
         if self.base is None:
             raise errors.unavailable("NODE_NOT_READY", "the model's weights are not known before its ranks are ready")
         return self.base
 
 
-def _read(name: str, path: Path, base: Base) -> tuple[bytes, Adapter]:
+def _read(name: str, path: Path, base: AdaptedModel) -> tuple[bytes, Adapter]:
     """Returns the digest of an adapter's content, and the adapter. Raises ADAPTER_UNFIT."""
     try:
         digest = digest_of(path)
@@ -77,12 +76,12 @@ def _read(name: str, path: Path, base: Base) -> tuple[bytes, Adapter]:
     return bytes.fromhex(digest), adapter
 
 
-def _checked(name: str, path: Path, base: Base) -> CheckedAdapter:
+def _checked(name: str, path: Path, base: AdaptedModel) -> CheckedAdapter:
     digest, adapter = _read(name, path, base)
     return CheckedAdapter(digest, packed_bytes(adapter))
 
 
-def _packed(registered: RegisteredAdapter, base: Base) -> int:
+def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
     name = registered.ref.name
     digest, adapter = _read(name, registered.path, base)
     if digest != registered.ref.digest:

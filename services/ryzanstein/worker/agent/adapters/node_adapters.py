@@ -11,7 +11,7 @@ import structlog
 
 from ryzanstein.adapters import NodeAdapter
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.worker.agent.adapters.files import AdapterFiles, Base
+from ryzanstein.worker.agent.adapters.files import AdaptedModel, AdapterFiles
 from ryzanstein.worker.agent.adapters.registry import AdapterRegistry, RegisteredAdapter
 
 log = structlog.get_logger(__name__)
@@ -27,7 +27,7 @@ class WantedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class AdapterRefusal:
     """Why a revision of an adapter is not registered."""
 
     revision: int
@@ -54,7 +54,7 @@ class NodeAdapters:
         self.able, self._on_change, self._on_removed = able, on_change, on_removed
         self.files = AdapterFiles()
         self.registry = AdapterRegistry(self.files.check, is_resident)
-        self.refused: dict[str, Refusal] = {}
+        self.refused: dict[str, AdapterRefusal] = {}
         self.followed: tuple[bytes, str] = (b"", "")
         self._deployed: dict[str, WantedAdapter] = {}
         self._wanted: dict[str, WantedAdapter] = {}
@@ -100,7 +100,7 @@ class NodeAdapters:
         """Withdraws an adapter whose files are no longer what was registered."""
         if self.registry.get(adapter.ref.name) == adapter:
             self.remove(adapter.ref.name)
-            self.refused[adapter.ref.name] = Refusal(adapter.revision, why)
+            self.refused[adapter.ref.name] = AdapterRefusal(adapter.revision, why)
 
     @property
     def complete(self) -> bool:
@@ -119,7 +119,7 @@ class NodeAdapters:
         if all(each.ref.digest != digest for each in self.registry):
             self._on_removed(digest)
 
-    def ready(self, base: Base) -> None:
+    def ready(self, base: AdaptedModel) -> None:
         """Takes the model of ranks that are ready."""
         if self.files.base != base:
             self.files.base = base
@@ -140,7 +140,7 @@ class NodeAdapters:
         try:
             await self.add(name, wanted.path, revision=wanted.revision, pinned=wanted.pinned)
         except RyzansteinError as error:
-            self.refused[name] = Refusal(wanted.revision, error.message)
+            self.refused[name] = AdapterRefusal(wanted.revision, error.message)
             log.error("adapter refused", adapter=name, path=str(wanted.path), reason=error.reason, message=error.message)
         if self._wanted.get(name) is wanted:  # no other one was wanted meanwhile
             del self._wanted[name]

@@ -17,7 +17,7 @@ from ryzanstein.cluster import Load, LoadProgress
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import AdapterRef, Attempt
 from ryzanstein.observe.tracing import Tracing
-from ryzanstein.worker.agent.adapters.files import Base
+from ryzanstein.worker.agent.adapters.files import AdaptedModel
 from ryzanstein.worker.agent.adapters.node_adapters import NodeAdapters
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 from ryzanstein.worker.agent.adapters.residency import AdapterLease, AdapterPacking, AdapterResidency
@@ -280,7 +280,7 @@ class ModelVersion:
         if self.host.choice is not None:
             path = Path(self.host.choice.path)
             self.pages.on_ready(group, ranks, path)
-            self._adapters.ready(Base(path, ranks[0].adaptable))
+            self._adapters.ready(AdaptedModel(path, ranks[0].adaptable))
             self._telemetry.background.once("pinned_adapters", self.load_pinned())
 
     def _on_step(self, events: StepEvents) -> None:
