@@ -17,9 +17,11 @@ enum { PARALLEL = 64 * 1024 };                                /* products from w
 typedef struct {
     const float *x[ROWS_AT_ONCE];
     float *out[ROWS_AT_ONCE];
-    const float *weight_IO, *bias_O;
+    const char *weight_IO; /* in float16 if `half` */
+    const float *bias_O;
     i64 I, O, stride;
-    int adds; /* to what is there */
+    float scale;    /* of what is stored */
+    int adds, half; /* adds: to what is there */
 } Part;
 
 /* Stores the sums of a tile whose panels are whole, or of one whose last panel is not. */
@@ -32,14 +34,16 @@ INLINE void put_tile(const Part *p, i64 t, i64 panel, Lanes sum[][TILE_SINGLE], 
         }
         for (int r = 0; r < rows; r++) {
             float *out = p->out[t + r] + o;
+            if (p->scale != 1.0f) sum[r][n] *= p->scale;
             if (p->adds) sum[r][n] += load_some(out, left);
             store_some(out, sum[r][n], left);
         }
     }
 }
 
-INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels) {
-    const float *weight = p->weight_IO + panel * LANES, *x[PART_ROWS];
+INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels, const int half) {
+    const float *x[PART_ROWS];
+    i64 at = panel * LANES;
     Lanes sum[PART_ROWS][TILE_SINGLE];
     for (int r = 0; r < rows; r++) {
         x[r] = p->x[t + r];
@@ -48,10 +52,10 @@ INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const
             if (p->adds) __builtin_prefetch(p->out[t + r] + (panel + n) * LANES, 1);
         }
     }
-    for (i64 i = 0; i < p->I; i++, weight += p->stride) {
+    for (i64 i = 0; i < p->I; i++, at += p->stride) {
         Lanes column[TILE_SINGLE];
 #pragma GCC unroll 8
-        for (int n = 0; n < panels; n++) column[n] = load(weight + n * LANES);
+        for (int n = 0; n < panels; n++) column[n] = load_cached(p->weight_IO, at + n * LANES, half);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
@@ -61,50 +65,59 @@ INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const
     else put_tile(p, t, panel, sum, rows, panels, 0);
 }
 
-INLINE void add_part_rows(const Part *p, i64 rows, i64 panel, const int panels) {
+INLINE void add_part_rows(const Part *p, i64 rows, i64 panel, const int panels, const int half) {
     const int most = panels > TILE_PANELS ? FEW_ROWS : panels == 1 ? PART_ROWS : TILE_ROWS;
     for (i64 t = 0, count; t < rows; t += count) {
         count = even_part(rows - t, most);
         switch (count) {
-#define ROWS_OF(ROWS) case ROWS: if (ROWS <= most) add_part_tile(p, t, panel, ROWS, panels); break;
+#define ROWS_OF(ROWS) case ROWS: if (ROWS <= most) add_part_tile(p, t, panel, ROWS, panels, half); break;
             ROWS_OF(1) ROWS_OF(2) ROWS_OF(3) ROWS_OF(4) ROWS_OF(5) ROWS_OF(6) ROWS_OF(7) ROWS_OF(8) ROWS_OF(9) ROWS_OF(10) ROWS_OF(11) ROWS_OF(12)
         }
     }
 }
 
-static void add_part(const Part *p, i64 rows) {
+INLINE void add_part_panels(const Part *p, i64 rows, const int half) {
     const i64 last = whole(p->O, LANES) / LANES;
     for (i64 panel = 0, panels; panel < last; panel += panels) {
         panels = even_part(last - panel, rows <= FEW_ROWS ? TILE_SINGLE : TILE_PANELS);
         switch (panels) {
-#define PANELS_OF(PANELS) case PANELS: if (PANELS <= TILE_SINGLE) add_part_rows(p, rows, panel, PANELS); break;
+#define PANELS_OF(PANELS) case PANELS: if (PANELS <= TILE_SINGLE) add_part_rows(p, rows, panel, PANELS, half); break;
             PANELS_OF(1) PANELS_OF(2) PANELS_OF(3) PANELS_OF(4) PANELS_OF(5) PANELS_OF(6) PANELS_OF(7) PANELS_OF(8)
         }
     }
 }
 
-/* x A of some rows of a segment. */
+static void add_part(const Part *p, i64 rows) {
+    if (p->half) add_part_panels(p, rows, 1);
+    else add_part_panels(p, rows, 0);
+}
+
+/* x A of some rows of a segment: of single numbers 1 a row of A. */
 static void shrink(const Adapted *p, const Factors *factors, i64 weight, i64 begin, i64 end) {
     float *low = p->low_NR + weight * p->N * p->site->low_stride;
-    Part part = {.weight_IO = factors->a_IR, .I = p->I, .O = factors->R, .stride = factors->R};
+    Part part = {.weight_IO = factors->a_IR, .I = p->I, .O = factors->R, .stride = factors->R, .scale = factors->scale, .half = factors->half};
     for (i64 n = begin; n < end; n++) {
-        part.x[n - begin] = p->x_TI + p->index_N[n] * p->x_stride;
+        const i64 t = p->index_N[n];
         part.out[n - begin] = low + n * p->site->low_stride;
+        if (p->ids_T == NULL) part.x[n - begin] = p->x_TI + t * p->x_stride;
+        else for (i64 r = 0; p->ids_T[t] >= 0 && r < factors->R; r += LANES)
+            store_some(part.out[n - begin] + r, load_cached(factors->a_IR, p->ids_T[t] * factors->R + r, factors->half) * factors->scale, factors->R - r);
     }
-    add_part(&part, end - begin);
+    if (p->ids_T == NULL) add_part(&part, end - begin);
 }
 
 /* (x A) B of some rows of a segment and some outputs of a piece. */
 static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 begin, i64 end) {
     const float *low = p->low_NR + piece->weight * p->N * p->site->low_stride;
-    i64 from = piece->from + first, left = piece->count - first;
-    Part part = {.weight_IO = factors->b_RO + from, .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from, .I = factors->R,
-                 .O = left < OUTPUTS_AT_ONCE ? left : OUTPUTS_AT_ONCE, .stride = factors->stride, .adds = 1};
+    const i64 from = piece->from + first, left = piece->count - first;
+    Part part = {.weight_IO = factors->b_RO + from * (factors->half ? 2 : 4), .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from,
+                 .I = factors->R, .O = left < OUTPUTS_AT_ONCE ? left : OUTPUTS_AT_ONCE, .stride = factors->stride, .scale = 1.0f, .adds = 1,
+                 .half = factors->half};
     i64 rows = 0;
     for (i64 n = begin; n < end; n++) {
-        i64 t = p->index_N[n], id = p->ids_T == NULL ? 0 : p->ids_T[t];
-        if (id < 0) continue;
-        part.x[rows] = p->ids_T == NULL ? low + n * p->site->low_stride : factors->a_IR + id * factors->R;
+        const i64 t = p->index_N[n];
+        if (p->ids_T != NULL && p->ids_T[t] < 0) continue;
+        part.x[rows] = low + n * p->site->low_stride;
         part.out[rows++] = p->out_TO + t * p->out_stride + piece->to + first;
     }
     add_part(&part, rows);
@@ -116,7 +129,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
         for (i64 begin = p->segments[s].begin, end; begin < p->segments[s].end; begin = end) {                                      \
             end = begin + even_part(p->segments[s].end - begin, ROWS_AT_ONCE);                                                      \
             for (i64 n = 0; n < COUNT; n++) {                                                                                       \
-                const Factors *factors = p->site->slots[p->segments[s].slot] + (WEIGHT);                                                  \
+                const Factors *factors = p->site->slots[p->segments[s].slot] + (WEIGHT);                                            \
                 if (factors->a_IR == NULL) continue;                                                                                \
                 OF                                                                                                                  \
             }                                                                                                                       \
@@ -134,10 +147,8 @@ static void expand_all(const Adapted *p, i64 thread, i64 threads) {
 
 void adapters_team(const Adapted *p) {
     const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    if (p->ids_T == NULL) {
-        shrink_all(p, thread, threads);
+    shrink_all(p, thread, threads);
 #pragma omp barrier
-    }
     expand_all(p, thread, threads);
 #pragma omp barrier
 }

@@ -9,8 +9,11 @@
 
 /* An adapter's part of one weight on this rank. Without A it adapts other weights. */
 typedef struct {
-    const float *a_IR, *b_RO, *bias_O; /* the bias may be NULL */
-    i64 R, stride;                     /* of rows of b */
+    const char *a_IR, *b_RO; /* in float16 if `half` */
+    const float *bias_O;     /* or NULL */
+    i64 R, stride;           /* of rows of b, in numbers */
+    float scale;             /* of x A; a power of two */
+    int32_t half;
 } Factors;
 
 /* Outputs of a weight, from `from` on, that are columns of the result from `to` on. */

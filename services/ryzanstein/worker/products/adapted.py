@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,16 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """What an adapter adds to a whole weight's results: x times `a_IR` times `b_RO`, plus the bias, scaled already.
+    """What an adapter adds to a whole weight's results: `scale` times x times `a_IR` times `b_RO`, plus the bias.
 
-    Behind the numbers come 64 bytes that may be read.
+    A and B are both of float32, or both of float16. Behind the numbers come 64 bytes that may be read.
     """
 
     a_IR: Tensor
     b_RO: Tensor
     bias_O: Tensor | None = None
+    scale: float = 1.0
+    """A power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,8 @@ class AdaptableWeight:
 
     def own(self, factors: LowRankFactors) -> LowRankFactors:
         """Returns this rank's part: views."""
-        return LowRankFactors(
-            factors.a_IR.narrow(0, *self.own_inputs), factors.b_RO, factors.bias_O if self.adds_bias else None
-        )
+        own_IR = factors.a_IR.narrow(0, *self.own_inputs)
+        return replace(factors, a_IR=own_IR, bias_O=factors.bias_O if self.adds_bias else None)
 
 
 Piece = tuple[int, int, int, int]
@@ -134,7 +135,7 @@ class AdapterSite:
             return
         for factors, among in self._segments(rows):
             index = among[ids_T[among] >= 0]
-            low = [None if each is None else each.a_IR[ids_T[index]] for each in factors]
+            low = [None if each is None else each.a_IR[ids_T[index]].float() * each.scale for each in factors]
             self._add_pieces(out_TO, index, low, factors)
 
     def _segments(self, rows: AdapterRows) -> list[tuple[list[LowRankFactors | None], Tensor]]:
@@ -148,7 +149,7 @@ class AdapterSite:
             each, low_NR = factors[weight], low[weight]
             if each is None or low_NR is None:
                 continue
-            sums = low_NR @ each.b_RO[:, start : start + count]
+            sums = low_NR @ each.b_RO[:, start : start + count].float()
             if each.bias_O is not None:
                 sums += each.bias_O[start : start + count]
             out_TO[index, to : to + count] += sums.to(out_TO.dtype)
@@ -158,7 +159,7 @@ class AdapterSite:
     ) -> None:
         num_rows = len(rows.index_N)
         self.reach(int(rows.segments_S3[-1, 0]))
-        low = torch.empty(num_rows * self.low_floats if ids_T is None else 0)
+        low = torch.empty(num_rows * self.low_floats)
         own = self._weights[0].own_inputs[1]
         asked = AdaptedStruct(
             ids=None if ids_T is None else ids_T.data_ptr(),
@@ -200,14 +201,15 @@ class AdapterSite:
 
 
 def _low(x_NI: Tensor, factors: LowRankFactors | None) -> Tensor | None:
-    return None if factors is None else x_NI.to(factors.a_IR.dtype) @ factors.a_IR
+    return None if factors is None else (x_NI.float() @ factors.a_IR.float()) * factors.scale
 
 
 def _struct(factors: LowRankFactors | None) -> tuple[int, ...]:
     if factors is None:
         return (0,) * FACTORS
     bias = 0 if factors.bias_O is None else factors.bias_O.data_ptr()
-    return factors.a_IR.data_ptr(), factors.b_RO.data_ptr(), bias, len(factors.b_RO), factors.b_RO.stride(0)
+    scale = int(np.float32(factors.scale).view(np.int32)) | (factors.a_IR.dtype == torch.float16) << 32
+    return factors.a_IR.data_ptr(), factors.b_RO.data_ptr(), bias, len(factors.b_RO), factors.b_RO.stride(0), scale
 
 
 class AdapterSites:

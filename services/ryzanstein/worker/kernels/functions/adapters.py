@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.declaring import declared
 
-FACTORS = 5
-"""The 64-bit numbers of an adapter's part of a weight: addresses of A, B and bias, the rank, the stride of B's rows."""
+FACTORS = 6
+"""The 64-bit numbers of the struct Factors: addresses of A, B and bias, the rank, the stride of B's rows, scale and half."""
 
 
 class SiteStruct(Structure):
