@@ -116,16 +116,22 @@ static void add_part(Part *p, i64 rows, const int chains) {
     else add_columns(p, rows, 1, 0);
 }
 
+/* The place of a row's id among this rank's, or -1. */
+INLINE i64 own_id(const Adapted *p, i64 t) {
+    const i64 id = p->ids_T[t] - p->first_id;
+    return id < p->num_ids ? id : -1;
+}
+
 /* x A of some rows of a segment: of single numbers 1 a row of A. */
 static void shrink(const Adapted *p, const Factors *factors, i64 weight, i64 begin, i64 end) {
     float *low = p->low_NR + weight * p->N * p->site->low_stride;
     Part part = {.weight_IO = factors->a_IR, .I = p->I, .O = factors->R, .stride = factors->R, .scale = factors->scale, .half = factors->half};
     for (i64 n = begin; n < end; n++) {
-        const i64 t = p->index_N[n];
+        const i64 t = p->index_N[n], row = p->rows_T == NULL ? t : p->rows_T[t], id = p->ids_T == NULL ? 0 : own_id(p, t);
         part.out[n - begin] = low + n * p->site->low_stride;
-        if (p->ids_T == NULL) part.x[n - begin] = p->x_TI + t * p->x_stride;
-        else for (i64 r = 0; p->ids_T[t] >= 0 && r < factors->R; r += LANES)
-            store_some(part.out[n - begin] + r, load_cached(factors->a_IR, p->ids_T[t] * factors->R + r, factors->half) * factors->scale, factors->R - r);
+        if (p->ids_T == NULL) part.x[n - begin] = p->x_TI + row * p->x_stride;
+        else for (i64 r = 0; id >= 0 && r < factors->R; r += LANES)
+            store_some(part.out[n - begin] + r, load_cached(factors->a_IR, id * factors->R + r, factors->half) * factors->scale, factors->R - r);
     }
     if (p->ids_T == NULL) add_part(&part, end - begin, CHAINS);
 }
@@ -140,7 +146,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
     i64 rows = 0;
     for (i64 n = begin; n < end; n++) {
         const i64 t = p->index_N[n];
-        if (p->ids_T != NULL && p->ids_T[t] < 0) continue;
+        if (p->ids_T != NULL && own_id(p, t) < 0) continue;
         part.x[rows] = low + n * p->site->low_stride;
         part.out[rows++] = p->out_TO + t * p->out_stride + piece->to + first;
     }

@@ -35,13 +35,14 @@ typedef struct {
 
 typedef struct {
     const float *x_TI;
-    const i64 *ids_T; /* or NULL: A's row of each id is what x A would be; below 0 nothing is added */
+    const i64 *rows_T; /* which rows of x the rows of the result are made of; NULL: the same */
+    const i64 *ids_T;  /* or NULL: A's row `id - first_id` is what x A would be; to ids of other ranks nothing is added */
     float *out_TO;
     const Site *site;
     const Segment *segments;
     const i64 *index_N;
     float *low_NR; /* room for x A of each weight */
-    i64 x_stride, out_stride, I, N, num_segments;
+    i64 x_stride, out_stride, I, N, num_segments, first_id, num_ids;
 } Adapted;
 
 /* out += x A B, of each row with the factors of its adapter. Called by every thread of a team; all of it is there when it returns. */

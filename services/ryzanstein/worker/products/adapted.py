@@ -170,6 +170,7 @@ class AdapterSite:
             num_inputs=own,
             num_rows=num_rows,
             num_segments=len(rows.segments_S3),
+            num_ids=own,
         )
         native.adapters.add(asked, x_TI, out_TO, num_rows * self._site.low_stride * (own + out_TO.shape[1]))
 

@@ -30,8 +30,11 @@ class AdaptedStruct(Structure):
     """The struct Adapted of adapters.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "ids", "out", "site", "segments", "index", "low")),
-        *((name, c_int64) for name in ("x_stride", "out_stride", "num_inputs", "num_rows", "num_segments")),
+        *((name, c_void_p) for name in ("x", "rows", "ids", "out", "site", "segments", "index", "low")),
+        *(
+            (name, c_int64)
+            for name in ("x_stride", "out_stride", "num_inputs", "num_rows", "num_segments", "first_id", "num_ids")
+        ),
     )
 
 
