@@ -98,7 +98,9 @@ class AdapterSite:
     def __init__(self, weights: Sequence[AdaptableWeight], pieces: Sequence[Piece], native: NativeKernels | None) -> None:
         self._weights, self._pieces, self._native = weights, pieces, native
         self._slots: dict[int, list[LowRankFactors | None]] = {}
+        self._ranks: dict[int, int] = {}
         self._structs: dict[int, Integers] = {}
+        self._nothing = np.zeros((len(weights), FACTORS), np.int64)
         self._addresses = np.zeros(0, np.int64)
         self._pieces_P4 = np.array(pieces, np.int64).reshape(-1, 4)
         self._site = SiteStruct(pieces=self._pieces_P4.ctypes.data, num_weights=len(weights), num_pieces=len(pieces))
@@ -109,12 +111,14 @@ class AdapterSite:
         factors = [None if whole is None else weight.own(whole) for weight, whole in found]
         if any(each is not None for each in factors):
             self._slots[slot] = factors
-            self._tell()
+            self._ranks[slot] = max(len(each.b_RO) for each in factors if each is not None)
+            self._tell(slot, np.array([_struct(each) for each in factors], np.int64))
 
     def drop(self, slot: int) -> None:
         """Forgets an adapter."""
         if self._slots.pop(slot, None) is not None:
-            self._tell()
+            del self._ranks[slot]
+            self._tell(slot, self._nothing)
 
     def add(self, x_TI: Tensor, out_TO: Tensor, rows: AdapterRows) -> None:
         """Adds to a product's result what each row's adapter adds."""
@@ -187,18 +191,19 @@ class AdapterSite:
     def reach(self, last: int) -> None:
         """Makes slots up to `last` known to our own kernels. Those that adapt nothing here have what says so."""
         if last >= len(self._addresses):
-            self._tell(last)
+            known = self._addresses
+            self._addresses = np.full(2 * (last + 1), self._nothing.ctypes.data, np.int64)
+            self._addresses[: len(known)] = known
+            self._site.slots = self._addresses.ctypes.data
 
-    def _tell(self, last: int = 0) -> None:
-        """Writes down where each slot's factors are."""
+    def _tell(self, slot: int, structs: Integers) -> None:
+        """Writes down where a slot's factors are."""
         if self._native is None:
             return
-        ranks = [len(each.b_RO) for slot in self._slots.values() for each in slot if each is not None]
-        self._structs = {slot: np.array([_struct(each) for each in factors], np.int64) for slot, factors in self._slots.items()}
-        nothing = self._structs[0] = np.zeros((len(self._weights), FACTORS), np.int64)
-        count = max(last, *self._structs, len(self._addresses) - 1) + 1
-        self._addresses = np.array([self._structs.get(slot, nothing).ctypes.data for slot in range(count)], np.int64)
-        self._site.slots, self._site.low_stride = self._addresses.ctypes.data, max(ranks, default=0)
+        self.reach(slot)
+        self._structs[slot] = structs
+        self._addresses[slot] = structs.ctypes.data
+        self._site.low_stride = max(self._ranks.values(), default=0)
 
 
 def _low(x_NI: Tensor, factors: LowRankFactors | None) -> Tensor | None:
@@ -233,8 +238,8 @@ class AdapterSites:
 
     def map(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
         """Keeps an adapter: its factors of whole weights, by name, whose memory must stay as it is until it is dropped."""
-        self.drop(slot)
         for site in self._sites:
+            site.drop(slot)
             site.map(slot, factors.get)
             site.reach(slot)
         self.low_floats = max((site.low_floats for site in self._sites), default=0)
