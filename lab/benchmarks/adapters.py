@@ -1,12 +1,12 @@
 """Measures decode steps whose rows have adapters beside steps without any, on one rank, interleaved.
 
 .venv/bin/python lab/benchmarks/adapters.py [--preset M] [--layers 4] [--quantization int8] [--rank 16] [--adapters 100]
-    [--steps 30] [--rounds 3] [--threads 2] [--cpu] [--folder DIR]
+    [--steps 30] [--rounds 3] [--threads 2] [--half] [--cpu] [--folder DIR]
 
 A synthetic model of the preset's widths, with fewer layers, and random adapters of all linears are written to a temporary
 folder. Milliseconds, medians: plan in, tokens out. `ratio` is to the step of as many rows before any adapter was mapped, which
 is what a model without the feature computes; `calls` is such a step in calls for each layer, as every step with adapters is.
-`--cpu`: processor time, with `--threads 1` for a machine that does other things too.
+`--half`: factors in float16. `--cpu`: processor time, with `--threads 1` for a machine that does other things too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_adapters(arguments: argparse.Namespace, adaptable: Mapping[str, tuple[
             for name, shape in adaptable.items()
             if ".layers." in name
         }
-        pack(Adapter(weights), folder / f"adapter-{number}")
+        pack(Adapter(weights), folder / f"adapter-{number}", half=arguments.half)
         yield folder / f"adapter-{number}"
 
 
@@ -99,6 +99,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--half", action="store_true")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--folder")
     arguments = parser.parse_args(words)

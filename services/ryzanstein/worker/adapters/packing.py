@@ -1,9 +1,10 @@
 """An adapter in one file, which every rank maps and takes its part of as views.
 
-The file is a magic number, the length of a table, the table in JSON, then matrices of float32 that begin at multiples of 64
-bytes: of each weight A as [inputs, ranks] and B as [ranks, outputs]. B and the bias are multiplied by the scale: it is one
-number less for kernels to know, and of the usual scales, powers of two, the product is exact. After the last matrix come 64
-bytes, because kernels read whole registers.
+The file is a magic number, the length of a table, the table in JSON, then matrices that begin at multiples of 64 bytes: of
+each weight A as [inputs, ranks] and B as [ranks, outputs], in float32 or float16. B and the bias are multiplied by the scale of
+the adapter: then all of its weights are alike, and of the usual scales, powers of two, the product is exact. In float16 both
+matrices are multiplied by powers of two that make their greatest number about 1, so that no number is too large for it and few
+are too small; `scale` undoes that. After the last matrix come 64 bytes, because kernels read whole registers.
 
 Legend: I inputs, R ranks, O outputs.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from ryzanstein.worker.adapters.reading import AdaptedWeight, Adapter
 from ryzanstein.worker.adapters.tensors import Floats
@@ -28,38 +30,47 @@ _MAGIC = b"RYZADPT1"
 _ALIGNMENT = 64
 
 
+Packed = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """The factors of one weight, scaled, as views of the mapped file."""
+    """The factors of one weight as views of the mapped file: x A B times `scale` is added, and the bias."""
 
-    a_IR: Floats
-    b_RO: Floats
+    a_IR: Packed
+    b_RO: Packed
     bias_O: Floats | None
+    scale: float
 
 
-def pack(adapter: Adapter, path: Path) -> None:
+def pack(adapter: Adapter, path: Path, *, half: bool = False) -> None:
     """Writes the adapter to `path`, which is complete or not there.
 
+    `half`: in float16, for a model whose own weights are rounded too.
     Raises AdapterUnfit if a scaled factor is too large for float32; OSError.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
-            write_packed(adapter, file)
+            write_packed(adapter, file, half=half)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def write_packed(adapter: Adapter, file: BinaryIO) -> None:
+def write_packed(adapter: Adapter, file: BinaryIO, *, half: bool = False) -> None:
     """Writes the adapter to an empty file. Raises as `pack` does."""
-    matrices: list[Floats] = []
+    matrices: list[Packed] = []
     table: dict[str, dict[str, Any]] = {}
     offset = 0
     for name, weight in adapter.weights.items():
-        parts = _scaled(name, weight)
-        table[name] = {}
+        parts: dict[str, Packed] = {**_scaled(name, weight)}
+        table[name] = {"half": half, "scale": 1.0}
+        if half:
+            parts["a"], of_a = _halved(parts["a"])
+            parts["b"], of_b = _halved(parts["b"])
+            table[name]["scale"] = 2.0 ** -(of_a + of_b)
         for part, matrix in parts.items():
             table[name][part] = {"offset": offset, "shape": matrix.shape}
             matrices.append(matrix)
@@ -67,10 +78,10 @@ def write_packed(adapter: Adapter, file: BinaryIO) -> None:
     _write(file, json.dumps(table).encode(), matrices)
 
 
-def packed_bytes(adapter: Adapter) -> int:
+def packed_bytes(adapter: Adapter, *, half: bool = False) -> int:
     """Returns about how many bytes `pack` writes."""
     sizes = (each.a_RI.nbytes + each.b_OR.nbytes for each in adapter.weights.values())
-    return sum(sizes)
+    return sum(sizes) // (2 if half else 1)
 
 
 def open_packed(path: Path) -> Mapping[str, PackedWeight]:
@@ -87,14 +98,22 @@ def open_packed(path: Path) -> Mapping[str, PackedWeight]:
     table: dict[str, dict[str, Any]] = json.loads(memory[begin : begin + length])
     start = _whole(begin + length)
 
-    def view(place: Mapping[str, Any]) -> Floats:
+    def view(place: Mapping[str, Any], kind: type[np.floating[Any]] = np.float32) -> npt.NDArray[Any]:
         shape, offset = tuple(place["shape"]), start + place["offset"]
-        return np.frombuffer(memory, np.float32, int(np.prod(shape)), offset).reshape(shape)
+        return np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
 
-    return {
-        name: PackedWeight(view(places["a"]), view(places["b"]), view(places["bias"]) if "bias" in places else None)
-        for name, places in table.items()
-    }
+    def weight(told: Mapping[str, Any]) -> PackedWeight:
+        kind = np.float16 if told["half"] else np.float32
+        bias_O = view(told["bias"]) if "bias" in told else None
+        return PackedWeight(view(told["a"], kind), view(told["b"], kind), bias_O, told["scale"])
+
+    return {name: weight(told) for name, told in table.items()}
+
+
+def _halved(matrix: Packed) -> tuple[Packed, int]:
+    """Returns a matrix in float16, and the power of two that it was multiplied by: its greatest number is then in [0.5, 1)."""
+    _, exponent = np.frexp(np.abs(matrix).max(initial=0))
+    return np.ldexp(matrix, -int(exponent)).astype(np.float16), -int(exponent)
 
 
 def _scaled(name: str, weight: AdaptedWeight) -> dict[str, Floats]:
@@ -108,7 +127,7 @@ def _scaled(name: str, weight: AdaptedWeight) -> dict[str, Floats]:
     return parts
 
 
-def _write(file: BinaryIO, header: bytes, matrices: list[Floats]) -> None:
+def _write(file: BinaryIO, header: bytes, matrices: list[Packed]) -> None:
     file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
     for matrix in matrices:
         file.write(b"\0" * (_whole(file.tell()) - file.tell()))

@@ -1,113 +1,156 @@
 /* What low-rank adapters add to the result of a product: x A B, with its own A and B for each adapter (Hu et al. 2021). The rows of a
    step are grouped by their adapter, as in Punica (Chen et al. 2024) and S-LoRA (Sheng et al. 2024).
 
-   Each number is one chain of fused additions, over inputs for x A and over ranks for (x A) B, and is added once to the result. So a
-   row's bits depend on neither the other rows nor the number of threads, nor on the width of registers.
+   Each number of x A is the sum of two chains of fused additions, over inputs of even and of odd number, each number of (x A) B one
+   chain over ranks, which is added once to the result. So a row's bits depend on neither the other rows nor the number of threads,
+   nor on the width of registers.
 
    Legend: T rows of the step, N those with an adapter, I inputs, R ranks, O outputs. */
 
 #include "adapters.h"
 #include "panels.h"
 
-enum { PART_ROWS = 2 * TILE_ROWS };                           /* of a tile with one panel */
-enum { ROWS_AT_ONCE = 2 * PART_ROWS, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes */
-enum { PARALLEL = 64 * 1024 };                                /* products from which threads pay for their start */
+/* A tile is 1, 2 or 6 rows times 1, 2, 4 or 8 vectors, or 12 rows times one: as many sums as registers hold. Rows that fill a tile up
+   are computed and thrown away. */
+#if LANES == 16
+enum { SHRUNK = 2, SHRUNK_SINGLE = 4, EXPANDED = 4, EXPANDED_SINGLE = 8, TALL = 12 }; /* vectors of a tile, and of one with a single row */
+#else
+enum { SHRUNK = 1, SHRUNK_SINGLE = 4, EXPANDED = 2, EXPANDED_SINGLE = 4, TALL = 6 };
+#endif
+enum { MOST_TILE = 12, ROWS_AT_ONCE = 24, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes; there are as many ranks */
+enum { CHAINS = 2 };                                               /* of x A: a single one waits for each addition */
+enum { PARALLEL = 64 * 1024 };                                     /* products from which threads pay for their start */
 
 /* Some rows times some columns of a matrix. */
 typedef struct {
-    const float *x[ROWS_AT_ONCE];
-    float *out[ROWS_AT_ONCE];
-    const float *weight_IO, *bias_O;
+    const float *x[ROWS_AT_ONCE + MOST_TILE];
+    float *out[ROWS_AT_ONCE + MOST_TILE];
+    const char *weight_IO; /* in float16 if `half` */
+    const float *bias_O;
     i64 I, O, stride;
-    int adds; /* to what is there */
+    float scale;    /* of what is stored */
+    int adds, half; /* adds: to what is there */
 } Part;
 
-/* Stores the sums of a tile whose panels are whole, or of one whose last panel is not. */
-INLINE void put_tile(const Part *p, i64 t, i64 panel, Lanes sum[][TILE_SINGLE], const int rows, const int panels, const int whole_panels) {
-    for (int n = 0; n < panels; n++) {
-        const i64 o = (panel + n) * LANES, left = whole_panels ? LANES : p->O - o; /* other lanes have read what comes after it */
-        if (p->bias_O != NULL) {
-            Lanes bias = load_some(p->bias_O + o, left);
-            for (int r = 0; r < rows; r++) sum[r][n] += bias;
-        }
-        for (int r = 0; r < rows; r++) {
-            float *out = p->out[t + r] + o;
-            if (p->adds) sum[r][n] += load_some(out, left);
-            store_some(out, sum[r][n], left);
-        }
+static void put_sums(const Part *p, i64 t, i64 o, const Lanes *sums, i64 count) {
+    float *out = p->out[t] + o;
+    for (i64 n = 0; n < count; n++) {
+        const i64 left = p->O - o - n * LANES; /* lanes past the last output have read what comes after it */
+        Lanes sum = sums[n];
+        if (p->bias_O != NULL) sum += load_some(p->bias_O + o + n * LANES, left);
+        if (p->scale != 1.0f) sum *= p->scale;
+        if (p->adds) sum += load_some(out + n * LANES, left);
+        store_some(out + n * LANES, sum, left);
     }
 }
 
-INLINE void add_part_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels) {
-    const float *weight = p->weight_IO + panel * LANES, *x[PART_ROWS];
-    Lanes sum[PART_ROWS][TILE_SINGLE];
+INLINE void add_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels, const int chains, const int half) {
+    const float *x[MOST_TILE];
+    Lanes sum[CHAINS][MOST_TILE][8];
     for (int r = 0; r < rows; r++) {
         x[r] = p->x[t + r];
         for (int n = 0; n < panels; n++) {
-            sum[r][n] = (Lanes){0};
+            for (int c = 0; c < chains; c++) sum[c][r][n] = (Lanes){0};
             if (p->adds) __builtin_prefetch(p->out[t + r] + (panel + n) * LANES, 1);
         }
     }
-    for (i64 i = 0; i < p->I; i++, weight += p->stride) {
-        Lanes column[TILE_SINGLE];
+    i64 i = 0, at = panel * LANES;
+    for (; i + chains <= p->I; i += chains)
+#pragma GCC unroll 2
+        for (int c = 0; c < chains; c++, at += p->stride) {
+            Lanes column[8];
 #pragma GCC unroll 8
-        for (int n = 0; n < panels; n++) column[n] = load(weight + n * LANES);
+            for (int n = 0; n < panels; n++) column[n] = load_cached(p->weight_IO, at + n * LANES, half);
 #pragma GCC unroll 12
-        for (int r = 0; r < rows; r++)
+            for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-            for (int n = 0; n < panels; n++) sum[r][n] = fused(column[n], all(x[r][i]), sum[r][n]);
+                for (int n = 0; n < panels; n++) sum[c][r][n] = fused(column[n], all(x[r][i + c]), sum[c][r][n]);
+        }
+    for (int n = 0; i < p->I && n < panels; n++) { /* an odd number of inputs */
+        Lanes column = load_cached(p->weight_IO, at + n * LANES, half);
+        for (int r = 0; r < rows; r++) sum[0][r][n] = fused(column, all(x[r][i]), sum[0][r][n]);
     }
-    if ((panel + panels) * LANES <= p->O) put_tile(p, t, panel, sum, rows, panels, 1);
-    else put_tile(p, t, panel, sum, rows, panels, 0);
+    for (int r = 0; r < rows; r++) {
+        for (int n = 0; chains == 2 && n < panels; n++) sum[0][r][n] += sum[1][r][n];
+        put_sums(p, t + r, panel * LANES, sum[0][r], panels);
+    }
 }
 
-INLINE void add_part_rows(const Part *p, i64 rows, i64 panel, const int panels) {
-    const int most = panels > TILE_PANELS ? FEW_ROWS : panels == 1 ? PART_ROWS : TILE_ROWS;
+/* As many rows of a tile as are left, or more. */
+INLINE i64 tile_rows(i64 left, const int panels, const int chains) {
+    if (panels == 1 && chains == 2 && TALL > 6 && left > 8) return TALL;
+    return left > 2 ? 6 : left;
+}
+
+INLINE void add_rows_of(const Part *p, i64 rows, i64 panel, const int panels, const int chains, const int half) {
     for (i64 t = 0, count; t < rows; t += count) {
-        count = even_part(rows - t, most);
-        switch (count) {
-#define ROWS_OF(ROWS) case ROWS: if (ROWS <= most) add_part_tile(p, t, panel, ROWS, panels); break;
-            ROWS_OF(1) ROWS_OF(2) ROWS_OF(3) ROWS_OF(4) ROWS_OF(5) ROWS_OF(6) ROWS_OF(7) ROWS_OF(8) ROWS_OF(9) ROWS_OF(10) ROWS_OF(11) ROWS_OF(12)
-        }
+        count = tile_rows(rows - t, panels, chains);
+        if (count == 1) add_tile(p, t, panel, 1, panels, chains, half);
+        else if (panels > (chains == 2 ? SHRUNK : EXPANDED)) break; /* only a single row has so many */
+        else if (count == 2) add_tile(p, t, panel, 2, panels, chains, half);
+        else if (count == 6) add_tile(p, t, panel, 6, panels, chains, half);
+        else if (panels == 1 && chains == 2) add_tile(p, t, panel, MOST_TILE, 1, chains, half);
     }
 }
 
-static void add_part(const Part *p, i64 rows) {
+INLINE void add_columns(const Part *p, i64 rows, const int chains, const int half) {
     const i64 last = whole(p->O, LANES) / LANES;
+    const int most = chains == 2 ? (rows == 1 ? SHRUNK_SINGLE : SHRUNK) : (rows == 1 ? EXPANDED_SINGLE : EXPANDED);
     for (i64 panel = 0, panels; panel < last; panel += panels) {
-        panels = even_part(last - panel, rows <= FEW_ROWS ? TILE_SINGLE : TILE_PANELS);
-        switch (panels) {
-#define PANELS_OF(PANELS) case PANELS: if (PANELS <= TILE_SINGLE) add_part_rows(p, rows, panel, PANELS); break;
-            PANELS_OF(1) PANELS_OF(2) PANELS_OF(3) PANELS_OF(4) PANELS_OF(5) PANELS_OF(6) PANELS_OF(7) PANELS_OF(8)
-        }
+        const i64 left = last - panel < most ? last - panel : most;
+        panels = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        if (panels == 1) add_rows_of(p, rows, panel, 1, chains, half);
+        else if (panels == 2) add_rows_of(p, rows, panel, 2, chains, half);
+        else if (panels == 4) add_rows_of(p, rows, panel, 4, chains, half);
+        else if (chains == 1) add_rows_of(p, rows, panel, 8, chains, half);
     }
 }
 
-/* x A of some rows of a segment. */
+static void add_part(Part *p, i64 rows, const int chains) {
+    float unused[OUTPUTS_AT_ONCE + LANES];
+    for (i64 r = rows; r < rows + MOST_TILE; r++) p->x[r] = p->x[0], p->out[r] = unused;
+    if (rows == 0) return;
+    if (p->half && chains == 2) add_columns(p, rows, 2, 1);
+    else if (p->half) add_columns(p, rows, 1, 1);
+    else if (chains == 2) add_columns(p, rows, 2, 0);
+    else add_columns(p, rows, 1, 0);
+}
+
+/* The place of a row's id among this rank's, or -1. */
+INLINE i64 own_id(const Adapted *p, i64 t) {
+    const i64 id = p->ids_T[t] - p->first_id;
+    return id < p->num_ids ? id : -1;
+}
+
+/* x A of some rows of a segment: of single numbers 1 a row of A. */
 static void shrink(const Adapted *p, const Factors *factors, i64 weight, i64 begin, i64 end) {
     float *low = p->low_NR + weight * p->N * p->site->low_stride;
-    Part part = {.weight_IO = factors->a_IR, .I = p->I, .O = factors->R, .stride = factors->R};
+    Part part = {.weight_IO = factors->a_IR, .I = p->I, .O = factors->R, .stride = factors->R, .scale = factors->scale, .half = factors->half};
     for (i64 n = begin; n < end; n++) {
-        part.x[n - begin] = p->x_TI + p->index_N[n] * p->x_stride;
+        const i64 t = p->index_N[n], row = p->rows_T == NULL ? t : p->rows_T[t], id = p->ids_T == NULL ? 0 : own_id(p, t);
         part.out[n - begin] = low + n * p->site->low_stride;
+        if (p->ids_T == NULL) part.x[n - begin] = p->x_TI + row * p->x_stride;
+        else for (i64 r = 0; id >= 0 && r < factors->R; r += LANES)
+            store_some(part.out[n - begin] + r, load_cached(factors->a_IR, id * factors->R + r, factors->half) * factors->scale, factors->R - r);
     }
-    add_part(&part, end - begin);
+    if (p->ids_T == NULL) add_part(&part, end - begin, CHAINS);
 }
 
 /* (x A) B of some rows of a segment and some outputs of a piece. */
 static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 begin, i64 end) {
     const float *low = p->low_NR + piece->weight * p->N * p->site->low_stride;
-    i64 from = piece->from + first, left = piece->count - first;
-    Part part = {.weight_IO = factors->b_RO + from, .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from, .I = factors->R,
-                 .O = left < OUTPUTS_AT_ONCE ? left : OUTPUTS_AT_ONCE, .stride = factors->stride, .adds = 1};
+    const i64 from = piece->from + first, left = piece->count - first;
+    Part part = {.weight_IO = factors->b_RO + from * (factors->half ? 2 : 4), .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from,
+                 .I = factors->R, .O = left < OUTPUTS_AT_ONCE ? left : OUTPUTS_AT_ONCE, .stride = factors->stride, .scale = 1.0f, .adds = 1,
+                 .half = factors->half};
     i64 rows = 0;
     for (i64 n = begin; n < end; n++) {
-        i64 t = p->index_N[n], id = p->ids_T == NULL ? 0 : p->ids_T[t];
-        if (id < 0) continue;
-        part.x[rows] = p->ids_T == NULL ? low + n * p->site->low_stride : factors->a_IR + id * factors->R;
+        const i64 t = p->index_N[n];
+        if (p->ids_T != NULL && own_id(p, t) < 0) continue;
+        part.x[rows] = low + n * p->site->low_stride;
         part.out[rows++] = p->out_TO + t * p->out_stride + piece->to + first;
     }
-    add_part(&part, rows);
+    add_part(&part, rows, 1);
 }
 
 /* Calls for all parts of all segments, of which this thread takes its turn. */
@@ -116,7 +159,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
         for (i64 begin = p->segments[s].begin, end; begin < p->segments[s].end; begin = end) {                                      \
             end = begin + even_part(p->segments[s].end - begin, ROWS_AT_ONCE);                                                      \
             for (i64 n = 0; n < COUNT; n++) {                                                                                       \
-                const Factors *factors = p->site->slots[p->segments[s].slot] + (WEIGHT);                                                  \
+                const Factors *factors = p->site->slots[p->segments[s].slot] + (WEIGHT);                                            \
                 if (factors->a_IR == NULL) continue;                                                                                \
                 OF                                                                                                                  \
             }                                                                                                                       \
@@ -134,10 +177,8 @@ static void expand_all(const Adapted *p, i64 thread, i64 threads) {
 
 void adapters_team(const Adapted *p) {
     const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    if (p->ids_T == NULL) {
-        shrink_all(p, thread, threads);
+    shrink_all(p, thread, threads);
 #pragma omp barrier
-    }
     expand_all(p, thread, threads);
 #pragma omp barrier
 }

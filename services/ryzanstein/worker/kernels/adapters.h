@@ -9,8 +9,11 @@
 
 /* An adapter's part of one weight on this rank. Without A it adapts other weights. */
 typedef struct {
-    const float *a_IR, *b_RO, *bias_O; /* the bias may be NULL */
-    i64 R, stride;                     /* of rows of b */
+    const char *a_IR, *b_RO; /* in float16 if `half` */
+    const float *bias_O;     /* or NULL */
+    i64 R, stride;           /* of rows of b, in numbers */
+    float scale;             /* of x A; a power of two */
+    int32_t half;
 } Factors;
 
 /* Outputs of a weight, from `from` on, that are columns of the result from `to` on. */
@@ -32,13 +35,14 @@ typedef struct {
 
 typedef struct {
     const float *x_TI;
-    const i64 *ids_T; /* or NULL: A's row of each id is what x A would be; below 0 nothing is added */
+    const i64 *rows_T; /* which rows of x the rows of the result are made of; NULL: the same */
+    const i64 *ids_T;  /* or NULL: A's row `id - first_id` is what x A would be; to ids of other ranks nothing is added */
     float *out_TO;
     const Site *site;
     const Segment *segments;
     const i64 *index_N;
     float *low_NR; /* room for x A of each weight */
-    i64 x_stride, out_stride, I, N, num_segments;
+    i64 x_stride, out_stride, I, N, num_segments, first_id, num_ids;
 } Adapted;
 
 /* out += x A B, of each row with the factors of its adapter. Called by every thread of a team; all of it is there when it returns. */

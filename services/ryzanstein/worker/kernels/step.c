@@ -38,7 +38,7 @@ INLINE float *at(const Place *on, i64 buffer) { return on->program->arena + buff
 static void prepare_row(const Place *on, const Op *op, const Product *p, i64 t, float *row_I) {
     const float *x_I = at(on, op->in) + (on->rows_T == NULL ? t : on->rows_T[t]) * op->I;
     if (op->norm != NULL) rms_norm_row(x_I, op->norm, row_I, op->I, op->eps, op->offset);
-    else if (op->kind == IN_BYTES) memcpy(row_I, x_I, (size_t)op->I * sizeof(float));
+    else if (op->kind != IN_BLOCKS) memcpy(row_I, x_I, (size_t)op->I * sizeof(float));
     if (op->kind == IN_BYTES) int8_quantize(p, t, row_I);
     if (op->kind == IN_BLOCKS) block_quantize(p, t, op->norm != NULL ? row_I : x_I);
 }
@@ -46,7 +46,7 @@ static void prepare_row(const Place *on, const Op *op, const Product *p, i64 t, 
 static void prepare_rows(const Place *on, const Op *op, Product *p) {
     const int quantizes = op->kind == IN_BYTES || op->kind == IN_BLOCKS;
     p->x_TI = at(on, op->in);
-    if (!quantizes && op->norm == NULL) return;
+    if (!quantizes && op->norm == NULL && on->rows_T == NULL) return;
     if (on->T == 1) {
         p->levels = on->own_levels;
         prepare_row(on, op, p, 0, on->row_I);
@@ -167,7 +167,16 @@ static void run_adapt(const Place *on, const Op *op) {
     const Step *step = on->step;
     const Adapted p = {.x_TI = at(on, op->in), .out_TO = at(on, op->out), .site = (const Site *)op->weight, .segments = step->segments,
                        .index_N = step->index_N, .low_NR = on->low_NR, .x_stride = op->I, .out_stride = op->stride, .I = op->I,
-                       .N = step->N, .num_segments = step->num_segments};
+                       .N = step->N, .num_segments = step->num_segments, .ids_T = op->op == ADAPT_EMBED ? step->ids_T : NULL,
+                       .first_id = op->first, .num_ids = op->O};
+    adapters_team(&p);
+}
+
+static void run_adapt_head(const Place *on, const Op *op) {
+    const Step *step = on->step;
+    const Adapted p = {.x_TI = at(on, op->in), .out_TO = at(on, op->out), .site = (const Site *)op->weight, .segments = step->last_segments,
+                       .index_N = step->last_index_N, .low_NR = on->low_NR, .x_stride = op->I, .out_stride = op->stride, .I = op->I,
+                       .N = step->last_N, .num_segments = step->last_num_segments, .rows_T = step->last_R};
     adapters_team(&p);
 }
 
@@ -228,7 +237,8 @@ static int run_op(const Place *on, const Op *op, int again) {
     case ANGLES: run_angles(on, op); break;
     case HEAD: run_head(on, op); break;
     case GREATEST: run_greatest(on, op); break;
-    case ADAPT: run_adapt(on, op); break;
+    case ADAPT: case ADAPT_EMBED: run_adapt(on, op); break;
+    case ADAPT_HEAD: run_adapt_head(on, op); break;
     default: run_activate(on, op);
     }
     return MEETING_OK;
@@ -241,7 +251,7 @@ static i64 divide(const Program *program, const Step *step, Call **calls, Place 
     char *memory = program->memory;
     on->levels = memory + used, used += lines(T * program->most_row_bytes);
     on->rows_TI = (float *)(memory + used), used += lines(T * program->most_inputs * 4);
-    on->low_NR = (float *)(memory + used), used += lines(step->N * step->low_floats * 4);
+    on->low_NR = (float *)(memory + used), used += lines((step->N > step->last_N ? step->N : step->last_N) * step->low_floats * 4);
     for (i64 g = 0; g < program->num_groups; g++) {
         const Attention *asked = &step->groups[g].asked;
         const i64 bytes = asked->K > 0 ? lines(attend_tasks_bytes(asked)) : 0;

@@ -14,8 +14,9 @@
 #include "meeting.h"
 
 /* What an op computes. `in`, `out` and `residual` are buffers; -1: none. HEAD is a PRODUCT of the rows that are wanted; its result
-   has one row for each of these. ADAPT adds to a product's result what adapters add: `weight` is the Site (adapters.h). */
-enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST, ADAPT };
+   has one row for each of these. ADAPT adds to a product's result what adapters add: `weight` is the Site (adapters.h). ADAPT_EMBED and ADAPT_HEAD do so for EMBED
+   and HEAD. */
+enum { PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST, ADAPT, ADAPT_EMBED, ADAPT_HEAD };
 
 typedef struct {
     int32_t op, layer, place, unused; /* layer and place: what the board shows (meeting.h) */
@@ -68,9 +69,10 @@ typedef struct {
     const StepAngles *rotaries;
     float *best_R;                    /* GREATEST: the greatest logit of each row, and its place among the op's O */
     i64 *token_R;
-    const Segment *segments;          /* ADAPT: which rows have which adapters, and room for `low_floats` numbers of each */
-    const i64 *index_N;
-    i64 num_segments, N, low_floats;
+    const Segment *segments, *last_segments; /* ADAPT: which rows, or which wanted ones, have which adapters */
+    const i64 *index_N, *last_index_N;
+    i64 num_segments, N, last_num_segments, last_N;
+    i64 low_floats;                          /* of which there is room for each row with an adapter */
 } Step;
 
 enum { STEP_SHORT = -1 };

@@ -189,15 +189,14 @@ class Decoder:
         ops.end_goal()
         if not native:
             return None, ops.reason
-        if not adapting:
-            self._emit_end(ops)
+        self._emit_end(ops)
         adapters = self.adapters if adapting else None
         share = native / len(self._layers)
         return Program(kernels.program, ops, share, self._tp.collectives, angles, adapters=adapters), ops.reason
 
     def hidden(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor:
         """Runs the step, fills the cache, and returns the hidden states for the head, [R, E]."""
-        program = self.program if inputs.adapters is None else self._adapted
+        program = self._program_of(inputs)
         if program is not None and program.takes(inputs):
             return self._final_norm(program.hidden(inputs)[inputs.last_R])
         x_TE = self._embedded(inputs)
@@ -208,21 +207,26 @@ class Decoder:
             x_TE = layer()(x_TE, inputs, angles, cache.pages(index, *planes), own_TP)
         return self._final_norm(x_TE[inputs.last_R])
 
+    def _program_of(self, inputs: StepInputs) -> Program | None:
+        return self.program if inputs.adapters is None else self._adapted
+
     def _embedded(self, inputs: StepInputs) -> Tensor:
         return self._embedding(inputs.ids_T, inputs.positions_T, inputs.adapters)
 
     def logits(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Tensor | None:
         """Runs the step. Returns the logits of the wanted rows as the head does; they are valid until the next step."""
-        if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
-            return self.head.gathered(self.head.capped(self.program.logits(inputs)))
+        program = self._program_of(inputs)
+        if program is not None and program.takes(inputs, Goal.LOGITS):
+            return self.head.gathered(self.head.capped(program.logits(inputs)))
         return self.head.logits(self.hidden(inputs, cache), inputs.last_adapters)
 
     def greedy(self, inputs: StepInputs, cache: KVCache | ZonedCache) -> Best | None:
         """Runs the step. Returns the greatest logits of the wanted rows and their tokens as the head does."""
-        if self.program is not None and self.program.takes(inputs, Goal.TOKENS):
-            return self.head.merged(*self.program.greatest(inputs))
-        if self.program is not None and self.program.takes(inputs, Goal.LOGITS):
-            return self.head.likeliest(self.head.capped(self.program.logits(inputs)))
+        program = self._program_of(inputs)
+        if program is not None and program.takes(inputs, Goal.TOKENS):
+            return self.head.merged(*program.greatest(inputs))
+        if program is not None and program.takes(inputs, Goal.LOGITS):
+            return self.head.likeliest(self.head.capped(program.logits(inputs)))
         return self.head.greedy(self.hidden(inputs, cache), inputs.last_adapters)
 
     def _angles(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> list[Angles]:

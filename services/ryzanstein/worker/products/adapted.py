@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,16 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """What an adapter adds to a whole weight's results: x times `a_IR` times `b_RO`, plus the bias, scaled already.
+    """What an adapter adds to a whole weight's results: `scale` times x times `a_IR` times `b_RO`, plus the bias.
 
-    Behind the numbers come 64 bytes that may be read.
+    A and B are both of float32, or both of float16. Behind the numbers come 64 bytes that may be read.
     """
 
     a_IR: Tensor
     b_RO: Tensor
     bias_O: Tensor | None = None
+    scale: float = 1.0
+    """A power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,8 @@ class AdaptableWeight:
 
     def own(self, factors: LowRankFactors) -> LowRankFactors:
         """Returns this rank's part: views."""
-        return LowRankFactors(
-            factors.a_IR.narrow(0, *self.own_inputs), factors.b_RO, factors.bias_O if self.adds_bias else None
-        )
+        own_IR = factors.a_IR.narrow(0, *self.own_inputs)
+        return replace(factors, a_IR=own_IR, bias_O=factors.bias_O if self.adds_bias else None)
 
 
 Piece = tuple[int, int, int, int]
@@ -97,7 +98,9 @@ class AdapterSite:
     def __init__(self, weights: Sequence[AdaptableWeight], pieces: Sequence[Piece], native: NativeKernels | None) -> None:
         self._weights, self._pieces, self._native = weights, pieces, native
         self._slots: dict[int, list[LowRankFactors | None]] = {}
+        self._ranks: dict[int, int] = {}
         self._structs: dict[int, Integers] = {}
+        self._nothing = np.zeros((len(weights), FACTORS), np.int64)
         self._addresses = np.zeros(0, np.int64)
         self._pieces_P4 = np.array(pieces, np.int64).reshape(-1, 4)
         self._site = SiteStruct(pieces=self._pieces_P4.ctypes.data, num_weights=len(weights), num_pieces=len(pieces))
@@ -108,12 +111,14 @@ class AdapterSite:
         factors = [None if whole is None else weight.own(whole) for weight, whole in found]
         if any(each is not None for each in factors):
             self._slots[slot] = factors
-            self._tell()
+            self._ranks[slot] = max(len(each.b_RO) for each in factors if each is not None)
+            self._tell(slot, np.array([_struct(each) for each in factors], np.int64))
 
     def drop(self, slot: int) -> None:
         """Forgets an adapter."""
         if self._slots.pop(slot, None) is not None:
-            self._tell()
+            del self._ranks[slot]
+            self._tell(slot, self._nothing)
 
     def add(self, x_TI: Tensor, out_TO: Tensor, rows: AdapterRows) -> None:
         """Adds to a product's result what each row's adapter adds."""
@@ -134,7 +139,7 @@ class AdapterSite:
             return
         for factors, among in self._segments(rows):
             index = among[ids_T[among] >= 0]
-            low = [None if each is None else each.a_IR[ids_T[index]] for each in factors]
+            low = [None if each is None else each.a_IR[ids_T[index]].float() * each.scale for each in factors]
             self._add_pieces(out_TO, index, low, factors)
 
     def _segments(self, rows: AdapterRows) -> list[tuple[list[LowRankFactors | None], Tensor]]:
@@ -148,7 +153,7 @@ class AdapterSite:
             each, low_NR = factors[weight], low[weight]
             if each is None or low_NR is None:
                 continue
-            sums = low_NR @ each.b_RO[:, start : start + count]
+            sums = low_NR @ each.b_RO[:, start : start + count].float()
             if each.bias_O is not None:
                 sums += each.bias_O[start : start + count]
             out_TO[index, to : to + count] += sums.to(out_TO.dtype)
@@ -158,7 +163,7 @@ class AdapterSite:
     ) -> None:
         num_rows = len(rows.index_N)
         self.reach(int(rows.segments_S3[-1, 0]))
-        low = torch.empty(num_rows * self.low_floats if ids_T is None else 0)
+        low = torch.empty(num_rows * self.low_floats)
         own = self._weights[0].own_inputs[1]
         asked = AdaptedStruct(
             ids=None if ids_T is None else ids_T.data_ptr(),
@@ -169,6 +174,7 @@ class AdapterSite:
             num_inputs=own,
             num_rows=num_rows,
             num_segments=len(rows.segments_S3),
+            num_ids=own,
         )
         native.adapters.add(asked, x_TI, out_TO, num_rows * self._site.low_stride * (own + out_TO.shape[1]))
 
@@ -185,29 +191,31 @@ class AdapterSite:
     def reach(self, last: int) -> None:
         """Makes slots up to `last` known to our own kernels. Those that adapt nothing here have what says so."""
         if last >= len(self._addresses):
-            self._tell(last)
+            known = self._addresses
+            self._addresses = np.full(2 * (last + 1), self._nothing.ctypes.data, np.int64)
+            self._addresses[: len(known)] = known
+            self._site.slots = self._addresses.ctypes.data
 
-    def _tell(self, last: int = 0) -> None:
-        """Writes down where each slot's factors are."""
+    def _tell(self, slot: int, structs: Integers) -> None:
+        """Writes down where a slot's factors are."""
         if self._native is None:
             return
-        ranks = [len(each.b_RO) for slot in self._slots.values() for each in slot if each is not None]
-        self._structs = {slot: np.array([_struct(each) for each in factors], np.int64) for slot, factors in self._slots.items()}
-        nothing = self._structs[0] = np.zeros((len(self._weights), FACTORS), np.int64)
-        count = max(last, *self._structs, len(self._addresses) - 1) + 1
-        self._addresses = np.array([self._structs.get(slot, nothing).ctypes.data for slot in range(count)], np.int64)
-        self._site.slots, self._site.low_stride = self._addresses.ctypes.data, max(ranks, default=0)
+        self.reach(slot)
+        self._structs[slot] = structs
+        self._addresses[slot] = structs.ctypes.data
+        self._site.low_stride = max(self._ranks.values(), default=0)
 
 
 def _low(x_NI: Tensor, factors: LowRankFactors | None) -> Tensor | None:
-    return None if factors is None else x_NI.to(factors.a_IR.dtype) @ factors.a_IR
+    return None if factors is None else (x_NI.float() @ factors.a_IR.float()) * factors.scale
 
 
 def _struct(factors: LowRankFactors | None) -> tuple[int, ...]:
     if factors is None:
         return (0,) * FACTORS
     bias = 0 if factors.bias_O is None else factors.bias_O.data_ptr()
-    return factors.a_IR.data_ptr(), factors.b_RO.data_ptr(), bias, len(factors.b_RO), factors.b_RO.stride(0)
+    scale = int(np.float32(factors.scale).view(np.int32)) | (factors.a_IR.dtype == torch.float16) << 32
+    return factors.a_IR.data_ptr(), factors.b_RO.data_ptr(), bias, len(factors.b_RO), factors.b_RO.stride(0), scale
 
 
 class AdapterSites:
@@ -230,8 +238,8 @@ class AdapterSites:
 
     def map(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
         """Keeps an adapter: its factors of whole weights, by name, whose memory must stay as it is until it is dropped."""
-        self.drop(slot)
         for site in self._sites:
+            site.drop(slot)
             site.map(slot, factors.get)
             site.reach(slot)
         self.low_floats = max((site.low_floats for site in self._sites), default=0)

@@ -14,6 +14,8 @@ from tests.worker.model.architectures.checkpoints import ADDED_TWICE, CASES, at_
 from tests.worker.model.rank_processes import answers_of_ranks
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.adapters.packing import pack
+from ryzanstein.worker.adapters.reading import read_adapter
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan
 
 OPTIONS = {"num_blocks": 80, "num_states": 80, "block_size": 4, "num_threads": 1, "max_tokens_per_step": 64, "max_sequences": 4}
@@ -107,6 +109,25 @@ def test_logits_of_every_architecture_equal_those_of_peft(name: str, tmp_path: P
 
 def test_torch_operators_give_the_logits_of_peft(tmp_path: Path, runner: Callable[..., Any]) -> None:
     check("llama", tmp_path, lambda *args, **options: runner(*args, **options, kernels="torch"))
+
+
+def test_factors_of_16_bits_give_nearly_the_logits_of_peft(tmp_path: Path, runner: Callable[..., Any]) -> None:
+    """Also small ones, of which float16 itself would keep little."""
+    judge, ids = Judge.of("llama", 5, tmp_path), sequence_ids(3)[0]
+    directory = judge.adapt("small", 1, r=9, lora_alpha=3e7, target_modules=judge.targets(ends=True))
+    with torch.no_grad():
+        for name, factor in judge.model.named_parameters():
+            if "lora_B" in name or "lora_embedding_B" in name:
+                factor.mul_(1e-7)
+    judge.save("small")
+    expected, plain = judge.logits(ids, "small")[-1], judge.logits(ids, None)[-1]
+    assert relative(plain, expected) > 0.05
+    for kernels in ("native", "torch"):
+        loaded = runner(judge.base, **OPTIONS, kernels=kernels)
+        pack(read_adapter(directory, loaded.adaptable, judge.base), tmp_path / "packed", half=True)
+        loaded.map_adapter(1, tmp_path / "packed")
+        plan = StepPlan(1, ids, [23], [0], [TABLE], [0], True, adapters=[(1, 23)])
+        assert relative(loaded.hidden_logits(plan)[0], expected) < 5e-3
 
 
 def test_scores_and_tokens_are_those_of_each_row(tmp_path: Path, runner: Callable[..., Any]) -> None:

@@ -17,13 +17,15 @@ PIECES: tuple[Piece, ...] = ((0, 5, 70, 0), (1, 0, 33, 70), (0, 200, 11, 103), (
 """Of weights with 211 and 41 outputs."""
 NUM_INPUTS, OWN = 90, (13, 67)
 RANKS = {1: 1, 2: 8, 4: 16, 5: 17, 9: 200}
+HALVES, SCALES = (2, 9), {9: 0.25, 4: 4.0}
+"""Slots whose factors are in float16, and those whose x A is multiplied by something."""
 SLOT_T = np.array([0, 2, 2, 9, 1, 0, 5, 4, 2, *[5] * 40, 4, 7, 1], np.int64)
 """Slot 7 has an adapter of other weights."""
 
 
-def with_room(numbers: Tensor) -> Tensor:
+def with_room(numbers: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The same numbers with 64 bytes behind them that are read and do not count."""
-    memory = torch.full((numbers.numel() + 16,), torch.nan)
+    memory = torch.full((numbers.numel() + 32,), torch.nan, dtype=dtype)
     memory[: numbers.numel()] = numbers.flatten()
     return memory[: numbers.numel()].view(numbers.shape)
 
@@ -42,9 +44,10 @@ class Problem:
         for slot, rank in RANKS.items():
             factors[slot] = {
                 name: LowRankFactors(
-                    with_room(normal(slot, NUM_INPUTS, rank)),
-                    with_room(normal(slot + 20, rank, width)),
+                    with_room(normal(slot, NUM_INPUTS, rank), torch.float16 if slot in HALVES else torch.float32),
+                    with_room(normal(slot + 20, rank, width), torch.float16 if slot in HALVES else torch.float32),
                     with_room(normal(slot + 40, width)) if slot == 5 else None,
+                    SCALES.get(slot, 1.0),
                 )
                 for name, width in (("one", 211), ("two", 41))[: 1 if slot == 4 else 2]
             }
@@ -71,7 +74,7 @@ class Problem:
             for number, start, count, to in PIECES:
                 each = self.factors.get(slot, {}).get(("one", "two")[number])
                 if each is not None:
-                    low_R = self.x_TI[t].double() @ each.a_IR.double().narrow(0, *OWN)
+                    low_R = self.x_TI[t].double() @ each.a_IR.double().narrow(0, *OWN) * each.scale
                     sums_O = low_R @ each.b_RO.double() + (0 if each.bias_O is None else each.bias_O.double())
                     out_TO[t, to : to + count] += sums_O[start : start + count]
         return out_TO

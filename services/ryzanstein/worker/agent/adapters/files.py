@@ -22,10 +22,14 @@ MAX_READ_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class AdaptedModel:
-    """The model that adapters change: its directory, and the names and shapes of its weights."""
+    """The model that adapters change: its directory, and the names and shapes of its weights.
+
+    `half`: they are rounded, so adapters take 16 bits.
+    """
 
     path: Path
     adaptable: Shapes
+    half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def _read(name: str, path: Path, base: AdaptedModel) -> tuple[bytes, Adapter]:
 
 def _checked(name: str, path: Path, base: AdaptedModel) -> CheckedAdapter:
     digest, adapter = _read(name, path, base)
-    return CheckedAdapter(digest, packed_bytes(adapter))
+    return CheckedAdapter(digest, packed_bytes(adapter, half=base.half))
 
 
 def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
@@ -89,7 +93,7 @@ def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
     fd = os.memfd_create(f"adapter-{name}"[:200], os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
-            write_packed(adapter, file)
+            write_packed(adapter, file, half=base.half)
     except BaseException as error:
         os.close(fd)
         if isinstance(error, AdapterUnfit):

@@ -280,7 +280,7 @@ class ModelVersion:
         if self.host.choice is not None:
             path = Path(self.host.choice.path)
             self.pages.on_ready(group, ranks, path)
-            self._adapters.ready(AdaptedModel(path, ranks[0].adaptable))
+            self._adapters.ready(AdaptedModel(path, ranks[0].adaptable, half=ranks[0].quantization != "none"))
             self._telemetry.background.once("pinned_adapters", self.load_pinned())
 
     def _on_step(self, events: StepEvents) -> None:

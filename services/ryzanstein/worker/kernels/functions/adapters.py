@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ryzanstein.worker.kernels.functions.declaring import declared
 
-FACTORS = 5
-"""The 64-bit numbers of an adapter's part of a weight: addresses of A, B and bias, the rank, the stride of B's rows."""
+FACTORS = 6
+"""The 64-bit numbers of the struct Factors: addresses of A, B and bias, the rank, the stride of B's rows, scale and half."""
 
 
 class SiteStruct(Structure):
@@ -30,8 +30,11 @@ class AdaptedStruct(Structure):
     """The struct Adapted of adapters.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "ids", "out", "site", "segments", "index", "low")),
-        *((name, c_int64) for name in ("x_stride", "out_stride", "num_inputs", "num_rows", "num_segments")),
+        *((name, c_void_p) for name in ("x", "rows", "ids", "out", "site", "segments", "index", "low")),
+        *(
+            (name, c_int64)
+            for name in ("x_stride", "out_stride", "num_inputs", "num_rows", "num_segments", "first_id", "num_ids")
+        ),
     )
 
 

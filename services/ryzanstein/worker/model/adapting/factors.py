@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ryzanstein.worker.adapters.packing import PackedWeight, open_packed
-from ryzanstein.worker.adapters.tensors import Floats
+from ryzanstein.worker.adapters.packing import Packed, PackedWeight, open_packed
 from ryzanstein.worker.products.adapted import LowRankFactors
 
 
@@ -27,8 +26,8 @@ def mapped_factors(path: Path, adaptable: Mapping[str, tuple[int, int]], device:
 
 def _factors(weight: PackedWeight, device: torch.device) -> LowRankFactors:
     bias_O = None if weight.bias_O is None else _tensor(weight.bias_O, device)
-    return LowRankFactors(_tensor(weight.a_IR, device), _tensor(weight.b_RO, device), bias_O)
+    return LowRankFactors(_tensor(weight.a_IR, device), _tensor(weight.b_RO, device), bias_O, weight.scale)
 
 
-def _tensor(numbers: Floats, device: torch.device) -> Tensor:
+def _tensor(numbers: Packed, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers).to(device)

@@ -43,8 +43,8 @@ class Embedding:
     def emit(self, ops: Ops, out: int) -> None:
         """Adds its ops. Raises NotNative."""
         norm = row_norm(self._norm)
-        if self._position_PE is not None or ops.adapting:
-            raise NotNative("learned positions, or adapters of an embedding")
+        if self._position_PE is not None:
+            raise NotNative("learned positions")
         self._lookup.emit(ops, out)
         if self._scale != 1:
             ops.rows(out, out, factor=self._scale)

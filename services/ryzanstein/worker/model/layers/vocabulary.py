@@ -20,13 +20,13 @@ from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.model.layers.linear import Rows, open_site
 from ryzanstein.worker.model.layers.source import WeightSource
 from ryzanstein.worker.model.layers.stored import StoredWeight
-from ryzanstein.worker.model.program.ends import emit_greatest, emit_logits, emit_rows
+from ryzanstein.worker.model.program.ends import emit_adapted_rows, emit_greatest, emit_logits, emit_rows
 from ryzanstein.worker.model.program.ops import Ops, RowNorm
 from ryzanstein.worker.products import Product
 from ryzanstein.worker.products.adapted import AdaptableWeight, AdapterRows
 from ryzanstein.worker.products.blocks import PackedBlocks
 from ryzanstein.worker.products.int8 import Int8Table
-from ryzanstein.worker.products.native import NativeWeight, native_weights
+from ryzanstein.worker.products.native import NativeStack, NativeWeight, native_weights
 from ryzanstein.worker.sampling.sampler import new_likeliest
 
 Best = tuple[list[float], list[int]]
@@ -140,7 +140,10 @@ class VocabParallelEmbedding:
 
     def emit(self, ops: Ops, out: int) -> None:
         """Adds its ops. Raises NotNative."""
-        emit_rows(ops, self._shard.table.native(), out, first=self._shard.first, num_valid=self._shard.num_valid)
+        shard = self._shard
+        emit_rows(ops, shard.table.native(), out, first=shard.first, num_valid=shard.num_valid)
+        if ops.adapting:
+            emit_adapted_rows(ops, self._site.address, out, width=shard.shape[1], ids=(shard.first, shard.num_valid))
         ops.all_reduced(out)
 
 
@@ -174,7 +177,8 @@ class VocabParallelHead:
 
         Raises NotNative.
         """
-        emit_logits(ops, native_weights(self._product), source, norm, factor=self._scale)
+        stack = NativeStack(native_weights(self._product), self._site.address)
+        emit_logits(ops, stack, source, norm, factor=self._scale)
         ops.end_goal()
         if self._cap is None and self._num_valid:
             emit_greatest(ops, self._num_valid)

@@ -250,7 +250,7 @@ class Ops:
         stride = stack.width
         out, first = self.buffer(name, stride), 0
         if self.adapting:
-            self._adapted_product(stack, self._normed(stack, source, norm), out, **fields)
+            self._adapted_product(stack, self.normed(stack.weights[0].shape[1], source, norm), out, **fields)
             return out
         for weight in stack.weights:
             places = {"residual": fields["residual"] + first} if "residual" in fields else {}
@@ -258,11 +258,10 @@ class Ops:
             first += weight.shape[0]
         return out
 
-    def _normed(self, stack: NativeStack, source: int, norm: RowNorm | None) -> int:
-        """Adds a norm, and returns the buffer of its result; without one that of the source."""
+    def normed(self, width: int, source: int, norm: RowNorm | None) -> int:
+        """Adds a norm of rows, and returns the buffer of its result; without one that of the source."""
         if norm is None:
             return source
-        width = stack.weights[0].shape[1]
         normed = self.buffer("normed", width)
         self.add(ADD, in_=source, out=normed, num_inputs=width, **self._norm(norm))
         return normed

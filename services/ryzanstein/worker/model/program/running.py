@@ -31,7 +31,7 @@ from ryzanstein.worker.model.inputs.step import GroupInputs, StepInputs
 from ryzanstein.worker.model.program.angles import StepAngles
 from ryzanstein.worker.model.program.ops import AllReduce, Call, Goal, Item, Ops, Shape, StepContext, row_bytes
 from ryzanstein.worker.model.program.sizes import MOST_ROWS
-from ryzanstein.worker.products.adapted import AdapterSites
+from ryzanstein.worker.products.adapted import AdapterRows, AdapterSites
 
 _FIRST_BYTES = 256 * 1024
 _GROWTH = 1.5
@@ -159,8 +159,8 @@ class Program:
         step.num_tokens, step.num_wanted = len(inputs.ids_T), len(inputs.last_R)
         step.ids, step.positions, step.last = map(Tensor.data_ptr, (inputs.ids_T, inputs.positions_T, inputs.last_R))
         if inputs.adapters is not None:
-            step.segments, step.index = (array.ctypes.data for array in (inputs.adapters.segments_S3, inputs.adapters.index_N))
-            step.num_segments, step.num_adapted = len(inputs.adapters.segments_S3), len(inputs.adapters.index_N)
+            step.segments, step.index, step.num_segments, step.num_adapted = _told(inputs.adapters)
+            step.last_segments, step.last_index, step.last_num_segments, step.last_num_adapted = _told(inputs.last_adapters)
         for struct, group in zip(self._groups, inputs.groups, strict=False):
             segment = group.segments[0] if group.segments else None
             if isinstance(segment, Paged):
@@ -195,6 +195,13 @@ def _items(found: Sequence[Item], structs: list[OpStruct]) -> list[tuple[int, in
         else:
             items.append(item)
     return items
+
+
+def _told(rows: AdapterRows | None) -> tuple[int, int, int, int]:
+    """Returns where segments and index are, and their lengths."""
+    if rows is None:
+        return 0, 0, 0, 0
+    return rows.segments_S3.ctypes.data, rows.index_N.ctypes.data, len(rows.segments_S3), len(rows.index_N)
 
 
 def _seals(group: GroupInputs) -> bool:

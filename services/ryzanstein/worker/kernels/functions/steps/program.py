@@ -7,7 +7,7 @@ from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_int32, c_i
 from ryzanstein.worker.kernels.functions.attention import AttentionStruct
 from ryzanstein.worker.kernels.functions.declaring import declared
 
-PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST, ADAPT = range(11)
+PRODUCT, STORE, ATTEND, ADD, ACTIVATE, REDUCE, EMBED, ANGLES, HEAD, GREATEST, ADAPT, ADAPT_EMBED, ADAPT_HEAD = range(13)
 """What an op computes."""
 SHORT = -1
 WEIGHT_KINDS = {"floats": 0, "halves": 1, "unpacked": 2, "bytes": 3, "blocks": 4}
@@ -68,8 +68,8 @@ class StepStruct(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("num_tokens", "num_wanted")),
         *((name, c_void_p) for name in ("ids", "positions", "last", "groups", "rotaries", "best", "tokens")),
-        *((name, c_void_p) for name in ("segments", "index")),
-        *((name, c_int64) for name in ("num_segments", "num_adapted", "low_floats")),
+        *((name, c_void_p) for name in ("segments", "last_segments", "index", "last_index")),
+        *((name, c_int64) for name in ("num_segments", "num_adapted", "last_num_segments", "last_num_adapted", "low_floats")),
     )
 
 
