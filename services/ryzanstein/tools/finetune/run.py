@@ -18,6 +18,7 @@ from ryzanstein.tools.finetune.data.examples import ReadFile, examples_of, read_
 from ryzanstein.tools.finetune.refusal import Diverged
 from ryzanstein.tools.finetune.request import FinetuneRequest
 from ryzanstein.tools.finetune.training.packing import refuse_unpackable
+from ryzanstein.tools.finetune.training.precision import computing
 from ryzanstein.tools.finetune.training.preflight import measured
 from ryzanstein.tools.finetune.training.session import TrainingOutcome, TrainingSession
 from ryzanstein.tools.finetune.training.trainer import SaveFailed, TrainingMaterial
@@ -39,6 +40,11 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     RyzansteinError of the model's text side, Stopped; OSError.
     """
     refuse_place(request.out, force=request.force)
+    with computing(request.schedule.compute):
+        _finetune(request, out, stopped)
+
+
+def _finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool]) -> None:
     target = request.out.resolve()
     if request.base.resolve().is_relative_to(target):
         raise ModelRefused(f"{target} has BASE in it")

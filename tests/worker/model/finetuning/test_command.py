@@ -31,6 +31,7 @@ USUAL = ("--val", "20%", "--epochs", "5", "--batch", "4", "--rank", "4", "--lear
         (["--targets", ","], "--targets"),
         (["--seed", "-1"], "--seed"),
         (["--quantization", "fp4"], "--quantization"),
+        (["--compute", "half"], "--compute"),
         (["--chat-template-kwargs", "[]"], "--chat-template-kwargs"),
     ],
 )
