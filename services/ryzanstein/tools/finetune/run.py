@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,6 +41,8 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     RyzansteinError of the model's text side, Stopped; OSError.
     """
     refuse_place(request.out, force=request.force)
+    if not os.access(request.out.resolve().parent, os.W_OK):
+        raise ModelRefused(f"{request.out.resolve().parent}: cannot be written")
     with computing(request.schedule.compute):
         _finetune(request, out, stopped)
 
