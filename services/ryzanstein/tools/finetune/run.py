@@ -53,6 +53,8 @@ def _finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool]
         raise ModelRefused(f"{target} has BASE in it")
     with Base.open(request.base) as base:
         text = TextModel.load(request.base, template_file=request.chat_template)
+        if text.embedding is not None:
+            raise ModelRefused(f"{request.base}: makes vectors and no text, which is not trained")
         data = _read(request, text, out)
         model = build(base, int8=request.int8)
         places = places_of(base) if request.gguf else ()
