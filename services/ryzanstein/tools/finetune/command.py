@@ -11,8 +11,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -24,6 +25,7 @@ from ryzanstein.generation.prompts import template_variables
 from ryzanstein.tools.finetune.request import MAX_RANK, FinetuneRequest, LoraShape, Schedule, Watching
 
 _QUANTIZATIONS = ("none", "int8")
+_COMPUTES = ("auto", "float32", "bfloat16")
 
 
 def finetune(
@@ -48,6 +50,7 @@ def finetune(
     learning_rate: Annotated[float, typer.Option(help="The highest one: it rises for 3 % of the steps, then falls.")] = 2e-4,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens of an example; more are cut off.")] = 1024,
     packing: Annotated[bool, typer.Option("--packing", help="Put several examples into a row.")] = False,
+    compute: Annotated[str, typer.Option(help=f"How matrices are multiplied: {', '.join(_COMPUTES)}.")] = "auto",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Less memory, a third more time.")] = False,
     validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between validations.")] = None,
     patience: Annotated[int, typer.Option(min=0, help="Validations without progress before it stops; 0: never.")] = 3,
@@ -73,12 +76,13 @@ def finetune(
         packing=packing,
         checkpointing=checkpointing,
         seed=seed,
+        compute=_known(compute, _COMPUTES, "--compute"),
     )
     watching = Watching(validate_every, patience, save_every)
     validation = None if val is None else _validation(val)
     request = FinetuneRequest(
         *(model_path(base), data, out, validation, lora, schedule, watching),
-        int8=_is_int8(quantization),
+        int8=_known(quantization, _QUANTIZATIONS, "--quantization") == "int8",
         chat_template=chat_template,
         template_variables=_variables(chat_template_kwargs),
         gguf=gguf,
@@ -101,12 +105,10 @@ def _targets(text: str) -> tuple[str, ...]:
     return names
 
 
-def _is_int8(quantization: str) -> bool:
-    if quantization not in _QUANTIZATIONS:
-        raise typer.BadParameter(
-            f"{quantization!r} is not supported, only {', '.join(_QUANTIZATIONS)}", param_hint="--quantization"
-        )
-    return quantization == "int8"
+def _known(name: str, known: Sequence[str], option: str) -> str:
+    if name not in known:
+        raise typer.BadParameter(f"{name!r} is not supported, only {', '.join(known)}", param_hint=option)
+    return name
 
 
 def _variables(text: str) -> str:
@@ -159,10 +161,13 @@ def _train(request: FinetuneRequest) -> None:
     import torch
 
     from ryzanstein.tools.finetune.run import finetune as run
+    from ryzanstein.tools.finetune.training.precision import fastest
     from ryzanstein.tools.finetune.training.session import Stopped
     from ryzanstein.worker.refusal import ModelRefused
 
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    if request.schedule.compute == "auto":
+        request = replace(request, schedule=replace(request.schedule, compute=fastest()))
     try:
         with stop.listening():
             run(request, sys.stderr, stop)

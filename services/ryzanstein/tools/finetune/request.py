@@ -20,7 +20,10 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long is trained, and how fast. `accumulate`: batches of one step. Lengths are in tokens."""
+    """How long is trained, and how fast. `accumulate`: batches of one step. Lengths are in tokens.
+
+    `compute`: float32 or bfloat16, in which matrices are multiplied.
+    """
 
     epochs: int = 3
     batch: int = 8
@@ -32,6 +35,7 @@ class Schedule:
     packing: bool = False
     checkpointing: bool = False
     seed: int = 0
+    compute: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +19,7 @@ from ryzanstein.tools.finetune.data.examples import ReadFile, examples_of, read_
 from ryzanstein.tools.finetune.refusal import Diverged
 from ryzanstein.tools.finetune.request import FinetuneRequest
 from ryzanstein.tools.finetune.training.packing import refuse_unpackable
+from ryzanstein.tools.finetune.training.precision import computing
 from ryzanstein.tools.finetune.training.preflight import measured
 from ryzanstein.tools.finetune.training.session import TrainingOutcome, TrainingSession
 from ryzanstein.tools.finetune.training.trainer import SaveFailed, TrainingMaterial
@@ -39,11 +41,20 @@ def finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool] 
     RyzansteinError of the model's text side, Stopped; OSError.
     """
     refuse_place(request.out, force=request.force)
+    if not os.access(request.out.resolve().parent, os.W_OK):
+        raise ModelRefused(f"{request.out.resolve().parent}: cannot be written")
+    with computing(request.schedule.compute):
+        _finetune(request, out, stopped)
+
+
+def _finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool]) -> None:
     target = request.out.resolve()
     if request.base.resolve().is_relative_to(target):
         raise ModelRefused(f"{target} has BASE in it")
     with Base.open(request.base) as base:
         text = TextModel.load(request.base, template_file=request.chat_template)
+        if text.embedding is not None:
+            raise ModelRefused(f"{request.base}: makes vectors and no text, which is not trained")
         data = _read(request, text, out)
         model = build(base, int8=request.int8)
         places = places_of(base) if request.gguf else ()

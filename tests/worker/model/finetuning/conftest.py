@@ -94,7 +94,7 @@ def data(tmp_path: Path) -> Callable[..., Path]:
 
 
 def command(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False, cwd=cwd)
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=250, check=False, cwd=cwd)
 
 
 def called(function: Callable[..., None], *arguments: object) -> Result:

@@ -25,6 +25,7 @@ from ryzanstein.tools.finetune.merging import merge
 from ryzanstein.tools.finetune.refusal import DataRefused, Diverged
 from ryzanstein.tools.finetune.request import FinetuneRequest, LoraShape, Schedule, Watching
 from ryzanstein.tools.finetune.run import finetune
+from ryzanstein.tools.finetune.training.precision import fastest
 from ryzanstein.tools.finetune.training.session import Stopped
 from ryzanstein.tools.finetune.training.trainer import last_checkpoint
 from ryzanstein.worker.refusal import ModelRefused
@@ -227,6 +228,17 @@ def test_packed_rows_have_the_loss_of_rows_apart(quantized: Path, data: Callable
     assert any(len(row) > 1 for batch in packed.batches for row in batch)
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
     assert sorted(index for batch in packed.batches for row in batch for index in row) == list(range(12))
+
+
+def test_products_in_16_bits_learn_as_those_in_32(data: Callable[..., Path], tmp_path: Path) -> None:
+    found = []
+    for compute in ("float32", "bfloat16"):
+        request = short_request(DEMO, data(chats(30, 1)), tmp_path / compute)
+        finetune(replace(request, schedule=replace(SHORT, compute=compute)), StringIO())
+        found.append(json.loads((tmp_path / compute / "training.json").read_text())["losses"])
+    assert found[1] == pytest.approx(found[0], rel=1e-2)
+    assert fastest() == "float32" or found[1] != found[0]
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 
 
 def test_an_estimate_trains_nothing(data: Callable[..., Path], tmp_path: Path) -> None:

@@ -152,8 +152,8 @@ def _loaded(base: Base, state: dict[str, Tensor]) -> nn.Module:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Returns a value of config.json as its class takes it. Nothing is dropped out: a training can be repeated to the bit."""
-    if "drop" in key and isinstance(value, float):
+    """Returns a value of config.json as its class takes it. Nothing is left to chance: a training can be repeated."""
+    if ("drop" in key or "jitter" in key) and isinstance(value, float):
         return 0.0
     if isinstance(value, dict) and value.keys() == {"__float__"}:  # how transformers writes an infinity
         return float(value["__float__"])

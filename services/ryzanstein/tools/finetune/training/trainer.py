@@ -31,8 +31,12 @@ _EVALUATED_TOKENS = 4096  # of a batch of validation, padding included
 class SaveFailed(ModelRefused):
     """Something of a training cannot be written. The last checkpoint is still there."""
 
-    def __init__(self, place: object, error: Exception) -> None:
-        super().__init__(f"{place}: cannot be saved: {error}: the same command goes on from what was saved before")
+    def __init__(self, file: Path, error: Exception) -> None:
+        free = shutil.disk_usage(file.parent).free / 1e6
+        super().__init__(
+            f"{file}: cannot be saved, {free:.1f} MB are free there: the same command goes on from what was saved before "
+            f"({error})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,12 @@ class AdapterTrainer(Trainer):
         save_file(trained(self.model), Path(output_dir) / _WEIGHTS)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(model, trial)
-            _complete(Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}")
+            _complete(checkpoint)
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise SaveFailed(f"{self.args.output_dir}: step {self.state.global_step}", error) from error
+            raise SaveFailed(checkpoint, error) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_trained(self.model, load_file(Path(resume_from_checkpoint) / _WEIGHTS))

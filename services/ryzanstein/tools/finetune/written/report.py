@@ -55,6 +55,7 @@ def _options(request: FinetuneRequest) -> dict[str, Any]:
         "packing": schedule.packing,
         "checkpointing": schedule.checkpointing,
         "seed": schedule.seed,
+        "compute": schedule.compute,
         "quantization": "int8" if request.int8 else "none",
         "chat_template_kwargs": request.template_variables,
         "validate_every": request.watching.every,
