@@ -42,6 +42,8 @@ from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.telemetry import HandshakeMetrics
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls.tls_settings import dialer_of
+from ryzanstein.survey.adapters import AdapterClient
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +91,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         metrics=settings.http_metrics,
         socket_path=WebSocketFace.path if settings.websocket else "",
         tracing=router.tracing,
+        adapters=partial(AdapterClient, settings.orchestrator, dialer_of(router.tls)) if settings.adapter_routes else None,
     )
     refused = router.telemetry.http_refused
     return HttpServer(

@@ -104,6 +104,12 @@ class RouterSettings(ServiceSettings):
         "tenant", min_length=1, max_length=256, description="claim of its tokens that names the tenant"
     )
 
+    adapter_routes: bool = Field(
+        False,
+        description="serve POST /v1/load_lora_adapter and /v1/unload_lora_adapter to keys with the scope `adapters`; needs "
+        "orchestrator and keys; see docs/operate/adapters.md",
+    )
+
     tls_cert: Path | None = Field(
         None,
         description="file with the certificate chain (PEM): clients are then served with TLS alone; see docs/operate/secure.md",
@@ -242,6 +248,15 @@ class RouterSettings(ServiceSettings):
             raise ValueError("keys_file and keys_redis cannot both be given")
         if self.oidc_issuer and not self.oidc_audience:
             raise ValueError("oidc_issuer requires oidc_audience")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_for_operators(self) -> Self:
+        """They have nodes read files: nobody may without a key, and someone must tell the nodes."""
+        if self.adapter_routes and self.auth_mode != "required":
+            raise ValueError("adapter_routes requires auth required")
+        if self.adapter_routes and not self.orchestrator:
+            raise ValueError("adapter_routes requires orchestrator")
         return self
 
     @field_validator("model_policy", mode="before")

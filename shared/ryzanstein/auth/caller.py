@@ -16,8 +16,8 @@ class Scope(StrEnum):
 
     `infer` generates, embeds and tokenizes; `sessions` reads and deletes conversations and kept
     responses; `usage` reads what the tenant used; `status` and `metrics` read what the router reports
-    of itself; `debug` reads where its threads and the requests of all tenants are; `act_as` names the
-    tenant of each request, as a gateway does.
+    of itself; `debug` reads where its threads and the requests of all tenants are; `adapters` has nodes
+    load and unload adapters; `act_as` names the tenant of each request, as a gateway does.
     """
 
     INFER = "infer"
@@ -26,6 +26,7 @@ class Scope(StrEnum):
     STATUS = "status"
     METRICS = "metrics"
     DEBUG = "debug"
+    ADAPTERS = "adapters"
     ACT_AS = "act_as"
 
 

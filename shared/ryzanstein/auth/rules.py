@@ -25,6 +25,7 @@ class Need:
 ANY_CALLER = Need()
 OPEN = Need(is_open=True)
 _INFER, _SESSIONS, _DEBUG = Need(Scope.INFER), Need(Scope.SESSIONS), Need(Scope.DEBUG)
+_ADAPTERS = Need(Scope.ADAPTERS)
 
 _V1 = "/ryzanstein.v1."
 PUBLIC_METHODS: Mapping[str, Need] = MappingProxyType(
@@ -73,6 +74,8 @@ PUBLIC_ROUTES: Mapping[tuple[str, str], Need] = MappingProxyType(
         ("POST", "/v1/responses/{response_id}/cancel"): _INFER,
         ("GET", "/v1/models"): ANY_CALLER,
         ("GET", "/v1/models/{name:path}"): ANY_CALLER,
+        ("POST", "/v1/load_lora_adapter"): _ADAPTERS,
+        ("POST", "/v1/unload_lora_adapter"): _ADAPTERS,
         ("GET", "/v1/ws"): _INFER,
         ("GET", "/version"): ANY_CALLER,
         ("GET", "/openapi.json"): ANY_CALLER,

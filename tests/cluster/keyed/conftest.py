@@ -31,6 +31,7 @@ SLOW = """
 requests_per_second = 0.01
 burst = 1
 """
+SCOPES = {"reader": frozenset({Scope.SESSIONS}), "operator": frozenset({Scope.INFER, Scope.ADAPTERS})}
 CLIENTS = ("openai", "node", "langchain", "grpc", "grpc-js", "page", "web")
 
 
@@ -67,14 +68,22 @@ def keyed_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedClu
     keys_file.touch(0o600)
     keys = {"stranger": ApiKey.new().reveal()}
     text = LIMITS + "".join(SLOW.format(client) for client in CLIENTS)
-    tenants = {"acme": "acme", "globex": "globex", "reader": "acme", "revoked": "acme", "patient": "patient", "poor": "poor"}
+    tenants = {
+        "acme": "acme",
+        "globex": "globex",
+        "reader": "acme",
+        "revoked": "acme",
+        "patient": "patient",
+        "poor": "poor",
+        "operator": "acme",
+    }
     for name, tenant in {**tenants, **{f"slow-{client}": f"slow-{client}" for client in CLIENTS}}.items():
         key = ApiKey.new()
         keys[name] = key.reveal()
-        scopes = frozenset({Scope.SESSIONS}) if name == "reader" else DEFAULT_SCOPES
+        scopes = SCOPES.get(name, DEFAULT_SCOPES)
         text += key_text(KeyRecord(key.key_id, key.digest(), tenant, scopes))
         text += revoked_text(key.key_id, 1.0) if name == "revoked" else ""
     keys_file.write_text(text)
-    flags = ("--keys-file", str(keys_file), "--http-cors-origins", ORIGIN)
+    flags = ("--keys-file", str(keys_file), "--http-cors-origins", ORIGIN, "--adapter-routes")
     with LocalCluster(ClusterSpec(MODEL_DIR, num_nodes=1, tp=1, router_flags=flags, api_key=keys["acme"])) as cluster:
         yield KeyedCluster(cluster, keys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Coroutine
 from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
@@ -16,16 +15,15 @@ from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.cli import display
 from ryzanstein.cli.access.dialing import TlsDir, dialer_in
-from ryzanstein.cli.adapters.client import AdapterClient, AdapterView
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_value
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import name_fault
 from ryzanstein.rpc.client import Dialer
+from ryzanstein.survey.adapters import AdapterClient, AdapterView
 
 app = typer.Typer(no_args_is_help=True, help="Say which adapters (LoRA) of a model the nodes answer with.")
 WAIT_S = 60.0
 MAX_PATH_CHARS = 1024
-_LOOK_EVERY_S = 0.2
 _Result = TypeVar("_Result")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", callback=text_value, help="Model name that requests give.")]
@@ -142,17 +140,10 @@ def _add(orchestrator: str, dialer: Dialer, adapter: DeployedAdapter, wait_s: fl
 
 
 async def _deployed(orchestrator: str, dialer: Dialer, adapter: DeployedAdapter, wait_s: float) -> AdapterView | None:
-    """Stores the adapter; returns how the nodes have it when all have taken or refused it, or the time is over."""
+    """Stores the adapter; returns how the nodes have it then, None if nobody waits for them."""
     async with AdapterClient(orchestrator, dialer) as client:
         stored = await client.deploy(adapter)
-        ends_s = time.monotonic() + wait_s
-        while wait_s:
-            (view,) = await client.look([stored])
-            settled = bool(view.nodes) and len(view.ready) + len(view.refused) == len(view.nodes)
-            if settled or time.monotonic() > ends_s:
-                return view
-            await asyncio.sleep(_LOOK_EVERY_S)
-        return None
+        return await client.settle(stored, wait_s) if wait_s else None
 
 
 def _run(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -32,6 +32,7 @@ def _only(*roles: PeerRole, itself: bool = False) -> PeerNeed:
 _NODE = _only(PeerRole.NODE)
 _ROUTER = _only(PeerRole.ROUTER)
 _OPERATOR = _only(PeerRole.OPERATOR)
+_ADAPTING = _only(PeerRole.ROUTER, PeerRole.OPERATOR)  # a router for callers with the scope `adapters`
 _WATCHERS = _only(PeerRole.ROUTER, PeerRole.OPERATOR, PeerRole.MONITOR)
 _ANYBODY = _only(*PeerRole)
 
@@ -49,8 +50,8 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         "/ryzanstein.v1.OrchestratorService/ListDeployments": _WATCHERS,
         "/ryzanstein.v1.OrchestratorService/DeployModel": _OPERATOR,
         "/ryzanstein.v1.OrchestratorService/RemoveModel": _OPERATOR,
-        "/ryzanstein.v1.OrchestratorService/DeployAdapter": _OPERATOR,
-        "/ryzanstein.v1.OrchestratorService/RemoveAdapter": _OPERATOR,
+        "/ryzanstein.v1.OrchestratorService/DeployAdapter": _ADAPTING,
+        "/ryzanstein.v1.OrchestratorService/RemoveAdapter": _ADAPTING,
         "/ryzanstein.v1.OrchestratorService/ListDeployedAdapters": _WATCHERS,
         "/ryzanstein.v1.OrchestratorService/DrainNode": _OPERATOR,
         "/ryzanstein.v1.OrchestratorService/ListAudit": _OPERATOR,
@@ -67,7 +68,9 @@ PEER_RULES: Mapping[str, PeerNeed] = MappingProxyType(
         "/ryzanstein.v1.TextService/Tokenize": _ROUTER,
         "/ryzanstein.v1.TextService/Detokenize": _ROUTER,
         "/ryzanstein.v1.EmbeddingService/Embed": _ROUTER,
-        **{f"/ryzanstein.v1.AdapterService/{name}": _OPERATOR for name in ("LoadAdapter", "UnloadAdapter", "ListAdapters")},
+        "/ryzanstein.v1.AdapterService/LoadAdapter": _OPERATOR,
+        "/ryzanstein.v1.AdapterService/UnloadAdapter": _OPERATOR,
+        "/ryzanstein.v1.AdapterService/ListAdapters": _ADAPTING,
         "/ryzanstein.v1.PageService/OfferPages": _NODE,
         "/ryzanstein.v1.PageService/SendPages": _NODE,
         "/ryzanstein.v1.PageService/FetchPages": _NODE,

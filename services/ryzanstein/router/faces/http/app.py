@@ -7,6 +7,7 @@
     GET, DELETE /v1/responses/{id}, POST .../cancel  a response that is kept, or runs
     POST /v1/embeddings                             vectors of texts
     POST /tokenize, /detokenize                     tokens of a prompt and back
+    POST /v1/load_lora_adapter, /v1/unload_lora_adapter  adapters, where the settings say so
     GET  /v1/models, /v1/models/{model}             what ready nodes serve
     GET  /health, /healthz, /readyz                 the process is alive (twice); it has a ready node
     GET  /version, /metrics                         of this router
@@ -48,6 +49,7 @@ from ryzanstein.router.faces.http.embeddings import add_embedding_routes
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
 from ryzanstein.router.faces.http.late import begun, within
+from ryzanstein.router.faces.http.lora.routes import LoraRoutes, NewAdapterClient, add_lora_routes
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
 from ryzanstein.router.faces.http.serving.host_names import HostNames
@@ -126,6 +128,7 @@ def create_app(
     metrics: bool = True,
     socket_path: str = "",
     tracing: Tracing | None = None,
+    adapters: NewAdapterClient | None = None,
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
@@ -133,7 +136,7 @@ def create_app(
     in. `origins` may read answers from a browser (CORS); none: no other origin may. `sessions` keep the
     conversations of responses, by default in memory. `hosts` are its names, by default any. `metrics`:
     they are served here too. `socket_path` is where the server takes WebSockets; empty: nowhere.
-    `tracing` records requests.
+    `tracing` records requests. `adapters` opens a client of the orchestrator for those who load adapters; None: nobody may.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)
@@ -150,6 +153,8 @@ def create_app(
     add_response_routes(app, ResponseRoutes(core, kept, limits), reader, limits)
     add_text_routes(app, core, reader, limits.max_messages)
     add_embedding_routes(app, core, reader)
+    if adapters is not None:
+        add_lora_routes(app, LoraRoutes(core, adapters), reader)
     _add_probes(app, core)
     if metrics:
         add_metrics(app, telemetry.registry)

@@ -101,8 +101,9 @@ class AdapterRegistry:
         return added
 
     def remove(self, name: str) -> RegisteredAdapter | None:
-        """Refuses new requests for the adapter; what runs with it ends. Returns it, None if there was none."""
+        """Refuses new requests for it, also for what it replaced; what runs ends. Returns it, None if there was none."""
         removed = self._by_name.pop(name, None)
+        self._replaced = {digest: each for digest, each in self._replaced.items() if each[0].ref.name != name}
         if removed is not None:
             log.info("adapter removed", adapter=name, digest=removed.ref.digest.hex()[:12])
         return removed

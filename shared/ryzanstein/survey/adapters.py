@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from ryzanstein.wire.membership import node_from_wire
 
 TIMEOUT_S = 10.0
 NODE_TIMEOUT_S = 2.0
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ class AdapterView:
     def refused(self) -> tuple[AdapterOnNode, ...]:
         """The nodes that cannot have this revision, or do not say."""
         return tuple(node for node in self.nodes if node.revision in (0, self.adapter.revision) and node.refusal)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are nodes, and each has it or cannot have it."""
+        return bool(self.nodes) and len(self.ready) + len(self.refused) == len(self.nodes)
 
 
 class AdapterClient:
@@ -82,6 +89,15 @@ class AdapterClient:
 
     async def find(self, name: str) -> DeployedAdapter | None:
         return next((each for each in await self.all() if each.name == name), None)
+
+    async def settle(self, adapter: DeployedAdapter, wait_s: float) -> AdapterView:
+        """Returns how the nodes have it when all have taken or refused it, or the time is over."""
+        ends_s = time.monotonic() + wait_s
+        while True:
+            (view,) = await self.look([adapter])
+            if view.settled or time.monotonic() > ends_s:
+                return view
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def look(self, adapters: Sequence[DeployedAdapter]) -> list[AdapterView]:
         """Returns what the nodes of each adapter's model say of it."""

@@ -1,0 +1,1 @@
+"""Adapters by vLLM's routes, for operators whose tools know those."""
