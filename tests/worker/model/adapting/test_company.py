@@ -129,7 +129,7 @@ def check_paths(name: str, runner: Callable[..., Any], folder: Path, options: di
 
 
 @pytest.mark.distributed
-@pytest.mark.long
+@pytest.mark.lab
 def test_two_ranks(runner: Callable[..., Any], tmp_path: Path) -> None:
     ids, names, slots = SCHEDULES.sequence_ids(), ("llama", "deepseek_v3", "qwen3_5_text"), ASSIGNED[0]
     parts = [SCHEDULES.alone(ids), adapted(SCHEDULES.alone(ids), slots)]

@@ -65,7 +65,7 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
     pytest.fail("the training ended before it was stopped")
 
 
-@pytest.mark.long
+@pytest.mark.lab
 @pytest.mark.timeout(600)
 def test_a_killed_training_goes_on_to_the_same_bits(quantized: Path, data: Callable[..., Path], tmp_path: Path) -> None:
     """Killed where it may be writing: it saves after every step."""
@@ -83,7 +83,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(quantized: Path, data: Calla
     assert losses[0] == losses[1]
 
 
-@pytest.mark.long
+@pytest.mark.lab
 @pytest.mark.timeout(600)
 def test_a_signal_ends_it_after_the_step_and_the_same_command_goes_on(data: Callable[..., Path], tmp_path: Path) -> None:
     data(chats(40, 1))
@@ -100,7 +100,7 @@ def test_a_signal_ends_it_after_the_step_and_the_same_command_goes_on(data: Call
     assert (tmp_path / "out/adapter_config.json").exists()
 
 
-@pytest.mark.long
+@pytest.mark.lab
 @pytest.mark.timeout(600)
 def test_a_full_disk_is_an_error_that_says_what_to_do(data: Callable[..., Path], tmp_path: Path) -> None:
     arguments = (DEMO, data(chats(40, 1)), *USUAL, "--save-every", "0", "--out", tmp_path / "out")
