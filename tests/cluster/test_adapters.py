@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -129,6 +130,24 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name_and_the_old_one_stays(a
     (folder / "adapter_config.json").write_text(json.dumps(config))
     adapted.add("fits", folder)
     assert adapted.ask("fits") == answer
+
+
+def test_files_may_go_while_they_are_in_memory_and_are_refused_where_they_must_be_read(
+    adapted: Adapted, tmp_path: Path, holds: Holds
+) -> None:
+    adapted.add("kept", write_adapter(tmp_path / "kept", 8), "--pin")
+    adapted.add("gone", write_adapter(tmp_path / "gone", 9))
+    answer = adapted.ask("kept")
+    shutil.rmtree(tmp_path / "kept")
+    (tmp_path / "gone").rename(tmp_path / "elsewhere")
+    assert [adapted.ask("kept") for _ in range(4)] == [answer] * 4
+    with pytest.raises(NotFoundError, match="it or its files were removed or replaced"):
+        adapted.ask("gone")
+    assert holds(lambda: _is_unknown(adapted, "gone"), 10)
+    (listed,) = [each for each in json.loads(adapted.command("list", "--json"))["adapters"] if each["name"] == "gone"]
+    assert all("adapter_config.json: No such file or directory" in node["refusal"] for node in listed["nodes"])
+    adapted.add("gone", tmp_path / "elsewhere")
+    assert adapted.ask("gone") != answer
 
 
 def test_answers_of_an_adapter_go_on_at_another_node(adapted: Adapted, answers: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from enum import IntEnum
 DOMAIN = "ryzanstein.v1"
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 ADAPTER_UNFIT = "ADAPTER_UNFIT"
+ADAPTER_NOT_SERVED = "ADAPTER_NOT_SERVED"
 LOGITS_NOT_FINITE = "LOGITS_NOT_FINITE"
 CONSTRAINT_FAILED = "CONSTRAINT_FAILED"
 CONSTRAINTS_UNSUPPORTED = "CONSTRAINTS_UNSUPPORTED"
@@ -291,7 +292,7 @@ def nodes_too_old(model: str, features: Collection[str]) -> RyzansteinError:
 def adapter_removed(name: str, model: str) -> RyzansteinError:
     """Returns the error for a request whose adapter no node has any more. The model alone must not answer instead."""
     return RyzansteinError(
-        f"adapter {name!r} of {model!r} was removed, or replaced by another one of this name",
+        f"no node has adapter {name!r} of {model!r} any more: it or its files were removed or replaced",
         Code.NOT_FOUND,
         "ADAPTER_REMOVED",
         {"adapter": name, "model": model},

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein import errors
 from ryzanstein.generation.request import ADAPTERS
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -111,6 +112,20 @@ async def test_a_request_that_waits_when_its_adapter_is_removed_is_told_so(
     await until(router.router.core.requests)
     nodes[0].adapters, nodes[0].ranks_lost = {}, False
     assert await reason(stream) == "ADAPTER_REMOVED"
+
+
+async def test_a_request_whose_node_finds_the_files_gone_is_told_so_and_does_not_wait_for_another_node(
+    nodes: list[Any], start_router: Any, until: Any
+) -> None:
+    router = await start_router(*nodes, failover_wait_s=20)
+    nodes[0].adapters = {"t": (ONE, 1)}
+    await until(lambda: len(router.router.core.models()) == 2)
+    nodes[0].refuse = errors.unavailable(errors.ADAPTER_NOT_SERVED, "its files are gone")
+    stream = stream_of(router, "t")
+    await until(lambda: nodes[0].submits)
+    nodes[0].adapters = {}
+    assert await reason(stream) == "ADAPTER_REMOVED"
+    assert not nodes[1].submits
 
 
 async def test_an_older_node_is_never_asked_for_an_adapter(

@@ -238,9 +238,10 @@ class NodePlacement:
     def _require_hope(self, lost: Lost | None) -> None:
         """Raises an error where a generation that has not begun need not wait.
 
-        No node can do what it asks for, or operators drain all nodes of the model: NO_NODES.
+        No node can do what it asks for, or operators drain all nodes of the model: NO_NODES. The last one that
+        had its adapter may have found that out by this attempt.
         """
-        if lost is not None:
+        if lost is not None and (lost.reason != errors.ADAPTER_NOT_SERVED or self._generation.started is not None):
             return
         if (never := self._ability.never()) is not None:
             cause, error = never
