@@ -90,7 +90,7 @@ def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
     digest, adapter = _read(name, registered.path, base)
     if digest != registered.ref.digest:
         raise errors.adapter_unfit(name, "files", "have changed since the adapter was registered")
-    fd = os.memfd_create(f"adapter-{name}"[:200], os.MFD_CLOEXEC)
+    fd = os.memfd_create(f"adapter-{digest.hex()[:16]}", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
             write_packed(adapter, file, half=base.half)
