@@ -145,6 +145,7 @@ class NodeAgent:
             self._adapters_changed,
             self._adapter_removed,
             able=settings.has_ranks,
+            max_bytes=settings.adapter_bytes,
         )
         self.awake = AwakeClock(telemetry.node.loop_lag.observe, _log_pause)
         self.background = telemetry.background

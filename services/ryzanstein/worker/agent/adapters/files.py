@@ -18,6 +18,8 @@ from ryzanstein.worker.adapters.unfit import AdapterUnfit
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 
 MAX_READ_AT_ONCE = 2
+MAX_RESIDENT = 512
+"""In memory at once: each keeps a file descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,27 @@ class CheckedAdapter:
 
 
 class AdapterFiles:
-    """Adapters of a model. What it is becomes known when its ranks are ready for the first time."""
+    """Adapters of a model. What it is becomes known when its ranks are ready for the first time.
 
-    def __init__(self) -> None:
+    `max_bytes`: the memory for adapters.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.base: AdaptedModel | None = None
         self._reading = asyncio.Semaphore(MAX_READ_AT_ONCE)
 
     async def check(self, name: str, path: Path) -> CheckedAdapter:
-        """Reads the whole adapter. Raises ADAPTER_UNFIT; UNAVAILABLE before the first ranks are ready."""
+        """Reads the whole adapter.
+
+        Raises ADAPTER_UNFIT; ADAPTER_NO_ROOM if it alone is too large; UNAVAILABLE before the first ranks are ready.
+        """
         base = self._known()
         async with self._reading:
-            return await asyncio.to_thread(_checked, name, path, base)
+            checked = await asyncio.to_thread(_checked, name, path, base)
+        if checked.num_bytes > self._max_bytes:
+            raise errors.adapter_no_room(name, checked.num_bytes, self._max_bytes, MAX_RESIDENT)
+        return checked
 
     async def pack(self, adapter: RegisteredAdapter) -> int:
         """Returns a descriptor of the packed adapter in memory.

@@ -39,7 +39,7 @@ class NodeAdapters:
 
     `refused` says why an adapter that is wanted is not registered. `on_change` is called with what to tell routers: of one that
     was added that one, and all when one was removed. `able`: the engine takes adapters at all. `on_removed` is
-    called with the digest of an adapter that is no longer registered under any name.
+    called with the digest of an adapter that is no longer registered under any name. `max_bytes`: the memory for adapters.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class NodeAdapters:
         on_removed: Callable[[bytes], None],
         *,
         able: bool,
+        max_bytes: int,
     ) -> None:
         self.able, self._on_change, self._on_removed = able, on_change, on_removed
-        self.files = AdapterFiles()
+        self.files = AdapterFiles(max_bytes)
         self.registry = AdapterRegistry(self.files.check, is_resident)
         self.refused: dict[str, AdapterRefusal] = {}
         self.followed: tuple[bytes, str] = (b"", "")

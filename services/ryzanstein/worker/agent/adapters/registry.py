@@ -102,7 +102,10 @@ class AdapterRegistry:
         async with self._adding:
             if name not in self._by_name and len(self._by_name) >= MAX_ADAPTERS:
                 raise errors.RyzansteinError(
-                    f"the model has {MAX_ADAPTERS} adapters", errors.Code.RESOURCE_EXHAUSTED, "TOO_MANY_ADAPTERS"
+                    f"too many adapters: the bound is {MAX_ADAPTERS} of a model",
+                    errors.Code.RESOURCE_EXHAUSTED,
+                    "TOO_MANY_ADAPTERS",
+                    {"bound": str(MAX_ADAPTERS)},
                 )
             found = await self._check(name, path)
             before = self._by_name.get(name)

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.worker.agent.adapters.files import MAX_RESIDENT
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 from ryzanstein.worker.engine.messages import DropAdapter, MapAdapter
 from ryzanstein.worker.supervision.group import EngineGroup
@@ -26,8 +27,6 @@ from ryzanstein.worker.telemetry.adapter_metrics import AdapterMetrics
 
 log = structlog.get_logger(__name__)
 
-MAX_RESIDENT = 512
-"""At once: each keeps a file descriptor."""
 _CLOSE_AFTER_S = 60.0  # ranks may be in a long step before they do what they were told to
 
 Pack = Callable[[RegisteredAdapter], Coroutine[Any, Any, int]]
