@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -15,6 +16,9 @@ from ryzanstein.lab.load.arrivals import poisson
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import inference_pb2 as pb
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
+
+if TYPE_CHECKING:
+    from ryzanstein.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _CALL_S = 120.0
 
@@ -85,7 +89,7 @@ class Asker:
                 task.add_done_callback(running.discard)
             await asyncio.gather(*running)
 
-    async def _ask(self, stub: InferenceServiceStub, question: AdapterQuestion) -> AdapterAnswer:
+    async def _ask(self, stub: InferenceServiceAsyncStub, question: AdapterQuestion) -> AdapterAnswer:
         chat = pb.ChatRequest(
             model=question.model,
             messages=[pb.Message(role=pb.ROLE_USER, content=question.prompt)],

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1 import worker_pb2_grpc as worker_grpc
 
 _LISTENER = "beat-sizes"
+_CHANGING: tuple[Literal["sequence", "step", "time", "load", "preparing"], ...]
 _CHANGING = ("sequence", "step", "time", "load", "preparing")
 """Fields of a beat that are numbers of other sizes at other times."""
 
