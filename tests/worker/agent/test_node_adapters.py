@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ryzanstein.adapters import AdapterReport
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.request import AdapterRef
 from ryzanstein.worker.adapters.packing import open_packed
 from ryzanstein.worker.agent.adapters import registry
@@ -243,3 +244,17 @@ async def test_files_that_have_changed_since_are_not_loaded(change: Callable[[Pa
     assert adapter is not None
     node.adapters.unserve(adapter, error.message)
     assert (node.names, node.adapters.refused["a"].why) == ([], error.message)
+
+
+async def test_a_node_without_files_left_keeps_the_adapter(tmp_path: Path) -> None:
+    node = Node()
+    await node.add("a", written(tmp_path / "a", 1))
+    limits, next_free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+    os.close(next_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, limits[1]))
+    try:
+        error = await refusal(node.packed("a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (error.reason, error.code) == ("ADAPTER_NOT_SERVED", Code.UNAVAILABLE)
+    assert await node.packed("a") == [WEIGHT]

@@ -6,6 +6,7 @@ They are checked when they are registered, and packed when they are loaded.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from ryzanstein.worker.adapters.unfit import AdapterUnfit
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 
 MAX_READ_AT_ONCE = 2
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 MAX_RESIDENT = 512
 """In memory at once: each keeps a file descriptor."""
 
@@ -81,15 +83,29 @@ class AdapterFiles:
 
 
 def _read(name: str, path: Path, base: AdaptedModel) -> tuple[bytes, Adapter]:
-    """Returns the digest of an adapter's content, and the adapter. Raises ADAPTER_UNFIT."""
+    """Returns the digest of an adapter's content, and the adapter.
+
+    Raises ADAPTER_UNFIT; ADAPTER_NOT_SERVED where only the node is short of something.
+    """
     try:
         digest = digest_of(path)
         adapter = read_adapter(path, base.adaptable, base.path)
-    except AdapterUnfit as unfit:
-        raise errors.adapter_unfit(name, unfit.where or "files", unfit.message) from None
-    except OSError as error:
-        raise errors.adapter_unfit(name, "files", error.strerror or "cannot be read") from None
+    except (AdapterUnfit, OSError, MemoryError) as error:
+        if (shortage := _shortage(error)) is not None:
+            raise _short(name, shortage) from None
+        if isinstance(error, AdapterUnfit):
+            raise errors.adapter_unfit(name, error.where or "files", error.message) from None
+        raise errors.adapter_unfit(name, "files", str(error)) from None
     return bytes.fromhex(digest), adapter
+
+
+def _shortage(error: BaseException | None) -> OSError | MemoryError | None:
+    """Returns the error of this machine that lies behind an error, if it says nothing of the files."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES):
+            return error
+        error = error.__cause__
+    return None
 
 
 def _checked(name: str, path: Path, base: AdaptedModel) -> CheckedAdapter:
@@ -102,7 +118,10 @@ def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
     digest, adapter = _read(name, registered.path, base)
     if digest != registered.ref.digest:
         raise errors.adapter_unfit(name, "files", "have changed since the adapter was registered")
-    fd = os.memfd_create(f"adapter-{digest.hex()[:16]}", os.MFD_CLOEXEC)
+    try:
+        fd = os.memfd_create(f"adapter-{digest.hex()[:16]}", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise _short(name, error) from None
     try:
         with open(fd, "wb", closefd=False) as file:
             write_packed(adapter, file, half=base.half)
@@ -110,5 +129,13 @@ def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
         os.close(fd)
         if isinstance(error, AdapterUnfit):
             raise errors.adapter_unfit(name, error.where or "files", error.message) from None
+        if isinstance(error, OSError | MemoryError):
+            raise _short(name, error) from None
         raise
     return fd
+
+
+def _short(name: str, error: OSError | MemoryError) -> errors.RyzansteinError:
+    """Returns the error for what the node lacks now: another node may be tried, and the files are as they were."""
+    why = (error.strerror if isinstance(error, OSError) else None) or "out of memory"
+    return errors.unavailable("ADAPTER_NOT_SERVED", f"adapter {name!r} cannot be read now: {why}")
