@@ -24,6 +24,18 @@ class NodeAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """What a node tells its routers: all its adapters if it is `whole`, else those that have changed, none of which went away.
+
+    `replaced` are those that requests may still name by their content, while their names stand for others.
+    """
+
+    adapters: tuple[NodeAdapter, ...] = ()
+    whole: bool = False
+    replaced: tuple[AdapterRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DeployedAdapter:
     """An adapter that should be registered on every node of its model: a directory or file on the nodes.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +14,10 @@ from tests.compat.conftest import Processes, Token
 from tokenizers import Tokenizer
 
 from ryzanstein.demo import MODEL_DIR
+from ryzanstein.lab.chaos.stage.random_adapter import random_adapter
+from ryzanstein.v1 import adapter_pb2
 from ryzanstein.v1 import inference_pb2 as inference
+from ryzanstein.v1.adapter_pb2_grpc import AdapterServiceStub
 from ryzanstein.v1.inference_pb2_grpc import InferenceServiceStub
 
 QUESTION = "Count from 1 to 60."
@@ -126,3 +130,28 @@ def test_what_a_dying_earlier_node_ran_goes_on_at_a_node_of_today(processes: Pro
     assert [token_id for token_id, _ in seen[0]] == [token_id for token_id, _ in undisturbed]
     assert "".join(text for _, text in seen[0]) == "".join(text for _, text in undisturbed)
     assert seen[1:] == (["other", "today"], ends)
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("version", ["earlier", "newer"])
+def test_a_node_that_knows_no_adapters_is_never_asked_for_one(processes: Processes, version: str, tmp_path: Path) -> None:
+    node, address = processes.node("other", ANSWER, 0.002, version)
+    today = processes.worker()
+    with grpc.insecure_channel(today.grpc_address) as channel:
+        path = random_adapter(tmp_path / "tuned", MODEL_DIR, size=1.0)
+        load = adapter_pb2.LoadAdapterRequest(name="tuned", path=str(path))
+        AdapterServiceStub(channel).LoadAdapter(load, timeout=30)
+    _, url = processes.router(address, today.grpc_address)
+    node.event("hello")
+    listed = {model["id"]: model for model in httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]}
+    assert listed["tuned"]["parent"] == "demo"
+    texts = [chat(url, model="tuned", max_tokens=8, user=f"u-{number}") for number in range(12)]
+    assert len({each.json()["choices"][0]["message"]["content"] for each in texts}) == 1
+    assert texts[0].json()["choices"][0]["message"]["content"] != "".join(text for _, text in ANSWER[:8])
+    today.kill()
+    refused = chat(url, model="tuned", max_tokens=8)
+    assert refused.status_code in (404, 501, 503)
+    assert chat(url, max_tokens=1).json()["choices"][0]["message"]["content"] == ANSWER[0][1]
+    submits = [line for line in node.until(lambda line: line["event"] == "submit") if line["event"] == "submit"]
+    assert len(submits) == 1, "it was asked for the model alone, once"
+    assert "adapter" not in submits[0]["message"]

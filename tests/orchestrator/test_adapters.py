@@ -8,7 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.cluster import Deployment
+from ryzanstein.errors import RyzansteinError
+from ryzanstein.orchestrator.state import adapters
 from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import orchestrator_pb2 as pb
@@ -39,8 +42,8 @@ class Node:
         await self._call.write(
             pb.HeartbeatRequest(node_id="a", lease_id=self._lease_id, beat=beat, adapters_digest=self.digest)
         )
-        answer = await self._call.read()
-        return answer.adapters if answer.HasField("adapters") else None
+        self.answer = await self._call.read()
+        return self.answer.adapters if self.answer.HasField("adapters") else None
 
 
 async def test_adapters_are_revised_listed_and_there_after_a_restart(serving_at: Any) -> None:
@@ -84,6 +87,9 @@ async def test_a_node_is_told_once_whenever_they_change(serving: Any) -> None:
         ({"name": ""}, "adapter.name"),
         ({"name": "x" * 300}, "adapter.name"),
         ({"name": "m"}, "adapter.name"),
+        ({"name": "n" * 4096}, "adapter.name"),
+        ({"name": "a\nb"}, "adapter.name"),
+        ({"name": "demo\u202eomed"}, "adapter.name"),
         ({"model": ""}, "adapter.model"),
         ({"path": ""}, "adapter.path"),
         ({"path": "here"}, "adapter.path"),
@@ -103,6 +109,41 @@ async def test_a_name_is_a_models_or_an_adapters(serving: Any) -> None:
     deploying = serving.stub.DeployModel(pb.DeployModelRequest(deployment=pb.Deployment(model="b", path="/m")))
     assert (await refusal(deploying))[0] == "ADAPTER_EXISTS"
     assert (await refusal(serving.stub.RemoveAdapter(pb.RemoveAdapterRequest(name="nobody"))))[0] == "ADAPTER_NOT_FOUND"
+
+
+async def test_a_name_is_not_that_of_a_model_that_a_node_was_started_with(serving: Any) -> None:
+    node = Node(serving, (await serving.register("a")).lease_id)
+    await node.beat()
+    assert [each.model for each in serving.control.nodes()] == ["m"]
+    assert (await refusal(serving.stub.DeployAdapter(adapter("m", model="other"))))[0] == "MODEL_EXISTS"
+
+
+async def test_beats_do_not_grow_with_the_adapters_that_a_node_knows(serving: Any) -> None:
+    node = Node(serving, (await serving.register("a")).lease_id)
+    await node.beat()
+    before = node.answer.ByteSize()
+    for number in range(100):
+        await serving.control.deploy_adapter(DeployedAdapter(f"adapter-{number}", "m", f"/adapters/{number}"))
+    told = await node.beat()
+    assert told is not None
+    assert len(told.adapters) == 100
+    node.digest = told.digest
+    assert await node.beat() is None
+    assert node.answer.ByteSize() == before
+
+
+def test_more_than_there_may_be_are_refused_with_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "MAX_ADAPTERS", 3)
+    table = adapters.AdapterTable()
+    for name in "abc":
+        table.put(table.revised(DeployedAdapter(name, "m", "/a")))
+    with pytest.raises(RyzansteinError, match="bounds are 3") as refused:
+        table.revised(DeployedAdapter("d", "m", "/a"))
+    assert (refused.value.reason, refused.value.metadata) == ("TOO_MANY_ADAPTERS", {"bound": "3"})
+    assert table.revised(DeployedAdapter("a", "m", "/b")).revision == 2
+    monkeypatch.setattr(adapters, "MAX_TEXT_CHARS", 20)
+    with pytest.raises(RyzansteinError, match="20 characters"):
+        table.revised(DeployedAdapter("a", "m", "/" + "x" * 20))
 
 
 async def test_a_file_of_before_adapters_gets_their_table(tmp_path: Any, telemetry: Any) -> None:

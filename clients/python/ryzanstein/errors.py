@@ -314,13 +314,14 @@ def adapter_unfit(name: str, field_name: str, why: str) -> RyzansteinError:
     )
 
 
-def adapter_no_room(name: str, num_bytes: int, bound: int) -> RyzansteinError:
-    """Returns the error for an adapter that must be loaded while those in use fill the memory for adapters."""
+def adapter_no_room(name: str, num_bytes: int, bound: int, most: int) -> RyzansteinError:
+    """Returns the error for an adapter that the memory for adapters has no room for, beside the pinned ones."""
     return RyzansteinError(
-        f"adapter {name!r} needs {num_bytes} bytes; the adapters in use leave no room in {bound}",
+        f"adapter {name!r} needs {num_bytes} bytes, which pinned adapters, if any, do not leave: "
+        f"the bounds are {bound} bytes (adapter_bytes) and {most} adapters",
         Code.RESOURCE_EXHAUSTED,
         "ADAPTER_NO_ROOM",
-        {"adapter": name, "bytes": str(num_bytes), "bound_bytes": str(bound)},
+        {"adapter": name, "bytes": str(num_bytes), "bound_bytes": str(bound), "bound": str(most)},
         retry_after_s=1.0,
     )
 

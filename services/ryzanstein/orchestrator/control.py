@@ -198,8 +198,8 @@ class ControlPlane:
     async def deploy_adapter(self, adapter: DeployedAdapter) -> DeployedAdapter:
         """Adds or replaces an adapter; returns it with its revision when it is stored.
 
-        Raises ALREADY_EXISTS where a model has its name, RESOURCE_EXHAUSTED over the bounds. Cancelling the caller does
-        not cancel the write.
+        Raises ALREADY_EXISTS where a model has its name, also one that a node was started with; RESOURCE_EXHAUSTED over the
+        bounds. Cancelling the caller does not cancel the write.
         """
         return await self._write(self._deploy_adapter(adapter))
 
@@ -341,6 +341,8 @@ class ControlPlane:
     async def _deploy_adapter(self, adapter: DeployedAdapter) -> DeployedAdapter:
         if self._catalog.find(adapter.name) is not None:
             raise errors.already_exists("deployment", adapter.name)
+        if any(adapter.name in {node.model, *(each.model for each in node.models)} for node in self._registry.nodes()):
+            raise errors.already_exists("model", adapter.name)
         adapter = self._adapters.revised(adapter)
         await self._store.put_adapter(adapter)
         self._adapters.put(adapter)

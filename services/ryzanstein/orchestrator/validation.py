@@ -8,7 +8,7 @@ from collections.abc import Sized
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeReport
-from ryzanstein.generation.prompts import MAX_NAME_CHARS
+from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
 
 MAX_PATH_CHARS = 1024
 MAX_TP = 1024
@@ -96,7 +96,8 @@ def check_deployment(deployment: Deployment, max_nodes: int) -> None:
 
 
 def check_adapter(adapter: DeployedAdapter) -> None:
-    _check_name(adapter.name, "adapter.name")
+    if fault := name_fault(adapter.name):
+        raise errors.invalid("adapter.name", fault, adapter.name[:160])
     _check_name(adapter.model, "adapter.model")
     _check_path(adapter.path, "adapter.path")
     if adapter.name == adapter.model:

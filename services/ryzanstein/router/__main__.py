@@ -26,12 +26,12 @@ import structlog
 from ryzanstein.addresses import is_loopback
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
+from ryzanstein.process.allotment import may_open
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.process.spare_memory import SpareMemory
 from ryzanstein.router.assembly import MAX_RPC_CONNECTIONS, Router, assembled, grpc_face, let_find, peer_face
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.descriptors import may_open
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds

@@ -28,6 +28,7 @@ from ryzanstein.cluster import STOPS
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.observe.tracing import Tracing
+from ryzanstein.process.allotment import may_open
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.rpc.debugging import DebugServicer, DebugSource
 from ryzanstein.rpc.interceptors import RpcMetrics
@@ -47,6 +48,7 @@ from ryzanstein.v1.text_pb2 import DESCRIPTOR as TEXT
 from ryzanstein.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from ryzanstein.v1.worker_pb2 import DESCRIPTOR
 from ryzanstein.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from ryzanstein.worker.agent.adapters.files import MAX_RESIDENT
 from ryzanstein.worker.agent.adapters.node_adapters import WantedAdapter
 from ryzanstein.worker.agent.faces.adapters import AdapterServicer
 from ryzanstein.worker.agent.faces.debug import NodeSight
@@ -272,6 +274,7 @@ def _started_with(settings: WorkerSettings) -> list[ModelChoice]:
 def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(WorkerSettings)
+    may_open(MAX_RESIDENT * settings.num_models)  # else fewer adapters are in memory at once
     return run_service("worker", settings, serve, (OSError, RyzansteinError), node_id=settings.node_id)
 
 

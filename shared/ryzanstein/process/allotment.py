@@ -1,4 +1,4 @@
-"""What this process may use of its machine: processor cores and memory.
+"""What this process may use of its machine: processor cores, memory and open files.
 
 The machine's own figures say too much in a container: a control group may grant less (cgroups(7);
 `cpu.cfs_quota_us` and `memory.limit_in_bytes` of version 1, `cpu.max` and `memory.max` of version 2).
@@ -10,13 +10,16 @@ only, because every process may ask.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
+_OWN_FILES = 512  # links, gRPC channels, stores, logs
 _MAX_GROUPS = 10_000  # that are searched for this process, where the kernel does not tell its group's name
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -160,3 +163,19 @@ def _lines(file: Path) -> Iterable[str]:
         return file.read_text(errors="surrogateescape").splitlines()
     except OSError:  # no such controller, interface or kernel
         return ()
+
+
+def may_open(num_files: int) -> bool:
+    """Raises this process's limit of open files to so many, beside those that any service has.
+
+    Returns False when the hard limit is too low.
+    """
+    wanted = num_files + _OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return True
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft >= wanted

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from ryzanstein import errors
-from ryzanstein.adapters import MAX_ADAPTERS, DeployedAdapter, DeployedAdapters, NodeAdapter
+from ryzanstein.adapters import MAX_ADAPTERS, AdapterReport, DeployedAdapter, DeployedAdapters, NodeAdapter
 from ryzanstein.generation.request import AdapterRef
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
@@ -28,25 +26,28 @@ def ref_from_wire(wire: worker.AdapterRef, field: str) -> AdapterRef:
     return AdapterRef(name, wire.digest)
 
 
-def adapters_to_wire(adapters: Iterable[NodeAdapter], *, whole: bool) -> worker.NodeAdapters:
-    return worker.NodeAdapters(
-        whole=whole,
-        adapters=map(adapter_to_wire, adapters),
-    )
+def report_to_wire(report: AdapterReport) -> worker.NodeAdapters:
+    replaced = (worker.AdapterRef(name=ref.name, digest=ref.digest) for ref in report.replaced)
+    return worker.NodeAdapters(whole=report.whole, adapters=map(adapter_to_wire, report.adapters), replaced=replaced)
 
 
 def adapter_to_wire(adapter: NodeAdapter) -> worker.NodeAdapter:
     return worker.NodeAdapter(adapter=ref_to_wire(adapter.ref), revision=adapter.revision, resident=adapter.resident)
 
 
-def adapters_from_wire(wire: worker.NodeAdapters) -> Iterator[NodeAdapter]:
-    """Yields the adapters, at most MAX_ADAPTERS; those out of their bounds are left out, since no request can name one."""
-    for each in wire.adapters[:MAX_ADAPTERS]:
-        try:
-            ref = ref_from_wire(each.adapter, "adapter")
-        except errors.RyzansteinError:
-            continue
-        yield NodeAdapter(ref, each.revision, each.resident)
+def report_from_wire(wire: worker.NodeAdapters) -> AdapterReport:
+    """Returns a report of at most MAX_ADAPTERS. What is out of its bounds is left out, since no request can name it."""
+    found = ((_ref(each.adapter), each) for each in wire.adapters[:MAX_ADAPTERS])
+    adapters = tuple(NodeAdapter(ref, each.revision, each.resident) for ref, each in found if ref is not None)
+    replaced = filter(None, map(_ref, wire.replaced[:MAX_ADAPTERS]))
+    return AdapterReport(adapters, wire.whole, tuple(replaced))
+
+
+def _ref(wire: worker.AdapterRef) -> AdapterRef | None:
+    try:
+        return ref_from_wire(wire, "adapter")
+    except errors.RyzansteinError:
+        return None
 
 
 def deployed_adapters_to_wire(deployed: DeployedAdapters) -> orchestrator.DeployedAdapters:

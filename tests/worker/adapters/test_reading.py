@@ -1,6 +1,7 @@
 """Reading an adapter's directory: names, shapes, what is missing or too much, and files that are broken. Without torch."""
 
 import json
+import mmap
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ryzanstein.worker.adapters.digest import digest_of
-from ryzanstein.worker.adapters.packing import open_packed, pack
-from ryzanstein.worker.adapters.reading import CONFIG, TENSORS, Adapter, read_adapter
+from ryzanstein.worker.adapters.packing import open_packed, pack, packed_bytes
+from ryzanstein.worker.adapters.reading import CONFIG, TENSORS, AdaptedWeight, Adapter, read_adapter
 from ryzanstein.worker.adapters.unfit import AdapterUnfit
 
 ADAPTABLE = {
@@ -268,6 +269,22 @@ def test_nothing_of_torch_or_peft_is_imported() -> None:
         "assert not {'torch', 'peft', 'transformers', 'safetensors'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("size", [1e-30, 1.0, 3e4])
+def test_a_packed_file_takes_as_much_memory_as_was_said(half: bool, size: float, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+
+    def normal(*shape: int) -> npt.NDArray[np.float32]:
+        return (random.normal(size=shape) * size).astype(np.float32)
+
+    weights = {
+        f"weight-{n}": AdaptedWeight(normal(n, 100), normal(70, n), normal(70) if n % 2 else None, 0.5) for n in range(1, 9)
+    }
+    pack(Adapter(weights), tmp_path / "packed", half=half)
+    written, said = (tmp_path / "packed").stat().st_size, packed_bytes(Adapter(weights), half=half)
+    assert written <= said < 1.05 * written + mmap.PAGESIZE
 
 
 def test_a_packed_file_of_something_else_is_not_opened(tmp_path: Path) -> None:

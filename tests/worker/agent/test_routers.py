@@ -3,9 +3,12 @@ import asyncio
 import pytest
 
 from ryzanstein import errors
+from ryzanstein.adapters import AdapterReport, NodeAdapter
 from ryzanstein.cluster import Beat, NodeState
 from ryzanstein.errors import Code, RyzansteinError
+from ryzanstein.generation.request import AdapterRef
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
+from ryzanstein.wire.adapters import report_from_wire, report_to_wire
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.tuning import LinkBounds
 
@@ -118,3 +121,19 @@ async def test_a_link_that_ends_sends_what_waits_first(link):
     with pytest.raises(StopAsyncIteration):
         await next_frame(frames)
     assert link.closed
+
+
+def adapter(name, content, *, resident=False):
+    return NodeAdapter(AdapterRef(name, content * 32), 1, resident)
+
+
+async def test_reports_of_adapters_that_gather_are_as_many_as_there_are_adapters(link):
+    whole = report_to_wire(AdapterReport((adapter("a", b"1"), adapter("b", b"2")), True))
+    link.report(whole)
+    for turn in range(50):
+        link.report(report_to_wire(AdapterReport((adapter("a", b"1", resident=turn % 2 == 0),))))
+    link.report(report_to_wire(AdapterReport((adapter("b", b"3"),), False, (AdapterRef("b", b"2" * 32),))))
+    report = report_from_wire((await next_frame(link.frames())).adapters)
+    assert (report.whole, report.replaced) == (True, (AdapterRef("b", b"2" * 32),))
+    assert set(report.adapters) == {adapter("a", b"1"), adapter("b", b"3")}
+    assert len(whole.adapters) == 2, "the message is that of other links too"

@@ -28,6 +28,8 @@ from ryzanstein.worker.adapters.unfit import AdapterUnfit
 
 _MAGIC = b"RYZADPT1"
 _ALIGNMENT = 64
+_LONGEST = 2.0**-126
+"""A scale with as many digits in JSON as any has, or more."""
 
 
 Packed = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -79,9 +81,17 @@ def write_packed(adapter: Adapter, file: BinaryIO, *, half: bool = False) -> Non
 
 
 def packed_bytes(adapter: Adapter, *, half: bool = False) -> int:
-    """Returns about how many bytes `pack` writes."""
-    sizes = (each.a_RI.nbytes + each.b_OR.nbytes for each in adapter.weights.values())
-    return sum(sizes) // (2 if half else 1)
+    """Returns how much memory the file of `pack` takes at most: whole pages."""
+    itemsize, offset = 2 if half else 4, 0
+    table: dict[str, dict[str, Any]] = {}
+    for name, weight in adapter.weights.items():
+        table[name] = {"half": half, "scale": _LONGEST}
+        for part, matrix in (("a", weight.a_RI.T), ("b", weight.b_OR.T), ("bias", weight.bias_O)):
+            if matrix is not None:
+                table[name][part] = {"offset": offset, "shape": matrix.shape}
+                offset += _whole(matrix.size * (4 if part == "bias" else itemsize))
+    num_bytes = _whole(len(_MAGIC) + 8 + len(json.dumps(table))) + offset + _ALIGNMENT
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def open_packed(path: Path) -> Mapping[str, PackedWeight]:

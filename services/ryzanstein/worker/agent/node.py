@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.adapters import NodeAdapter
+from ryzanstein.adapters import AdapterReport
 from ryzanstein.cluster import OWN_ENGINE, Beat, NodeState, Numerics
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.prompts import Prompt
@@ -25,7 +25,7 @@ from ryzanstein.generation.request import NO_DEFAULTS
 from ryzanstein.observe.tracing import Tracing
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.adapters import adapters_to_wire
+from ryzanstein.wire.adapters import report_to_wire
 from ryzanstein.worker.agent import intake
 from ryzanstein.worker.agent.adapters.node_adapters import NodeAdapters
 from ryzanstein.worker.agent.idleness import Idleness
@@ -145,6 +145,7 @@ class NodeAgent:
             self._adapters_changed,
             self._adapter_removed,
             able=settings.has_ranks,
+            max_bytes=settings.adapter_bytes,
         )
         self.awake = AwakeClock(telemetry.node.loop_lag.observe, _log_pause)
         self.background = telemetry.background
@@ -213,9 +214,9 @@ class NodeAgent:
     def _has_adapter(self, digest: bytes) -> bool:
         return self.version.adapters.has(digest)
 
-    def _adapters_changed(self, adapters: list[NodeAdapter], whole: bool) -> None:
+    def _adapters_changed(self, report: AdapterReport) -> None:
         """Tells the routers which adapters there are, or which is new, and has pinned ones loaded."""
-        self.links.report(adapters_to_wire(adapters, whole=whole))
+        self.links.report(report_to_wire(report))
         self.keep_pinned()
 
     def _adapter_removed(self, digest: bytes) -> None:
@@ -225,9 +226,9 @@ class NodeAgent:
 
     def _adapter_moved(self, digest: bytes) -> None:
         """Tells the routers that an adapter has come into the ranks' memory, or has gone."""
-        moved = [each for each in self.adapters.registry.reports() if each.ref.digest == digest]
-        if moved:
-            self.links.report(adapters_to_wire(moved, whole=False))
+        registry = self.adapters.registry
+        if moved := tuple(map(registry.report, registry.with_content(digest))):
+            self.links.report(report_to_wire(AdapterReport(moved)))
 
     def keep_pinned(self) -> None:
         """Loads the pinned adapters that are not in memory."""

@@ -147,9 +147,10 @@ class RouterLink:
     def report(self, adapters: worker.NodeAdapters) -> None:
         """Sends what adapters the node has, or which of them have changed."""
         if adapters.whole or self._adapters is None:
-            self._adapters = adapters
+            self._adapters = worker.NodeAdapters()
+            self._adapters.CopyFrom(adapters)  # the message is for all routers
         else:
-            self._adapters.adapters.extend(adapters.adapters)
+            _add_reports(self._adapters, adapters)
         self._changed.set()
 
     def end(self) -> None:
@@ -207,3 +208,16 @@ class RouterLink:
         elif self._rows > self._bounds.rows or self._bytes > self._bounds.bytes:
             text = f"router {self.router_id} reads too slowly: {self._rows} rows (about {self._bytes} bytes) are unsent"
             self.close(RyzansteinError(text, Code.RESOURCE_EXHAUSTED, _OVERFLOW, {"rows": str(self._rows)}))
+
+
+def _add_reports(reports: worker.NodeAdapters, newer: worker.NodeAdapters) -> None:
+    """Adds newer reports to those that wait. They stay as few as there are adapters: of each the newest counts."""
+    names = {each.adapter.name for each in newer.adapters}
+    if any(each.adapter.name in names for each in reports.adapters):
+        kept = [each for each in reports.adapters if each.adapter.name not in names]
+        del reports.adapters[:]
+        reports.adapters.extend(kept)
+    reports.adapters.extend(newer.adapters)
+    if newer.replaced:
+        del reports.replaced[:]
+        reports.replaced.extend(newer.replaced)

@@ -120,7 +120,15 @@ class Submissions:
 
     async def _submit(self, link: RouterLink, handle: int, attempt: Attempt) -> bool:
         """Hands the attempt to the engine; returns False when the version that serves has changed, or sleeps again."""
-        version = self._versions.serving
+        version, adapter = self._versions.serving, attempt.request.adapter
+        held = AdapterLease() if adapter is None else version.adapters.hold(adapter.digest)
+        try:
+            return await self._handed_over(version, link, handle, attempt)
+        finally:
+            held.release()
+
+    async def _handed_over(self, version: ModelVersion, link: RouterLink, handle: int, attempt: Attempt) -> bool:
+        """Does it while an adapter that is in memory stays there: what does not take long must not wait for it."""
         arrived = await intake.arrive(attempt, self._admit(version, attempt), self._templates, self._constraints)
         if (calling := arrived.read.calling) is not None and not calling.native and arrived.read.calls:
             self._telemetry.tool_fallbacks.inc()

@@ -57,6 +57,7 @@ log = structlog.get_logger(__name__)
 _BLAME_WAIT_S = 0.25
 _LAST_WORDS_S = 0.02
 _NAMED_WITHIN_S = 0.005
+_LOOK_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,12 @@ class RankGroup:
         self._answers: list[RankReady] = []
         self._fed_tokens = 0
         self._sent = self._taken = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._compiles = False
         self._ready: asyncio.Future[list[RankReady]] = loop.create_future()
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[RankLoss] = loop.create_future()
+        self.lost.add_done_callback(lambda _: self._tell_taken())
         server.lost.add_done_callback(self._on_server_lost)
 
     async def start(self) -> list[RankReady]:
@@ -139,6 +142,21 @@ class RankGroup:
         """Sends a message to rank 0. Never waits. FrameTooLarge: nothing was sent."""
         self._channels[0].send(message)
         self._sent += 1
+
+    async def obeyed(self) -> None:
+        """See `EngineGroup.obeyed`. Rank 0 tells what it has taken, and passes a check on, which the others answer."""
+        if self._spec.tp > 1:
+            self.send(CheckRanks(self._checks.next()))
+        sent, check = self._sent, self._checks.number
+        if self._taken < sent and not self.lost.done():
+            taken = asyncio.get_running_loop().create_future()
+            self._waiting.append((sent, taken))
+            await taken
+        while not self.lost.done() and not self._answered_by_all(check):  # noqa: ASYNC110 (on the board, by other processes)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _answered_by_all(self, check: int) -> bool:
+        return all(rank.answered >= check for rank in self._board.read()[1:])
 
     def slab(self, size_bytes: int) -> mmap.mmap:
         """See `EngineGroup.slab`. The memory is allocated now: a rank could not report that there is none."""
@@ -256,7 +274,17 @@ class RankGroup:
             self._watchdog.record(events.step_s, fed - self._fed_tokens)
             self._fed_tokens = fed
         self._taken = events.taken
+        if self._waiting:
+            self._tell_taken()
         self._events.on_step(events)
+
+    def _tell_taken(self) -> None:
+        """Wakes who waits for what has been taken, or will not be: the group is lost, or ends."""
+        over = self.lost.done()
+        for sent, taken in self._waiting:
+            if (over or sent <= self._taken) and not taken.done():
+                taken.set_result(None)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
         """Reports the loss of a rank that exited, after a delay that depends on the exit code.

@@ -206,6 +206,10 @@ class EngineGroup(Protocol):
         """Sends a message to the engine. Never waits."""
         ...
 
+    async def obeyed(self) -> None:
+        """Returns when all ranks have done what they were sent before, or are lost; a step may have to end first."""
+        ...
+
     def slab(self, size_bytes: int) -> mmap.mmap:
         """Returns memory of at least so many bytes that is shared with the ranks: pages pass through it.
 

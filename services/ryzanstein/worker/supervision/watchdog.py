@@ -48,8 +48,13 @@ class IdleChecks:
         if not self._interval_s or now - self._busy_at < self._interval_s:
             return False
         self._busy_at = now
-        self.number += 1
+        self.next()
         return True
+
+    def next(self) -> int:
+        """Returns the number of one check more."""
+        self.number += 1
+        return self.number
 
 
 _WINDOW_STEPS = 512

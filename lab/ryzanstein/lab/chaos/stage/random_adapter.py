@@ -13,7 +13,7 @@ _RANK = 4
 _SIZE = 0.01
 
 
-def random_adapter(directory: Path, model: Path) -> Path:
+def random_adapter(directory: Path, model: Path, *, seed: int = 11, rank: int = _RANK, size: float = _SIZE) -> Path:
     """Writes an adapter of a Llama's attention and MLP, and returns its directory."""
     config = json.loads((model / "config.json").read_text())
     width, head = config["hidden_size"], config["head_dim"]
@@ -24,14 +24,14 @@ def random_adapter(directory: Path, model: Path) -> Path:
     shapes = {f"self_attn.{name}": shape for name, shape in attention.items()} | {
         f"mlp.{name}": each for name, each in mlp.items()
     }
-    random, tensors = np.random.default_rng(11), {}
+    random, tensors = np.random.default_rng(seed), {}
     for layer in range(config["num_hidden_layers"]):
         for name, (inputs, outputs) in shapes.items():
             prefix = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = random.normal(0, inputs**-0.5, (_RANK, inputs)).astype(np.float32)
-            tensors[f"{prefix}.lora_B.weight"] = random.normal(0, _SIZE, (outputs, _RANK)).astype(np.float32)
+            tensors[f"{prefix}.lora_A.weight"] = random.normal(0, inputs**-0.5, (rank, inputs)).astype(np.float32)
+            tensors[f"{prefix}.lora_B.weight"] = random.normal(0, size, (outputs, rank)).astype(np.float32)
     directory.mkdir(parents=True)
     save_file(tensors, directory / "adapter_model.safetensors")
-    described = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": sorted({**attention, **mlp})}
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted({**attention, **mlp})}
     (directory / "adapter_config.json").write_text(json.dumps(described))
     return directory

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Mapping
 
 from ryzanstein.adapters import MAX_ADAPTERS, NodeAdapter
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.adapters import adapters_from_wire
+from ryzanstein.wire.adapters import report_from_wire
 
 
 class LinkAdapters:
-    """By public name. What was last known stays while the node is away."""
+    """By public name. What was last known stays while the node is away.
+
+    A report of one adapter costs the same however many there are.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, NodeAdapter] = {}
-        self._digests: frozenset[bytes] = frozenset()
+        self._num_names: dict[bytes, int] = {}
+        self._replaced: frozenset[bytes] = frozenset()
 
     def __iter__(self) -> Iterator[NodeAdapter]:
         return iter(self._by_name.values())
@@ -24,22 +28,38 @@ class LinkAdapters:
         return self._by_name
 
     def has(self, digest: bytes) -> bool:
-        """Returns whether the node answers with this content, under whatever name."""
-        return digest in self._digests
-
-    def is_resident(self, digest: bytes) -> bool:
-        """Returns whether it does so without loading it first."""
-        return any(each.resident for each in self._by_name.values() if each.ref.digest == digest)
+        """Returns whether the node answers with this content, under whatever name, or under none for a while."""
+        return digest in self._num_names or digest in self._replaced
 
     def take(self, frame: worker.NodeAdapters) -> bool:
         """Takes a node's report. Returns whether there are others now, and not only others in memory."""
-        found = {} if frame.whole else dict(self._by_name)
-        for each in adapters_from_wire(frame):
-            found[each.ref.name] = each
-        before, self._by_name = self._by_name, dict(list(found.items())[:MAX_ADAPTERS])
-        self._digests = frozenset(each.ref.digest for each in self)
-        return {name: each.ref for name, each in before.items()} != {name: each.ref for name, each in found.items()}
+        report = report_from_wire(frame)
+        if report.whole or report.replaced:
+            self._replaced = frozenset(ref.digest for ref in report.replaced)
+        gone = self._by_name.keys() - {each.ref.name for each in report.adapters} if report.whole else ()
+        for name in gone:
+            self._drop(name)
+        changed = [self._put(each) for each in report.adapters]
+        return any(changed) or bool(gone)
+
+    def _put(self, adapter: NodeAdapter) -> bool:
+        before = self._by_name.get(adapter.ref.name)
+        if before is None and len(self._by_name) >= MAX_ADAPTERS:
+            return False
+        changed = before is None or before.ref != adapter.ref
+        if changed and before is not None:
+            self._drop(adapter.ref.name)
+        if changed:
+            self._num_names[adapter.ref.digest] = self._num_names.get(adapter.ref.digest, 0) + 1
+        self._by_name[adapter.ref.name] = adapter
+        return changed
+
+    def _drop(self, name: str) -> None:
+        digest = self._by_name.pop(name).ref.digest
+        self._num_names[digest] -= 1
+        if not self._num_names[digest]:
+            del self._num_names[digest]
 
     def forget(self) -> None:
         """Forgets them all: another process has the node's name."""
-        self._by_name, self._digests = {}, frozenset()
+        self._by_name, self._num_names, self._replaced = {}, {}, frozenset()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from ryzanstein.adapters import NodeAdapter
+from ryzanstein.adapters import AdapterReport
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.worker.agent.adapters.files import AdaptedModel, AdapterFiles
 from ryzanstein.worker.agent.adapters.registry import AdapterRegistry, RegisteredAdapter
@@ -37,22 +37,22 @@ class AdapterRefusal:
 class NodeAdapters:
     """`want` what is to be registered; `run` registers it as soon as the model's ranks were ready once.
 
-    `refused` says why an adapter that is wanted is not registered. `on_change` is called with what to tell routers: all
-    adapters, or, while others are still to be registered, one that was added. Else a router would take those for removed.
-    `able`: the engine takes adapters at all. `on_removed` is
-    called with the digest of an adapter that is no longer registered under any name.
+    `refused` says why an adapter that is wanted is not registered. `on_change` is called with what to tell routers: of one that
+    was added that one, and all when one was removed. `able`: the engine takes adapters at all. `on_removed` is
+    called with the digest of an adapter that is no longer registered under any name. `max_bytes`: the memory for adapters.
     """
 
     def __init__(
         self,
         is_resident: Callable[[bytes], bool],
-        on_change: Callable[[list[NodeAdapter], bool], None],
+        on_change: Callable[[AdapterReport], None],
         on_removed: Callable[[bytes], None],
         *,
         able: bool,
+        max_bytes: int,
     ) -> None:
         self.able, self._on_change, self._on_removed = able, on_change, on_removed
-        self.files = AdapterFiles()
+        self.files = AdapterFiles(max_bytes)
         self.registry = AdapterRegistry(self.files.check, is_resident)
         self.refused: dict[str, AdapterRefusal] = {}
         self.followed: tuple[bytes, str] = (b"", "")
@@ -65,8 +65,9 @@ class NodeAdapters:
         before, self._deployed, self.followed = self._deployed, deployed, version
         if not self.able:
             return
-        for name in before.keys() - deployed.keys():
-            self.remove(name)
+        if gone := [name for name in before.keys() - deployed.keys() if self._remove(name)[1]]:
+            log.info("adapters withdrawn", adapters=len(gone))
+            self._report()
         for name, adapter in deployed.items():
             if before.get(name) != adapter:
                 self.want(name, adapter)
@@ -83,18 +84,24 @@ class NodeAdapters:
         self.refused.pop(name, None)
         if before is not None:
             self._gone(before)
-        self._report(name)
+        self._on_change(AdapterReport((self.registry.report(added),), False, tuple(self.registry.replaced)))
         return added
 
     def remove(self, name: str) -> bool:
         """Withdraws an adapter. Returns False if there was none, neither registered, nor wanted, nor refused."""
+        known, removed = self._remove(name)
+        if removed:
+            self._report()
+        return known or removed
+
+    def _remove(self, name: str) -> tuple[bool, bool]:
+        """Returns whether it was wanted or refused, and whether it was registered."""
         known = self._wanted.pop(name, None) is not None
         known |= self.refused.pop(name, None) is not None
         removed = self.registry.remove(name)
         if removed is not None:
             self._gone(removed)
-            self._report()
-        return known or removed is not None
+        return known, removed is not None
 
     def unserve(self, adapter: RegisteredAdapter, why: str) -> None:
         """Withdraws an adapter whose files are no longer what was registered."""
@@ -107,17 +114,17 @@ class NodeAdapters:
         """Whether all that is wanted is registered, or refused."""
         return not self._wanted
 
-    def _report(self, added: str = "") -> None:
-        reports = self.registry.reports()
+    def report(self) -> AdapterReport:
+        """Returns all adapters. While others are still to be registered, a router must not take those for removed."""
+        return AdapterReport(tuple(map(self.registry.report, self.registry)), self.complete, tuple(self.registry.replaced))
+
+    def _report(self) -> None:
         if self.complete:
-            self._on_change(reports, True)
-        elif news := [each for each in reports if each.ref.name == added]:
-            self._on_change(news, False)
+            self._on_change(self.report())
 
     def _gone(self, adapter: RegisteredAdapter) -> None:
-        digest = adapter.ref.digest
-        if all(each.ref.digest != digest for each in self.registry):
-            self._on_removed(digest)
+        if not self.registry.with_content(adapter.ref.digest):
+            self._on_removed(adapter.ref.digest)
 
     def ready(self, base: AdaptedModel) -> None:
         """Takes the model of ranks that are ready."""
@@ -142,5 +149,7 @@ class NodeAdapters:
         except RyzansteinError as error:
             self.refused[name] = AdapterRefusal(wanted.revision, error.message)
             log.error("adapter refused", adapter=name, path=str(wanted.path), reason=error.reason, message=error.message)
+        if name not in self._wanted:  # removed while it was read
+            self.remove(name)
         if self._wanted.get(name) is wanted:  # no other one was wanted meanwhile
             del self._wanted[name]

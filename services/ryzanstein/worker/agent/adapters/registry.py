@@ -56,6 +56,7 @@ class AdapterRegistry:
     def __init__(self, check: Check, is_resident: Callable[[bytes], bool]) -> None:
         self._check, self._is_resident = check, is_resident
         self._by_name: dict[str, RegisteredAdapter] = {}
+        self._names: dict[bytes, dict[str, None]] = {}
         self._replaced: dict[bytes, tuple[RegisteredAdapter, float]] = {}
         self._adding = asyncio.Lock()
 
@@ -73,12 +74,25 @@ class AdapterRegistry:
         named = self._by_name.get(ref.name)
         if named is not None and named.ref.digest == ref.digest:
             return named
-        return self._lately_replaced().get(ref.digest)
+        alike = self.with_content(ref.digest)
+        return alike[0] if alike else self._lately_replaced().get(ref.digest)
 
-    def reports(self) -> list[NodeAdapter]:
-        """Returns what routers are told."""
-        found = [*self._lately_replaced().values(), *self._by_name.values()]
-        return [NodeAdapter(each.ref, each.revision, self._is_resident(each.ref.digest)) for each in found]
+    def with_content(self, digest: bytes) -> list[RegisteredAdapter]:
+        """Returns the adapters that are registered with this content, under whatever names."""
+        return [self._by_name[name] for name in self._names.get(digest, ())]
+
+    def is_pinned(self, digest: bytes) -> bool:
+        """Returns whether an adapter with this content is kept in memory."""
+        return any(each.pinned for each in self.with_content(digest))
+
+    @property
+    def replaced(self) -> list[AdapterRef]:
+        """The adapters that requests may still ask for by their content, though their names stand for others now."""
+        return [each.ref for each in self._lately_replaced().values()]
+
+    def report(self, adapter: RegisteredAdapter) -> NodeAdapter:
+        """Returns what routers are told of an adapter."""
+        return NodeAdapter(adapter.ref, adapter.revision, self._is_resident(adapter.ref.digest))
 
     async def add(self, name: str, path: Path, *, revision: int = 0, pinned: bool = False) -> RegisteredAdapter:
         """Registers an adapter, in place of one of the same name; returns it when it is in force.
@@ -88,25 +102,38 @@ class AdapterRegistry:
         async with self._adding:
             if name not in self._by_name and len(self._by_name) >= MAX_ADAPTERS:
                 raise errors.RyzansteinError(
-                    f"the model has {MAX_ADAPTERS} adapters", errors.Code.RESOURCE_EXHAUSTED, "TOO_MANY_ADAPTERS"
+                    f"too many adapters: the bound is {MAX_ADAPTERS} of a model",
+                    errors.Code.RESOURCE_EXHAUSTED,
+                    "TOO_MANY_ADAPTERS",
+                    {"bound": str(MAX_ADAPTERS)},
                 )
             found = await self._check(name, path)
             before = self._by_name.get(name)
             number = revision or (1 if before is None else before.revision + (before.ref.digest != found.digest))
             added = RegisteredAdapter(AdapterRef(name, found.digest), path, found.num_bytes, number, pinned)
+            self._forget(name)
             self._by_name[name] = added
+            self._names.setdefault(found.digest, {})[name] = None
         if before is not None and before.ref.digest != found.digest:
             self._replaced[before.ref.digest] = (before, time.monotonic() + REPLACED_FOR_S)
         log.info("adapter registered", adapter=name, digest=found.digest.hex()[:12], bytes=found.num_bytes, revision=number)
         return added
 
     def remove(self, name: str) -> RegisteredAdapter | None:
-        """Refuses new requests for it, also for what it replaced; what runs ends. Returns it, None if there was none."""
-        removed = self._by_name.pop(name, None)
-        self._replaced = {digest: each for digest, each in self._replaced.items() if each[0].ref.name != name}
+        """Refuses new requests for the adapter; what runs with it ends. Returns it, None if there was none."""
+        removed = self._forget(name)
         if removed is not None:
             log.info("adapter removed", adapter=name, digest=removed.ref.digest.hex()[:12])
         return removed
+
+    def _forget(self, name: str) -> RegisteredAdapter | None:
+        forgotten = self._by_name.pop(name, None)
+        if forgotten is not None:
+            names = self._names[forgotten.ref.digest]
+            del names[name]
+            if not names:
+                del self._names[forgotten.ref.digest]
+        return forgotten
 
     def _lately_replaced(self) -> dict[bytes, RegisteredAdapter]:
         now = time.monotonic()

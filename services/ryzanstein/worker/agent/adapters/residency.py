@@ -2,7 +2,8 @@
 
 An adapter is packed beside the ranks' loop into memory that has no name in any file system; the ranks map it between two
 steps. Those that nothing runs with are evicted when another one needs room, the least recently used first. An adapter is
-loaded once however many requests wait for it, and counted by generations, not by their choices.
+loaded once however many requests wait for it, and counted by generations, not by their choices. One that was evicted takes
+memory until the ranks have forgotten it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import structlog
 
 from ryzanstein import errors
+from ryzanstein.worker.agent.adapters.files import MAX_RESIDENT
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 from ryzanstein.worker.engine.messages import DropAdapter, MapAdapter
 from ryzanstein.worker.supervision.group import EngineGroup
@@ -25,9 +27,7 @@ from ryzanstein.worker.telemetry.adapter_metrics import AdapterMetrics
 
 log = structlog.get_logger(__name__)
 
-MAX_RESIDENT = 512
-"""At once: each keeps a file descriptor."""
-_CLOSE_AFTER_S = 60.0  # ranks may be in a long step before they open what they were told to
+_CLOSE_AFTER_S = 60.0  # ranks may be in a long step before they do what they were told to
 
 Pack = Callable[[RegisteredAdapter], Coroutine[Any, Any, int]]
 """Packs an adapter for the ranks; returns the descriptor of the memory. Raises a RyzansteinError."""
@@ -35,11 +35,12 @@ Pack = Callable[[RegisteredAdapter], Coroutine[Any, Any, int]]
 
 @dataclass(frozen=True, slots=True)
 class AdapterPacking:
-    """How adapters are packed: `start` runs a task."""
+    """How adapters are packed: `start` runs a task. `is_pinned`: those with this digest are not evicted."""
 
     pack: Pack
     start: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
     metrics: AdapterMetrics
+    is_pinned: Callable[[bytes], bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +84,16 @@ class AdapterResidency:
         self._max_bytes, self._packing, self._on_change = max_bytes, packing, on_change
         self._group: EngineGroup | None = None
         self._residents: OrderedDict[bytes, _Resident] = OrderedDict()
+        self._leaving: dict[_Resident, int] = {}
         self._room = asyncio.Event()
 
     @property
     def num_bytes(self) -> int:
-        """Of the adapters that are there or being loaded, without those that wait for room."""
+        """Of the adapters that are there, being loaded or leaving, without those that wait for room."""
+        return self._kept_bytes + sum(self._leaving.values())
+
+    @property
+    def _kept_bytes(self) -> int:
         return sum(each.adapter.num_bytes for each in self._residents.values() if each.has_room)
 
     def __len__(self) -> int:
@@ -106,14 +112,22 @@ class AdapterResidency:
         """Ends with the ranks. Leases that are still held mean nothing any more."""
         gone, self._residents, self._group = self._residents, OrderedDict(), None
         for resident in gone.values():
-            _close_later(resident)
+            _close(resident)
         self._room.set()
+
+    def hold(self, digest: bytes) -> AdapterLease:
+        """Returns a hold on an adapter that is there, so that it stays; an empty one if it is not."""
+        resident = self._residents.get(digest)
+        if resident is None or not resident.loaded:
+            return AdapterLease()
+        resident.references += 1
+        return AdapterLease(resident.slot, lambda: self._release(resident))
 
     async def lease(self, adapter: RegisteredAdapter) -> AdapterLease:
         """Returns a hold on the adapter when the ranks have been told of it.
 
         Raises ADAPTER_NO_ROOM where pinned ones leave it none, and what `pack` raises. Waits while others that are in use
-        leave it none.
+        leave it none; who came first is first. Cancelled: nothing is held, and what nobody waits for any more is not loaded.
         """
         digest = adapter.ref.digest
         resident = self._residents.get(digest)
@@ -146,9 +160,10 @@ class AdapterResidency:
             self._drop(resident)
 
     def _require_room(self, adapter: RegisteredAdapter) -> None:
-        pinned = sum(each.adapter.num_bytes for each in self._residents.values() if each.adapter.pinned)
-        if pinned + adapter.num_bytes > self._max_bytes:
-            raise errors.adapter_no_room(adapter.ref.name, adapter.num_bytes, self._max_bytes)
+        others = (each.adapter for each in self._residents.values() if each.adapter.ref.digest != adapter.ref.digest)
+        pinned = [each.num_bytes for each in others if self._packing.is_pinned(each.ref.digest)]
+        if sum(pinned) + adapter.num_bytes > self._max_bytes or len(pinned) >= MAX_RESIDENT:
+            raise errors.adapter_no_room(adapter.ref.name, adapter.num_bytes, self._max_bytes, MAX_RESIDENT)
 
     def _free_slot(self) -> int:
         taken = {each.slot for each in self._residents.values()}
@@ -169,24 +184,37 @@ class AdapterResidency:
         self._group.send(MapAdapter(resident.slot, f"/proc/{os.getpid()}/fd/{fd}"))
         log.info("adapter loaded", adapter=resident.adapter.ref.name, slot=resident.slot, bytes=resident.adapter.num_bytes)
         self._on_change(resident.adapter.ref.digest)
+        self._drop_leaving(resident)  # it was removed, and who asked for it has gone
 
     async def _make_room(self, resident: _Resident) -> None:
         """Evicts idle adapters until this one fits; waits while those in use fill the memory."""
-        while not self._fits(resident.adapter):
-            idle = (each for each in self._residents.values() if each.loaded and not (each.references or each.adapter.pinned))
-            if (first := next(idle, None)) is not None:
-                self._packing.metrics.evictions.inc()
-                self._drop(first)
-                continue
+        while not self._has_room(resident):
             self._room.clear()
             await self._room.wait()
             if self._residents.get(resident.adapter.ref.digest) is not resident:
                 raise errors.unavailable("NODE_NOT_READY", "the ranks were lost while an adapter waited for memory")
+            self._require_room(resident.adapter)  # others may have been pinned meanwhile
+            if not resident.references:
+                raise errors.unavailable("NODE_NOT_READY", "nobody waits for the adapter any more")
         resident.has_room = True
+        self._room.set()  # for the one behind it
 
-    def _fits(self, adapter: RegisteredAdapter) -> bool:
-        num = sum(each.has_room for each in self._residents.values())
-        return self.num_bytes + adapter.num_bytes <= self._max_bytes and num < MAX_RESIDENT
+    def _has_room(self, resident: _Resident) -> bool:
+        """Returns whether it may be packed now. Evicts as many of the others as it needs if it is the first that waits."""
+        if next((each for each in self._residents.values() if not each.has_room), None) is not resident:
+            return False
+        while not self._fits(resident, self._kept_bytes, 0):
+            idle = (each for each in self._residents.values() if each.loaded and not each.references)
+            evicted = next((each for each in idle if not self._packing.is_pinned(each.adapter.ref.digest)), None)
+            if evicted is None:
+                return False
+            self._packing.metrics.evictions.inc()
+            self._drop(evicted)
+        return self._fits(resident, self.num_bytes, len(self._leaving))
+
+    def _fits(self, resident: _Resident, taken: int, num_leaving: int) -> bool:
+        num = num_leaving + sum(each.has_room for each in self._residents.values())
+        return taken + resident.adapter.num_bytes <= self._max_bytes and num < MAX_RESIDENT
 
     def _release(self, resident: _Resident) -> None:
         resident.references -= 1
@@ -195,10 +223,25 @@ class AdapterResidency:
 
     def _drop(self, resident: _Resident) -> None:
         self._forget(resident)
-        if self._group is not None:
+        if self._group is None:
+            _close(resident)
+        else:
             self._group.send(DropAdapter(resident.slot))
-        _close_later(resident)
+            self._leaving[resident] = resident.adapter.num_bytes
+            self._packing.start("adapter_leaves", self._leave(resident, self._group))
         self._on_change(resident.adapter.ref.digest)
+
+    async def _leave(self, resident: _Resident, group: EngineGroup) -> None:
+        """Gives the memory back when the ranks have forgotten the adapter: until then they may still have to open it."""
+        try:
+            async with asyncio.timeout(_CLOSE_AFTER_S):
+                await group.obeyed()
+        except TimeoutError:
+            log.warning("ranks have not told that they forgot an adapter", adapter=resident.adapter.ref.name)
+        finally:
+            _close(resident)
+            del self._leaving[resident]
+            self._room.set()
 
     def _forget(self, resident: _Resident) -> None:
         if self._residents.get(resident.adapter.ref.digest) is resident:
@@ -206,7 +249,7 @@ class AdapterResidency:
         self._room.set()
 
 
-def _close_later(resident: _Resident) -> None:
+def _close(resident: _Resident) -> None:
     if resident.fd >= 0:
-        asyncio.get_running_loop().call_later(_CLOSE_AFTER_S, os.close, resident.fd)
+        os.close(resident.fd)
         resident.fd = -1

@@ -11,11 +11,11 @@ from ryzanstein import errors
 from ryzanstein.adapters import NodeAdapter
 from ryzanstein.auth.audit.audit_record import Facts
 from ryzanstein.auth.audit.auditor import Auditor
+from ryzanstein.generation.prompts import name_fault
 from ryzanstein.v1 import adapter_pb2 as pb
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.adapter_pb2_grpc import AdapterServiceServicer
 from ryzanstein.wire.adapters import adapter_to_wire
-from ryzanstein.wire.requests import name_from_wire
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 from ryzanstein.worker.agent.models import NodeModels
 from ryzanstein.worker.agent.node import NodeAgent
@@ -33,12 +33,9 @@ class AdapterServicer(AdapterServiceServicer):
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         node = self._node(request.model)
         async with self._auditor.act(context, "LoadAdapter", request.name, _facts(node, request.name)) as act:
-            name = name_from_wire(request.name, "name")
-            if not name or name == node.model_name:
-                raise errors.invalid("name", "must be given, and not be the model's own", name)
-            path = _path(request.path)
-            added = await node.adapters.add(name, path, pinned=request.pinned)
-            act.after = _facts(node, name)
+            _check_name(request.name, node)
+            added = await node.adapters.add(request.name, _path(request.path), pinned=request.pinned)
+            act.after = _facts(node, request.name)
         return pb.LoadAdapterResponse(adapter=_status(node, added))
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
@@ -68,6 +65,13 @@ class AdapterServicer(AdapterServiceServicer):
         if not node.adapters.able:
             raise errors.failed_precondition("ENGINE_LACKS", "the engine beside this node has its own adapters")
         return node
+
+
+def _check_name(name: str, node: NodeAgent) -> None:
+    if fault := name_fault(name):
+        raise errors.invalid("name", fault, name[:160])
+    if name in (node.model_name, *node.other_models):
+        raise errors.invalid("name", "must not be that of a model", name)
 
 
 def _path(path: str) -> Path:

@@ -16,7 +16,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from ryzanstein.generation.request import ADAPTERS, CACHE_SCOPES, CONSTRAINTS, EXTENDED, PROMPT_CUTS, TOOLS
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceServicer
-from ryzanstein.wire.adapters import adapters_to_wire
+from ryzanstein.wire.adapters import report_to_wire
 from ryzanstein.wire.membership import beat_to_wire
 from ryzanstein.wire.requests import conversation_from_wire, messages_from_wire, name_from_wire
 from ryzanstein.wire.timestamps import duration
@@ -62,7 +62,7 @@ class WorkerServicer(WorkerServiceServicer):
             )
             yield pb.ConnectResponse(hello=answer)
             if node.adapters.able and node.adapters.files.base is not None:  # none, too: a router may remember some
-                link.report(adapters_to_wire(node.adapters.registry.reports(), whole=node.adapters.complete))
+                link.report(report_to_wire(node.adapters.report()))
             async for frame in link.frames():
                 yield frame
         finally:

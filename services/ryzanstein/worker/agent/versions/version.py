@@ -87,7 +87,9 @@ class ModelVersion:
         self.vectors = RunningVectors(self._send)
         self.pages = ModelPages(settings, telemetry, traffic, lambda: self.num_running > 0)
         self._adapters = adapters
-        packing = AdapterPacking(adapters.files.pack, telemetry.background.once, telemetry.adapters)
+        packing = AdapterPacking(
+            adapters.files.pack, telemetry.background.once, telemetry.adapters, adapters.registry.is_pinned
+        )
         self.adapters = AdapterResidency(settings.adapter_bytes, packing, on_adapter)
         self._events = GroupEvents(
             self._on_step,
@@ -216,6 +218,8 @@ class ModelVersion:
     async def load_pinned(self) -> None:
         """Brings the pinned adapters into the ranks' memory. One for which there is no room is left out."""
         for adapter in [each for each in self._adapters.registry if each.pinned]:
+            if self.adapters.has(adapter.ref.digest):
+                continue
             try:
                 (await self.adapters.lease(adapter)).release()
             except RyzansteinError as error:

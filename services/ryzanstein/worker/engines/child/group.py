@@ -84,6 +84,9 @@ class ChildGroup:
     def slab(self, size_bytes: int) -> mmap.mmap:
         return self._remote.slab(size_bytes)
 
+    async def obeyed(self) -> None:
+        await self._remote.obeyed()
+
     def progress(self) -> list[RankProgress]:
         return self._remote.progress()
 

@@ -115,6 +115,9 @@ class RemoteGroup:
                 error = f"the engine at {self._spec.address} has a profiler of its own"
                 asyncio.get_running_loop().call_soon(self._events.on_trace, ProfileTrace(rank, b"", number, error))
 
+    async def obeyed(self) -> None:
+        """See `EngineGroup.obeyed`. A server has taken what it was sent."""
+
     def slab(self, size_bytes: int) -> mmap.mmap:
         """See `EngineGroup.slab`. Raises OSError: pages do not leave a server."""
         raise OSError(f"the engine at {self._spec.address} moves no pages")
