@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ryzanstein.adapters import DeployedAdapter
-from ryzanstein.cli.adapters.client import AdapterClient
 from ryzanstein.cli.processes.cluster import ORCHESTRATOR, LocalCluster
 from ryzanstein.cli.status.scrape import page
 from ryzanstein.lab.bench.adapters.asking import Asked, Asker
 from ryzanstein.lab.bench.adapters.beat_sizes import FrameSizes, listening
 from ryzanstein.lab.bench.adapters.node_samples import NodeSamples, num_series, resident_bytes, sampled
 from ryzanstein.lab.bench.adapters.questions import PROMPTS, AdapterQuestion, ZipfMix
+from ryzanstein.survey.adapters import AdapterClient
 
 _READY_S = 300.0
 _POLL_S = 0.2
