@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 import pytest
 
+from ryzanstein import errors
 from ryzanstein.generation.request import ADAPTERS
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -111,6 +113,19 @@ async def test_a_request_that_waits_when_its_adapter_is_removed_is_told_so(
     await until(router.router.core.requests)
     nodes[0].adapters, nodes[0].ranks_lost = {}, False
     assert await reason(stream) == "ADAPTER_REMOVED"
+
+
+async def test_a_request_that_arrives_when_its_adapter_is_removed_is_told_so(
+    nodes: list[Any], start_router: Any, until: Any
+) -> None:
+    router = await start_router(*nodes, failover_wait_s=60)
+    nodes[0].adapters = {"t": (ONE, 1)}
+    await until(lambda: len(router.router.core.models()) == 2)
+    nodes[0].refuse = errors.unavailable("ADAPTER_NOT_SERVED", "no adapter 't' with this content")
+    stream = stream_of(router, "t")
+    await until(lambda: nodes[0].submits)
+    nodes[0].adapters = {}
+    assert await asyncio.wait_for(reason(stream), 10) == "ADAPTER_REMOVED"
 
 
 async def test_an_older_node_is_never_asked_for_an_adapter(
