@@ -212,7 +212,7 @@ class ModelVersion:
         """Returns the adapter with this content. Raises UNAVAILABLE when another node should be tried."""
         if (found := self._adapters.registry.find(ref)) is None:
             message = f"node {self._settings.node_id} has no adapter {ref.name[:128]!r} with this content"
-            raise errors.unavailable("ADAPTER_NOT_SERVED", message)
+            raise errors.unavailable(errors.ADAPTER_NOT_SERVED, message)
         return found
 
     async def load_pinned(self) -> None:
@@ -236,7 +236,7 @@ class ModelVersion:
             if error.reason != errors.ADAPTER_UNFIT:
                 raise
             self._adapters.unserve(adapter, error.message)
-            raise errors.unavailable("ADAPTER_NOT_SERVED", error.message) from None
+            raise errors.unavailable(errors.ADAPTER_NOT_SERVED, error.message) from None
 
     async def _read_tokens(self, text: TextModel) -> None:
         self._early_tokens = await early_tokens(self._constraints, text)
