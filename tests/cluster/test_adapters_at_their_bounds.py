@@ -187,7 +187,7 @@ def test_pins_that_fill_the_memory_refuse_others_and_nothing_else(bounded: Bound
     assert holds(lambda: bounded.figure("adapters_resident") == 3, 10)
     refused = bounded.refusal("d")
     assert refused.status_code == 429
-    assert (refused.body or {}).get("code") == "ADAPTER_NO_ROOM"  # type: ignore[attr-defined]
+    assert (refused.body or {}).get("code") == "adapter_no_room"  # type: ignore[attr-defined]
     assert str(BUDGET) in refused.message
     assert len({bounded.ask(name) for name in ("a", "b", "c", "demo")}) == 4
     bounded.command("unpin", "a")

@@ -238,16 +238,16 @@ class NodePlacement:
     def _require_hope(self, lost: Lost | None) -> None:
         """Raises an error where a generation that has not begun need not wait.
 
-        No node can do what it asks for, or operators drain all nodes of the model: NO_NODES. The last one that
-        had its adapter may have found that out by this attempt.
+        No node can do what it asks for, or operators drain all nodes of the model: NO_NODES. Of one that has begun an adapter
+        may have been removed meanwhile.
         """
-        if lost is not None and (lost.reason != errors.ADAPTER_NOT_SERVED or self._generation.started is not None):
+        if lost is not None and lost.reason != errors.ADAPTER_NOT_SERVED:
             return
         if (never := self._ability.never()) is not None:
             cause, error = never
             self._telemetry.failed_over_in_vain.labels(cause).inc()
             raise error
-        if drained := self._links.drained(self._model):
+        if lost is None and (drained := self._links.drained(self._model)):
             self._count_in_vain(None)
             raise errors.all_drain(self._model, drained)
 

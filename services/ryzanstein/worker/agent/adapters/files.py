@@ -138,4 +138,4 @@ def _packed(registered: RegisteredAdapter, base: AdaptedModel) -> int:
 def _short(name: str, error: OSError | MemoryError) -> errors.RyzansteinError:
     """Returns the error for what the node lacks now: another node may be tried, and the files are as they were."""
     why = (error.strerror if isinstance(error, OSError) else None) or "out of memory"
-    return errors.unavailable("ADAPTER_NOT_SERVED", f"adapter {name!r} cannot be read now: {why}")
+    return errors.unavailable(errors.ADAPTER_NOT_SERVED, f"adapter {name!r} cannot be read now: {why}")
