@@ -27,8 +27,8 @@ from rich.table import Table
 from ryzanstein.generation.request import SamplingParams
 from ryzanstein.tools.synthesize.command import Recipe, synthesize
 from ryzanstein.tools.synthesize.shapes import PRESETS
+from ryzanstein.worker.adapters.factors import AdaptedWeight, Adapter
 from ryzanstein.worker.adapters.packing import pack
-from ryzanstein.worker.adapters.reading import AdaptedWeight, Adapter
 from ryzanstein.worker.collectives.local import LocalCollectives
 from ryzanstein.worker.collectives.parallel import TensorParallel
 from ryzanstein.worker.engine.plan import SampleRow, StepPlan

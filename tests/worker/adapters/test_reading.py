@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ryzanstein.worker.adapters.digest import digest_of
+from ryzanstein.worker.adapters.factors import AdaptedWeight, Adapter
 from ryzanstein.worker.adapters.packing import open_packed, pack, packed_bytes
-from ryzanstein.worker.adapters.reading import CONFIG, TENSORS, AdaptedWeight, Adapter, read_adapter
+from ryzanstein.worker.adapters.reading import CONFIG, TENSORS, read_adapter
 from ryzanstein.worker.adapters.unfit import AdapterUnfit
 
 ADAPTABLE = {

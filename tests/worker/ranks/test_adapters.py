@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ryzanstein.generation.request import SamplingParams
+from ryzanstein.worker.adapters.factors import AdaptedWeight, Adapter
 from ryzanstein.worker.adapters.packing import pack
-from ryzanstein.worker.adapters.reading import AdaptedWeight, Adapter
 from ryzanstein.worker.engine.messages import DropAdapter, MapAdapter, StepEvents, SubmitGroup
 from ryzanstein.worker.ranks.group import GroupBounds, RankGroup
 from ryzanstein.worker.ranks.messages import RankSpec

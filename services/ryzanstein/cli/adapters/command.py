@@ -37,7 +37,7 @@ def add(
         typer.Argument(
             metavar="PATH",
             callback=text_value,
-            help="Directory that peft wrote, as the nodes find it.",
+            help="Directory that peft wrote, or GGUF file, as the nodes find it.",
         ),
     ],
     *,

@@ -18,10 +18,10 @@ def digest_of(path: Path) -> str:
     Raises AdapterUnfit if a file cannot be read.
     """
     whole = hashlib.sha256()
-    for name in (CONFIG, TENSORS):
-        own = hashlib.sha256()
+    for part in [path] if path.is_file() else [path / CONFIG, path / TENSORS]:
+        own, name = hashlib.sha256(), part.name
         try:
-            with open_regular(path / name) as file:
+            with open_regular(part) as file:
                 while window := file.read(_WINDOW_BYTES):
                     own.update(window)
         except UnreadableFile as error:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ryzanstein.worker.adapters.reading import AdaptedWeight, Adapter
+from ryzanstein.worker.adapters.factors import AdaptedWeight, Adapter
 from ryzanstein.worker.adapters.tensors import Floats
 from ryzanstein.worker.adapters.unfit import AdapterUnfit
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ryzanstein.worker.adapters.config import MAX_RANK, LoraRules, rules_of
+from ryzanstein.worker.adapters.factors import AdaptedWeight, Adapter, Shapes
+from ryzanstein.worker.adapters.gguf import read_gguf_adapter
 from ryzanstein.worker.adapters.names import Spelling, is_embedding, is_head, of_copy, parsed, weight_of
 from ryzanstein.worker.adapters.tensors import Floats, read_floats, stored_numbers
 from ryzanstein.worker.adapters.unfit import AdapterUnfit
@@ -25,41 +27,15 @@ from ryzanstein.worker.refusal import CheckpointError
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 
-Shapes = Mapping[str, tuple[int, int]]
-"""The inputs and outputs of each weight that takes an adapter, by its name in the checkpoint.
-
-Those of an embedding are tokens and width.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedWeight:
-    """The factors of one weight in float32: x A^T B^T `scale` is added to its result, and the bias times `scale`."""
-
-    a_RI: Floats
-    b_OR: Floats
-    bias_O: Floats | None
-    scale: float
-
-    @property
-    def rank(self) -> int:
-        return len(self.a_RI)
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A whole adapter: its factors by the name of the weight that they adapt. `base` is the model that its author names."""
-
-    weights: Mapping[str, AdaptedWeight]
-    base: str = ""
-
 
 def read_adapter(path: Path, adaptable: Shapes, base: Path | None = None) -> Adapter:
-    """Returns the adapter in a directory, for a model with these weights.
+    """Returns the adapter in a directory, or in a GGUF file, for a model with these weights.
 
-    `base` is the directory of the model. It is read only where the adapter has a copy of an embedding, which must be that of
-    the model. Raises AdapterUnfit, which names the tensor or the field that is at fault.
+    `base` is the directory or the file of the model. It is read only for a GGUF file, and where the adapter has a copy of an
+    embedding, which must be that of the model. Raises AdapterUnfit, which names the tensor or the field that is at fault.
     """
+    if path.is_file() and base is not None:
+        return read_gguf_adapter(path, adaptable, base)
     config = _config(path)
     rules = rules_of(config)
     entries = _entries(path)

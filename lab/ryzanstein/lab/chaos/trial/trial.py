@@ -131,6 +131,8 @@ class Trials:
                 return True
             if fault.spared_pause_s is not None and not self._is_accompanied(reading):
                 return False
+            if stage.plan.servers and reading.node_id not in stage.plan.servers:
+                return False  # the node in reserve ends an answer that it took over in the run before
             return wanted in ("", reading.node_id) and stage.tokens_left(reading) >= _LEFT // 2
 
         try:

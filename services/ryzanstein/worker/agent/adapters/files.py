@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ryzanstein import errors
 from ryzanstein.worker.adapters.digest import digest_of
+from ryzanstein.worker.adapters.factors import Adapter, Shapes
 from ryzanstein.worker.adapters.packing import packed_bytes, write_packed
-from ryzanstein.worker.adapters.reading import Adapter, Shapes, read_adapter
+from ryzanstein.worker.adapters.reading import read_adapter
 from ryzanstein.worker.adapters.unfit import AdapterUnfit
 from ryzanstein.worker.agent.adapters.registry import RegisteredAdapter
 
