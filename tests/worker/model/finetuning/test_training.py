@@ -85,6 +85,8 @@ def test_the_report_the_curve_and_the_card_are_of_this_training(learned: Path) -
     report = json.loads((learned / "training.json").read_text())
     assert report["result"]["steps"] == len(report["losses"])
     assert report["losses"][-1] < 0.01 * report["losses"][0]
+    read = report["result"]["tokens_per_s"] * report["result"]["seconds"] / report["data"]["tokens"]
+    assert 0.9 * 6 < read < 1.5 * 6, "each of 6 epochs reads the data and some padding"
     best = min(report["validations"], key=lambda each: each["loss"])
     assert report["result"]["validation_loss"] == pytest.approx(best["loss"], rel=1e-3)
     assert (report["base"]["name"], report["data"]["format"]) == ("demo", "chat")
