@@ -76,7 +76,7 @@ def _finetune(request: FinetuneRequest, out: TextIO, stopped: Callable[[], bool]
         return
     with PartialModel.open(target, made_of(request, base, data), TRAINING) as partial:
         outcome = _outcome(TrainingSession(model, material, schedule, request.watching, partial.path, out, stopped), partial)
-        report = report_of(KnownRun(request, base, data, targets, estimate), outcome)
+        report = report_of(KnownRun(request, base, data, targets), outcome)
         try:
             _write(model, report, outcome, partial.model)
             if request.gguf:

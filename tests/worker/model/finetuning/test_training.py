@@ -85,6 +85,8 @@ def test_the_report_the_curve_and_the_card_are_of_this_training(learned: Path) -
     report = json.loads((learned / "training.json").read_text())
     assert report["result"]["steps"] == len(report["losses"])
     assert report["losses"][-1] < 0.01 * report["losses"][0]
+    read = report["result"]["tokens_per_s"] * report["result"]["seconds"] / report["data"]["tokens"]
+    assert 0.9 * 6 < read < 1.5 * 6, "each of 6 epochs reads the data and some padding"
     best = min(report["validations"], key=lambda each: each["loss"])
     assert report["result"]["validation_loss"] == pytest.approx(best["loss"], rel=1e-3)
     assert (report["base"]["name"], report["data"]["format"]) == ("demo", "chat")
@@ -170,6 +172,23 @@ def test_a_stopped_training_goes_on_to_the_same_bits(
         tmp_path / "whole/adapter_model.safetensors"
     ).read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.jsonl", "parts", "whole"]
+
+
+def test_links_to_the_base_the_data_and_the_directory_are_followed(
+    gguf: Path, data: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As caches of models have them: the file itself has a name that does not say what it is."""
+    (tmp_path / "blob").hardlink_to(gguf)
+    (tmp_path / "disk").mkdir()
+    file = data([{"text": f"One, two, {number}."} for number in range(8)])
+    targets = {"model.gguf": "blob", "linked.jsonl": file, "here": "disk"}
+    for name, target in targets.items():
+        (tmp_path / name).symlink_to(target)
+    request = short_request(tmp_path / "model.gguf", tmp_path / "linked.jsonl", tmp_path / "here/out")
+    finetune(replace(request, schedule=replace(SHORT, epochs=1)), StringIO())
+    report = json.loads((tmp_path / "disk/out/training.json").read_text())
+    assert (report["base"]["name"], report["data"]["file"]) == ("model", "linked.jsonl")
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["out"]
 
 
 def test_another_training_does_not_go_on_with_what_is_left(quantized: Path, data: Callable[..., Path], tmp_path: Path) -> None:

@@ -36,12 +36,16 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """What came out. `steps` are the losses of each step, `validations` of some; `best` is the step that is kept."""
+    """What came out. `steps` are the losses of each step, `validations` of some; `best` is the step that is kept.
+
+    `seconds` and `tokens`, padding included, are of the steps after `resumed_at`.
+    """
 
     steps: list[float]
     validations: list[tuple[int, float]]
     best: int
     seconds: float
+    tokens: int
     resumed_at: int
 
 
@@ -74,7 +78,8 @@ class TrainingSession:
         best = best_of(found)
         kept = self._weights(best[0] if best is not None else state["global_step"], best is not None)
         load_trained(self.model, load_file(kept))
-        return TrainingOutcome(losses, found, best[0] if best else state["global_step"], seconds, resumed_at)
+        tokens = sum(step_tokens(self.material, self.schedule.accumulate)[resumed_at : len(losses)])
+        return TrainingOutcome(losses, found, best[0] if best else state["global_step"], seconds, tokens, resumed_at)
 
     @property
     def num_steps(self) -> int:

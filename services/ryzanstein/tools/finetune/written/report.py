@@ -15,7 +15,6 @@ from ryzanstein.files.model_paths import model_name
 from ryzanstein.tools.finetune.base.opening import Base
 from ryzanstein.tools.finetune.data.examples import Examples
 from ryzanstein.tools.finetune.request import FinetuneRequest
-from ryzanstein.tools.finetune.training.preflight import TrainingEstimate
 from ryzanstein.tools.finetune.training.session import TrainingOutcome
 
 _LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
@@ -37,7 +36,6 @@ class KnownRun:
     base: Base
     data: TrainingData
     targets: list[str]
-    estimate: TrainingEstimate
 
 
 def _options(request: FinetuneRequest) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def made_of(request: FinetuneRequest, base: Base, data: TrainingData) -> dict[st
 
 def report_of(run: KnownRun, outcome: TrainingOutcome) -> dict[str, Any]:
     """Returns what training.json has."""
-    request, base, data, estimate = run.request, run.base, run.data, run.estimate
+    request, base, data = run.request, run.base, run.data
     last = dict(outcome.validations).get(outcome.best)
     near = outcome.steps[max(0, outcome.best - 20) : outcome.best]
     return {
@@ -102,7 +100,7 @@ def report_of(run: KnownRun, outcome: TrainingOutcome) -> dict[str, Any]:
             "validation_loss": last,
             "seconds": round(outcome.seconds, 1),
             "resumed_at": outcome.resumed_at,
-            "tokens_per_s": round(estimate.tokens_per_s, 1),
+            "tokens_per_s": round(outcome.tokens / outcome.seconds, 1),
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },
         "versions": {name: version(name) for name in ("ryzanstein", *_LIBRARIES)},
