@@ -51,9 +51,8 @@ def test_a_node_that_rounds_the_file_to_8_bits_has_the_format_and_refuses_an_ada
         before = model.ask_all([(ADAPTER, each) for each in asked])
         refused = model.add(untrained(gemma_file, tmp_path / "gemma"), "gemma", code=1)
         after = model.ask_all([(ADAPTER, each) for each in asked])
-    print(refused)
     assert share([valid(each.text) for each in before]) >= 0.95
-    assert "adapter 'gemma': base_model.model.model.layers.0." in refused
+    assert "adapter 'gemma': target_modules: model.layers.18.self_attn.q_proj is a target" in refused
     assert after == before
 
 
