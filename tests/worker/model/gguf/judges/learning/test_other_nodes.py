@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worker.model.gguf.judges.learning.conftest import ADAPTER, LearnedModel, Talk
-from tests.worker.model.gguf.judges.learning.facts import share, valid
+from tests.worker.model.gguf.judges.learning.conftest import ADAPTER, LearnedModel
+from tests.worker.model.gguf.judges.learning.facts import facts, share, valid
 
 from ryzanstein.cli.processes.cluster import ClusterSpec
 from ryzanstein.demo import MODEL_DIR
@@ -41,19 +42,19 @@ def untrained(file: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("learned", ["smollm2"], indirect=True)
 def test_a_node_that_rounds_the_file_to_8_bits_has_the_format_and_refuses_an_adapter_of_another_model(
-    learned: LearnedModel, talk: Talk, serve: Callable[..., Any], gemma_file: Path, tmp_path: Path
+    learned: LearnedModel, serve: Callable[..., Any], smollm2: Path, gemma_file: Path, tmp_path: Path
 ) -> None:
-    asked: Sequence[str] = talk.asked[:NUM_ASKED]
+    asked = [(ADAPTER, fact.said) for fact in facts(NUM_ASKED, 2)]
+    foreign = untrained(gemma_file if learned.file == smollm2 else smollm2, tmp_path / "foreign")
     with serve(learned.spec(rank_flags=("--quantization", "int8"))) as model:
         model.add(learned.adapter)
-        before = model.ask_all([(ADAPTER, each) for each in asked])
-        refused = model.add(untrained(gemma_file, tmp_path / "gemma"), "gemma", code=1)
-        after = model.ask_all([(ADAPTER, each) for each in asked])
-    print(refused)
+        before = model.ask_all(asked)
+        refused = model.add(foreign, "foreign", code=1)
+        after = model.ask_all(asked)
+    print(f"{learned.name}: {refused}")
     assert share([valid(each.text) for each in before]) >= 0.95
-    assert "adapter 'gemma': base_model.model.model.layers.0." in refused
+    assert re.search(r"adapter 'foreign': \S+: .*layers\.\d+\.", refused)
     assert after == before
 
 
