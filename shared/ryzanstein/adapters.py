@@ -27,7 +27,7 @@ class NodeAdapter:
 class AdapterReport:
     """What a node tells its routers: all its adapters if it is `whole`, else those that have changed, none of which went away.
 
-    `replaced` are those that requests may still name by their content, while their names stand for others.
+    `replaced` are those, or others of those, that requests may still name by their content, while their names stand for others.
     """
 
     adapters: tuple[NodeAdapter, ...] = ()

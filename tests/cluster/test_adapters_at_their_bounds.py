@@ -3,7 +3,10 @@ nothing else fits, asked for by hundreds at once, given up by clients, and with 
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -178,6 +181,33 @@ def test_hundreds_of_first_requests_are_one_load(bounded: Bounded, tmp_path: Pat
         found = list(pool.map(lambda _: bounded.ask("a", max_tokens=4), range(200)))
     assert len(set(found)) == 1
     assert bounded.figure("adapter_load_seconds_count") == loads + 1
+
+
+@pytest.mark.parametrize("name", ["", "n" * 4096, "demo", "a\nb", "\x00", "demo\u202eomed"])
+def test_a_node_refuses_names_that_are_none(bounded: Bounded, name: str, tmp_path: Path) -> None:
+    load = adapter_pb2.LoadAdapterRequest(name=name, path=str(write_adapter(tmp_path / "a", 6)))
+    with grpc.insecure_channel(bounded.node.grpc_address) as channel, pytest.raises(grpc.RpcError) as refused:
+        AdapterServiceStub(channel).LoadAdapter(load, timeout=30)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "name" in refused.value.details()
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "a/b", "名" * 128, "😀" * 128, "?model=demo&x=#"])
+def test_strange_names_are_nothing_but_names(bounded: Bounded, name: str, tmp_path: Path, holds: Holds) -> None:
+    bounded.deploy(name, write_adapter(tmp_path / "a", 7))
+    assert holds(lambda: not bounded.is_unknown(name), 10)
+    assert bounded.ask(name) != bounded.ask("demo")
+    bounded.remove(name)
+    assert holds(lambda: bounded.is_unknown(name), 10)
+
+
+def test_a_status_lists_models_and_not_their_adapters(bounded: Bounded, tmp_path: Path, holds: Holds) -> None:
+    bounded.deploy("a", write_adapter(tmp_path / "a", 5))
+    assert holds(lambda: not bounded.is_unknown("a"), 10)
+    orchestrator, router = bounded.cluster.orchestrator_address, bounded.cluster.router_address
+    command = (sys.executable, "-P", "-m", "ryzanstein.cli", "status", "--json", "--orchestrator", orchestrator)
+    done = subprocess.run((*command, "--router", router), capture_output=True, text=True, timeout=60, check=True)
+    assert [each["name"] for each in json.loads(done.stdout)["models"]] == ["demo"]
 
 
 def test_pins_that_fill_the_memory_refuse_others_and_nothing_else(bounded: Bounded, tmp_path: Path, holds: Holds) -> None:

@@ -301,10 +301,11 @@ def _engine(told: worker_pb2.Beat | router_pb2.LinkStatus) -> EngineView:
 
 
 async def _models(router: KeyedRouter) -> tuple[ModelView, ...]:
+    """Returns the models. Their adapters are left out: there may be thousands."""
     async with router.open() as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         answer = await answered(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=TIMEOUT_S))
-    return tuple(ModelView(model.name, model.context_length, model.ready_nodes) for model in answer.models)
+    return tuple(ModelView(each.name, each.context_length, each.ready_nodes) for each in answer.models if not each.parent)
 
 
 async def _sessions(router: KeyedRouter) -> tuple[SessionView, ...]:

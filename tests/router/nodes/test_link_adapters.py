@@ -35,14 +35,17 @@ def test_a_content_is_there_as_long_as_a_name_has_it_or_requests_may_still_ask_f
     link = LinkAdapters()
     take(link, adapter("a"), adapter("b"), whole=True)
     take(link, adapter("a", TWO), replaced=(AdapterRef("a", ONE),))
-    take(link, adapter("b", TWO), replaced=(AdapterRef("a", ONE),))
+    take(link, adapter("b", TWO))
     assert link.has(ONE)
     assert {each.ref.digest for each in link} == {TWO}
     take(link, adapter("a", TWO, resident=True))
     assert link.has(ONE), "a report of one that came into memory says nothing of others"
     take(link, adapter("a", TWO), whole=True)
     assert not link.has(ONE)
+    take(link, adapter("a", TWO), whole=True, replaced=(AdapterRef("a", ONE),))
+    assert link.has(ONE)
     link.forget()
+    assert not link.has(ONE)
     assert not link.has(TWO)
     assert list(link) == []
 

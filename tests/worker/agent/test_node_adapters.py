@@ -85,11 +85,14 @@ class Node:
         """Registers what is deployed; returns when `until` holds."""
         running = asyncio.create_task(self.adapters.run())
         self.adapters.follow(wanted, (b"1", "m"))
+        await self.holds(until)
+        running.cancel()
+        await asyncio.wait([running])
+
+    async def holds(self, until: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
             while not until():  # noqa: ASYNC110 (a task that runs for ever changes it)
                 await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.wait([running])
 
 
 async def refusal(work: object) -> RyzansteinError:
@@ -159,10 +162,12 @@ async def test_what_is_removed_while_it_is_read_does_not_come_back(tmp_path: Pat
     node.adapters.follow({"a": WantedAdapter(path, 1)}, (b"1", "m"))
     await asyncio.wait_for(reading.wait(), 5)
     node.adapters.follow({}, (b"2", "m"))
+    node.adapters.follow({"b": WantedAdapter(path, 1)}, (b"3", "m"))
     may_read.set()
-    await node.follow({"b": WantedAdapter(path, 1)}, lambda: "b" in node.names)
-    running.cancel()
+    await node.holds(lambda: "b" in node.names)
     assert node.names == ["b"]
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_hundreds_are_told_one_by_one_and_withdrawn_together(tmp_path: Path) -> None:

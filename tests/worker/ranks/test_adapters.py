@@ -45,9 +45,10 @@ class Ranks:
         for end in events.ended:
             self.ended[end.group].set()
 
-    def submit(self, group: int, adapter: int) -> None:
+    def submit(self, group: int, adapter: int, content: int | None = None) -> None:
+        """Submits a prompt to the adapter in a slot. `content`: that of another slot before."""
         self.tokens[group], self.ended[group] = [], asyncio.Event()
-        root = bytes([adapter])
+        root = bytes([adapter if content is None else content])
         message = SubmitGroup(
             group, PROMPT, SamplingParams(temperature=0), 24, [], [[]], [False], cache_root=root, adapter=adapter
         )
@@ -99,8 +100,12 @@ async def test_ranks_keep_and_forget_adapters(tp: int, tmp_path: Path) -> None:
         ranks.group.send(DropAdapter(1))
         ranks.group.send(DropAdapter(2))
         ranks.group.send(MapAdapter(1, str(paths[1])))
+        await asyncio.wait_for(ranks.group.obeyed(), 30)
+        paths[1].unlink()  # all ranks have mapped it, though none has used it
         ranks.submit(6, 0)
-        assert await ranks.answers(6) == [plain]
+        ranks.submit(7, 1, content=2)
+        assert await ranks.answers(6, 7) == [plain, among[2]]
     finally:
         await ranks.group.end(graceful=False)
+        await asyncio.wait_for(ranks.group.obeyed(), 1)
         await ranks.server.close()

@@ -268,7 +268,8 @@ class LocalCluster:
                 models = stub.ListModels(inference_pb2.ListModelsRequest(), timeout=2, metadata=credential)
             except grpc.RpcError:
                 return 0
-        ready, num_models = sorted((model.ready_nodes for model in models.models), reverse=True), 1 + len(self.spec.more_models)
+        ready = sorted((each.ready_nodes for each in models.models if not each.parent), reverse=True)
+        num_models = 1 + len(self.spec.more_models)
         return ready[num_models - 1] if len(ready) >= num_models else 0
 
     @property

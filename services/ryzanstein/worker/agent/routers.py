@@ -218,6 +218,4 @@ def _add_reports(reports: worker.NodeAdapters, newer: worker.NodeAdapters) -> No
         del reports.adapters[:]
         reports.adapters.extend(kept)
     reports.adapters.extend(newer.adapters)
-    if newer.replaced:
-        del reports.replaced[:]
-        reports.replaced.extend(newer.replaced)
+    reports.replaced.extend(newer.replaced)

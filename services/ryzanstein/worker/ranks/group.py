@@ -145,10 +145,12 @@ class RankGroup:
 
     async def obeyed(self) -> None:
         """See `EngineGroup.obeyed`. Rank 0 tells what it has taken, and passes a check on, which the others answer."""
+        if self.lost.done():
+            return
         if self._spec.tp > 1:
             self.send(CheckRanks(self._checks.next()))
         sent, check = self._sent, self._checks.number
-        if self._taken < sent and not self.lost.done():
+        if self._taken < sent:
             taken = asyncio.get_running_loop().create_future()
             self._waiting.append((sent, taken))
             await taken

@@ -77,8 +77,7 @@ class AdaptersSurvey:
         mix = ZipfMix((), self._base)
         await self._asker.load(mix.drawn(1), self._plan.rate, min(10.0, self._plan.seconds), Asked({}))  # warms up
         self._tell("the model alone")
-        seconds = min(60.0, self._plan.seconds)
-        await self._asker.load(mix.drawn(2), self._plan.rate, seconds, self.found.base, self._plan.seed)
+        await self._asker.load(mix.drawn(2), self._plan.rate, self._plan.seconds / 2, self.found.base, self._plan.seed)
         await self._register()
         await self._idle("registered")
         await self._serve()

@@ -18,7 +18,7 @@ class LinkAdapters:
     def __init__(self) -> None:
         self._by_name: dict[str, NodeAdapter] = {}
         self._num_names: dict[bytes, int] = {}
-        self._replaced: frozenset[bytes] = frozenset()
+        self._replaced: dict[bytes, None] = {}
 
     def __iter__(self) -> Iterator[NodeAdapter]:
         return iter(self._by_name.values())
@@ -34,8 +34,11 @@ class LinkAdapters:
     def take(self, frame: worker.NodeAdapters) -> bool:
         """Takes a node's report. Returns whether there are others now, and not only others in memory."""
         report = report_from_wire(frame)
-        if report.whole or report.replaced:
-            self._replaced = frozenset(ref.digest for ref in report.replaced)
+        if report.whole:
+            self._replaced.clear()
+        self._replaced |= dict.fromkeys(ref.digest for ref in report.replaced)
+        while len(self._replaced) > MAX_ADAPTERS:
+            del self._replaced[next(iter(self._replaced))]
         gone = self._by_name.keys() - {each.ref.name for each in report.adapters} if report.whole else ()
         for name in gone:
             self._drop(name)
@@ -62,4 +65,4 @@ class LinkAdapters:
 
     def forget(self) -> None:
         """Forgets them all: another process has the node's name."""
-        self._by_name, self._num_names, self._replaced = {}, {}, frozenset()
+        self._by_name, self._num_names, self._replaced = {}, {}, {}

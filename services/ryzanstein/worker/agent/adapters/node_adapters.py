@@ -84,7 +84,8 @@ class NodeAdapters:
         self.refused.pop(name, None)
         if before is not None:
             self._gone(before)
-        self._on_change(AdapterReport((self.registry.report(added),), False, tuple(self.registry.replaced)))
+        replaced = () if before is None or before.ref == added.ref else (before.ref,)
+        self._on_change(AdapterReport((self.registry.report(added),), False, replaced))
         return added
 
     def remove(self, name: str) -> bool:
