@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ryzanstein import clock
 from ryzanstein.errors import Code, RyzansteinError, no_nodes
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TemplateOptions, TextPrompt, TokenPrompt, ToolCall
-from ryzanstein.generation.request import CACHE_SCOPES, GenerationRequest, RequestKey, SamplingParams
+from ryzanstein.generation.request import CACHE_SCOPES, AdapterRef, GenerationRequest, RequestKey, SamplingParams
 from ryzanstein.generation.tokens import FinishReason, NodeMove, Token, TokenLogprobs, TopLogprob
 from ryzanstein.generation.tools import Tool, ToolMode, Tools
 from ryzanstein.router.generations.generation import Generation
@@ -230,6 +230,7 @@ def test_a_request_comes_back_as_it_was() -> None:
         )
         request = replace(request, key=RequestKey("k", b"\0body"), detached=True, created=5, answer_form="chat", kept=True)
         request = replace(request, tenant_named=True, never_cut=True, key_id="id", cache_scope="t")
+        request = replace(request, adapter=AdapterRef("a", b"\1" * 32))
         assert all(getattr(request, name) for name in GenerationRequest.__dataclass_fields__), "a field is not tried"
         generation = Generation("g", request, Unobserved())
         read, new_messages = decode_request(encode_request(generation, 2))

@@ -118,7 +118,7 @@ def plainly_drawn(x_V: torch.Tensor, params: dict[str, Any], low: float, high: f
     return [int(token) for token in tokens if min(first, tokens[-1]) <= token <= last]
 
 
-@pytest.mark.parametrize("options", ["-mno-avx512f", "-mno-avx2", "-mno-avx"])
+@pytest.mark.parametrize("options", ["-mno-avx512f", pytest.param("-mno-avx2", marks=pytest.mark.lab), "-mno-avx"])
 def test_every_weight_is_the_same_bit_by_bit_on_every_cpu(compiled_with: Callable[[str], NativeKernels], options: str) -> None:
     """A token is drawn from exactly the sum of the weights before it on: the kernel's weights are those of torch."""
     x_V, kernels = logits("normal", 3, 41)[0], compiled_with(options)

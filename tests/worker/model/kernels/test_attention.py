@@ -233,7 +233,7 @@ def test_rows_of_other_sequences_are_left_alone(kernels: NativeKernels, problem:
     assert torch.equal(wide_TW[batch.keys.rows_S, 4:-4], batch.solve(kernels)[batch.keys.rows_S].flatten(1))
 
 
-@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", "-mno-f16c -mno-avx512f"])
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", pytest.param("-mno-f16c -mno-avx512f", marks=pytest.mark.lab)])
 @pytest.mark.long
 def test_narrower_registers_compute_the_same(
     problem: Callable[..., Problem],

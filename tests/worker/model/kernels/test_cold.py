@@ -321,7 +321,7 @@ def test_a_broken_page_spoils_those_who_see_it_cold_and_no_other(kernels: Native
     assert torch.equal(after_TKGD, before_TKGD)
 
 
-@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", "-mno-f16c -mno-avx512f"])
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", pytest.param("-mno-f16c -mno-avx512f", marks=pytest.mark.lab)])
 def test_narrower_registers_compute_the_same(compiled_with: Callable[[str], NativeKernels], option: str) -> None:
     narrow = compiled_with(option)
     for kind in KINDS:

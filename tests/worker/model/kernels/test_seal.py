@@ -86,7 +86,7 @@ def test_numbers_at_the_ends_of_float32_stay_finite(kernels: NativeKernels, size
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", "-mno-f16c -mno-avx512f"])
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx", pytest.param("-mno-f16c -mno-avx512f", marks=pytest.mark.lab)])
 def test_narrower_registers_seal_the_same(
     normal: Callable[..., Tensor], compiled_with: Callable[[str], NativeKernels], option: str, kind: ColdKind
 ) -> None:

@@ -12,13 +12,14 @@ from ryzanstein.worker.products.int8 import Int8Product, NativeKernel
 
 SHAPES = [(7, 5), (33, 130), (250, 96)]
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13)
+# Each is compiled: two levels that CPUs have are tried with every change.
 OPTIONS = [
-    "-mno-avx512vnni",
+    pytest.param("-mno-avx512vnni", marks=pytest.mark.lab),
     "-mno-avx512f",
-    "-mno-avx512f -mno-avxvnni",
-    "-mno-avx2",
+    pytest.param("-mno-avx512f -mno-avxvnni", marks=pytest.mark.lab),
+    pytest.param("-mno-avx2", marks=pytest.mark.lab),
     "-mno-avx",
-    "-mno-f16c -mno-avx512f",
+    pytest.param("-mno-f16c -mno-avx512f", marks=pytest.mark.lab),
 ]
 
 

@@ -57,7 +57,7 @@ def _rules() -> dict[str, Rule]:
         "CONTEXT_TOO_LONG": Rule(errors.ContextTooLong),
         "SESSION_FULL": Rule(errors.SessionFull),
         "SESSION_DAMAGED": Rule(errors.SessionDamaged),
-        **{f"{kind}_EXISTS": Rule(errors.Conflict) for kind in ("SESSION", "DEPLOYMENT", "ADAPTER")},
+        **{f"{kind}_EXISTS": Rule(errors.Conflict) for kind in ("SESSION", "DEPLOYMENT", "ADAPTER", "MODEL")},
     }
     unavailable = (
         *("GENERATION_MOVED", "DRAINING", "NO_NODES", "LINK_DOWN", "SESSION_STORE_UNAVAILABLE", "JOURNAL_UNAVAILABLE"),
