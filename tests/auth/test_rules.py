@@ -17,6 +17,7 @@ from ryzanstein.auth.rules import OPEN, PUBLIC_METHODS, PUBLIC_ROUTES, need_of_r
 from ryzanstein.router.access.authenticator import Anonymous
 from ryzanstein.router.access.entrance import Entrance
 from ryzanstein.router.faces.http import app as http_app
+from ryzanstein.router.faces.http.lora.routes import AdapterAccess
 from ryzanstein.survey.adapters import AdapterClient
 from ryzanstein.v1 import debug_pb2, embedding_pb2, inference_pb2, router_pb2, usage_pb2
 
@@ -43,7 +44,9 @@ def test_every_public_method_is_in_the_table_and_no_other() -> None:
 
 
 def test_every_route_is_in_the_table_and_no_other() -> None:
-    app = open_app(EchoCore(), socket_path="/v1/ws", adapters=lambda: AdapterClient("127.0.0.1:1"))
+    app = open_app(
+        EchoCore(), socket_path="/v1/ws", adapters=AdapterAccess(lambda: AdapterClient("127.0.0.1:1"), lambda _: None)
+    )
     assert set(routes(app)) == set(PUBLIC_ROUTES)
     switched = {("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")}
     assert set(routes(open_app(EchoCore(), socket_path="/v1/ws"))) == set(PUBLIC_ROUTES) - switched

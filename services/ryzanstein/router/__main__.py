@@ -34,6 +34,7 @@ from ryzanstein.router.assembly import MAX_RPC_CONNECTIONS, Router, assembled, g
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
+from ryzanstein.router.faces.http.lora.routes import AdapterAccess
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.server import HttpServer
@@ -91,7 +92,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         metrics=settings.http_metrics,
         socket_path=WebSocketFace.path if settings.websocket else "",
         tracing=router.tracing,
-        adapters=partial(AdapterClient, settings.orchestrator, dialer_of(router.tls)) if settings.adapter_routes else None,
+        adapters=_adapter_access(router, settings) if settings.adapter_routes else None,
     )
     refused = router.telemetry.http_refused
     return HttpServer(
@@ -103,6 +104,10 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         upgrades=_websocket_face(router, settings) if settings.websocket else None,
         tls=None if router.certificates is None else HttpTls(router.certificates, HandshakeMetrics(router.telemetry.registry)),
     )
+
+
+def _adapter_access(router: Router, settings: RouterSettings) -> AdapterAccess:
+    return AdapterAccess(partial(AdapterClient, settings.orchestrator, dialer_of(router.tls)), router.links.adapter)
 
 
 def _num_connections(settings: RouterSettings) -> int:

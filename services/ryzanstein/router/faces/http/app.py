@@ -49,7 +49,7 @@ from ryzanstein.router.faces.http.embeddings import add_embedding_routes
 from ryzanstein.router.faces.http.gate import Gate, HttpLimits, call_of
 from ryzanstein.router.faces.http.generate import GenerationRoutes
 from ryzanstein.router.faces.http.late import begun, within
-from ryzanstein.router.faces.http.lora.routes import LoraRoutes, NewAdapterClient, add_lora_routes
+from ryzanstein.router.faces.http.lora.routes import AdapterAccess, LoraRoutes, add_lora_routes
 from ryzanstein.router.faces.http.responses.kept import KeptResponses
 from ryzanstein.router.faces.http.responses.routes import ResponseRoutes, add_response_routes
 from ryzanstein.router.faces.http.serving.host_names import HostNames
@@ -128,7 +128,7 @@ def create_app(
     metrics: bool = True,
     socket_path: str = "",
     tracing: Tracing | None = None,
-    adapters: NewAdapterClient | None = None,
+    adapters: AdapterAccess | None = None,
 ) -> FastAPI:
     """Returns an ASGI application over the core.
 
@@ -136,7 +136,7 @@ def create_app(
     in. `origins` may read answers from a browser (CORS); none: no other origin may. `sessions` keep the
     conversations of responses, by default in memory. `hosts` are its names, by default any. `metrics`:
     they are served here too. `socket_path` is where the server takes WebSockets; empty: nowhere.
-    `tracing` records requests. `adapters` opens a client of the orchestrator for those who load adapters; None: nobody may.
+    `tracing` records requests. `adapters`: for those who may have nodes load adapters; None: nobody may.
     """
     limits = limits or HttpLimits()
     app = FastAPI(title="Ryzanstein", docs_url=None, redoc_url=None)

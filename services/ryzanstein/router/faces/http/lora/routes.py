@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -20,6 +21,7 @@ from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.caller import Caller
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import name_fault
+from ryzanstein.generation.request import AdapterRef
 from ryzanstein.router.core.core import Core
 from ryzanstein.router.faces.http.bodies import BodyReader
 from ryzanstein.router.faces.http.gate import call_of
@@ -29,7 +31,6 @@ from ryzanstein.survey.adapters import AdapterClient, AdapterView
 
 log = structlog.get_logger(__name__)
 
-NewAdapterClient = Callable[[], AdapterClient]
 WAIT_S = 60.0
 # Tools look for the first words.
 _LOADED = "the lora adapter '{name}' has already been loaded; with load_inplace it is replaced"
@@ -53,11 +54,22 @@ class UnloadLoraBody(Body, frozen=True, kw_only=True):
     lora_int_id: Whole | None = None
 
 
-class LoraRoutes:
-    """Loads and unloads adapters for callers. `new_client` opens a client of the orchestrator."""
+@dataclass(frozen=True, slots=True)
+class AdapterAccess:
+    """What has nodes load adapters, and what they have told this router.
 
-    def __init__(self, core: Core, new_client: NewAdapterClient, wait_s: float = WAIT_S) -> None:
-        self._core, self._new_client, self._wait_s = core, new_client, wait_s
+    `new_client` opens a client of the orchestrator; `known` returns the model and the content that a name stands for here.
+    """
+
+    new_client: Callable[[], AdapterClient]
+    known: Callable[[str], tuple[str, AdapterRef] | None]
+
+
+class LoraRoutes:
+    """Loads and unloads adapters for callers."""
+
+    def __init__(self, core: Core, access: AdapterAccess, wait_s: float = WAIT_S) -> None:
+        self._core, self._access, self._wait_s = core, access, wait_s
 
     async def load(self, body: LoadLoraBody, caller: Caller) -> str:
         """Returns what vLLM says. Nothing changes where any node refuses the adapter.
@@ -69,7 +81,7 @@ class LoraRoutes:
             raise errors.invalid("lora_name", fault)
         caller.check_model(body.lora_name)
         adapter = DeployedAdapter(body.lora_name, self._base(body.base_model_name or "", caller), body.lora_path)
-        async with self._new_client() as client:
+        async with self._access.new_client() as client:
             before = await client.find(adapter.name)
             if before is not None and not body.load_inplace:
                 raise errors.invalid(
@@ -79,16 +91,17 @@ class LoraRoutes:
             if view.refused:
                 await _undo(client, adapter, before)
         self._check(view)
-        await self._until(lambda: self._serves(adapter.name))
+        contents = {node.digest for node in view.ready}
+        await self._until(lambda: self._content(adapter.name) in contents)
         log.info("adapter loaded", adapter=adapter.name, model=adapter.model, path=adapter.path, key_id=caller.key_id)
         return f"Success: LoRA adapter '{adapter.name}' added successfully."
 
     async def unload(self, body: UnloadLoraBody, caller: Caller) -> str:
         """Returns what vLLM says. Raises NOT_FOUND if there is no such adapter."""
         caller.check_model(body.lora_name)
-        async with self._new_client() as client:
+        async with self._access.new_client() as client:
             await client.remove(body.lora_name)
-        await self._until(lambda: not self._serves(body.lora_name))
+        await self._until(lambda: all(model.name != body.lora_name for model in self._core.models()))
         log.info("adapter unloaded", adapter=body.lora_name, key_id=caller.key_id)
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
@@ -106,8 +119,10 @@ class LoraRoutes:
             ready = f"{len(view.ready)} of {len(view.nodes)} nodes have it after {self._wait_s:.0f} s; it stays deployed"
             raise errors.deadline_exceeded(f"the adapter {view.adapter.name!r} is not yet ready: {ready}")
 
-    def _serves(self, name: str) -> bool:
-        return any(model.name == name for model in self._core.models())
+    def _content(self, name: str) -> str:
+        """Returns the digest of what this router's requests get under a name; empty: nothing."""
+        known = self._access.known(name)
+        return "" if known is None else known[1].digest.hex()
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Waits until this router's nodes have told it."""
