@@ -45,7 +45,7 @@ test: dev ## The tests of every rule and one of each kind with real processes, w
 	@$(PYTEST) -m "not long and not lab" $(OUTCOME)
 
 test-long: dev parts ## The tests that `make test` leaves out because they take long
-	@$(PYTEST) -m long $(OUTCOME)
+	@$(PYTEST) -m "long and not lab" $(OUTCOME)
 
 test-all: test test-long ## Everything that must pass before a change lands, but the machines
 
