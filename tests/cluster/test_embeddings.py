@@ -112,6 +112,12 @@ def _eight(openai: OpenAI, texts: list[str], strike: Callable[[], object]) -> li
         return [[entry.embedding for entry in each.result(90).data] for each in asked]
 
 
+def test_requests_of_more_inputs_than_a_node_lets_wait_are_answered(openai: OpenAI, both: ServiceProcess) -> None:
+    texts = [f"{i} " * 20 for i in range(400)]
+    expected = [each.embedding for each in openai.embeddings.create(model="embedder", input=texts).data]
+    assert all(answer == expected for answer in _eight(openai, texts, both.kill))
+
+
 def test_eight_equal_requests_outlive_a_node_that_freezes(cluster: LocalCluster, openai: OpenAI, both: ServiceProcess) -> None:
     texts = [f"{i} " * 150 for i in range(160)]
     expected = [each.embedding for each in openai.embeddings.create(model="embedder", input=texts).data]

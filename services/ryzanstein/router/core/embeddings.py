@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,6 +25,8 @@ from ryzanstein.router.telemetry import RouterTelemetry
 
 PART = 32
 """Inputs that one node is asked for at once."""
+PARTS_AT_NODE = 4
+"""Parts of all requests that a node has at once; others wait here. A node refuses inputs when 256 sequences wait."""
 MAX_RUNNING = 16_384
 """Inputs of all requests of a router at once."""
 _AT_ONCE = 8  # parts of one request
@@ -39,6 +41,7 @@ class Embedder:
         self._links, self._telemetry = links, telemetry
         self._nodes = AnyNode(links, policy)
         self._sent: Counter[str] = Counter()
+        self._rooms: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PARTS_AT_NODE))
         self._num_inputs = 0
 
     async def embed(self, request: EmbeddingRequest) -> list[Embedded]:
@@ -98,8 +101,18 @@ class Embedder:
         self._telemetry.embeddings.retries.labels(error.code.name.lower()).inc()
 
     async def _asked(self, link: NodeLink, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
-        node_id, breaker = link.node_id, self._links.breaker(link.node_id)
+        node_id = link.node_id
         self._sent[node_id] += len(inputs)
+        try:
+            async with self._rooms[node_id]:
+                return await self._sent_to(link, request, inputs)
+        finally:
+            self._sent[node_id] -= len(inputs)
+            if not self._sent[node_id]:
+                del self._sent[node_id], self._rooms[node_id]
+
+    async def _sent_to(self, link: NodeLink, request: EmbeddingRequest, inputs: Sequence[EmbedInput]) -> list[Embedded]:
+        breaker = self._links.breaker(link.node_id)
         if breaker is not None:
             breaker.sent()
         try:
@@ -108,14 +121,9 @@ class Embedder:
             if breaker is not None:
                 breaker.withdrawn()
             raise
-        else:
-            if breaker is not None:
-                breaker.worked()
-            return embedded
-        finally:
-            self._sent[node_id] -= len(inputs)
-            if not self._sent[node_id]:
-                del self._sent[node_id]
+        if breaker is not None:
+            breaker.worked()
+        return embedded
 
 
 def _whole_name(begin: int, field: str) -> str:
