@@ -111,7 +111,7 @@ def test_token_ids_of_listed_merges_are_equal(
     tokenizer = test_tokenizers.sentencepiece(corpus, prefix=False)
     texts = [text for text in test_tokenizers.nasty(1000) if "\n" not in text]
     path = to_gguf(with_tokenizer(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"))
-    found = llama_cpp(test_tokenizers.spaced(corpus, path), texts=texts).texts
+    found = llama_cpp(test_tokenizers.spaced(tokenizer, path), texts=texts).texts
     assert [text for text, ids in zip(texts, found, strict=True) if tokenizer.encode(text).ids != ids] == []
 
 
