@@ -1,12 +1,14 @@
 """Measures decode steps whose rows have adapters beside steps without any, on one rank, interleaved.
 
 .venv/bin/python lab/benchmarks/adapters.py [--preset M] [--layers 4] [--quantization int8] [--rank 16] [--adapters 100]
-    [--steps 30] [--rounds 3] [--threads 2] [--half] [--cpu] [--folder DIR]
+    [--steps 30] [--rounds 5] [--threads 2] [--half] [--cpu] [--folder DIR]
 
 A synthetic model of the preset's widths, with fewer layers, and random adapters of all linears are written to a temporary
-folder. Milliseconds, medians: plan in, tokens out. `ratio` is to the step of as many rows before any adapter was mapped, which
-is what a model without the feature computes; `calls` is such a step in calls for each layer, as every step with adapters is.
-`--half`: factors in float16. `--cpu`: processor time, with `--threads 1` for a machine that does other things too.
+folder. Milliseconds, medians: plan in, tokens out. In each round the adapters are dropped and mapped again, so all steps run on
+the same memory. `ratio` is to the step of as many rows while no adapter is mapped, which is what a model without the feature
+computes. `GB/s`: the bytes of a step's adapters, by what it takes longer; `ryzanstein bench machine` has the memory's speed.
+`--half`: factors in float16, as nodes keep those of quantized models. `--cpu`: processor time, with `--threads 1` for a machine
+that does other things too.
 """
 
 from __future__ import annotations
@@ -39,10 +41,9 @@ CONTEXT, BLOCK, MANY = 100, 16, 100
 ROW = SampleRow(SamplingParams(temperature=0), 0, 0, (), ())
 
 
-def loaded(arguments: argparse.Namespace, model_dir: Path, step: str) -> ModelRunner:
+def loaded(arguments: argparse.Namespace, model_dir: Path) -> ModelRunner:
     """Returns a model that can run the larger batch."""
     options = RunnerOptions(
-        step=step,  # type: ignore[arg-type]
         num_blocks=(CONTEXT // BLOCK + 2) * MANY,
         block_size=BLOCK,
         max_sequences=MANY,
@@ -97,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=100)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--half", action="store_true")
     parser.add_argument("--cpu", action="store_true")
@@ -110,29 +111,34 @@ def main(words: Sequence[str] | None = None) -> None:
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
     shape = replace(PRESETS[arguments.preset], num_layers=arguments.layers)
     synthesize(folder / "model", Recipe("llama", shape, "float32", 0, 1))
-    plain, calls, model = (loaded(arguments, folder / "model", step) for step in ("auto", "python", "auto"))
-    nbytes, began = 0, time.perf_counter()
-    for slot, path in enumerate(write_adapters(arguments, model.adaptable, folder), start=1):
-        model.map_adapter(slot, path)
-        nbytes = path.stat().st_size
+    model = loaded(arguments, folder / "model")
+    paths = list(write_adapters(arguments, model.adaptable, folder))
+    nbytes = paths[0].stat().st_size
     console = Console()
-    console.print(f"{arguments.adapters} adapters of {nbytes / 2**20:.1f} MiB: {time.perf_counter() - began:.1f} s")
-    some = [count for count in (4, 100) if count <= arguments.adapters]
-    cases: list[tuple[str, ModelRunner, int, int]] = []
-    for batch, counts in ((1, [1]), (MANY, some)):
-        cases += [(f"{batch} rows, none mapped", plain, batch, 0), (f"{batch} rows, none mapped, calls", calls, batch, 0)]
-        cases += [(f"{batch} rows, none used", model, batch, 0)]
-        cases += [(f"{batch} rows, {count} adapters", model, batch, count) for count in counts]
+    console.print(f"{len(paths)} adapters of {nbytes / 2**20:.1f} MiB")
+    cases = [(1, None), (1, 0), (1, 1), (MANY, None), (MANY, 0), *((MANY, count) for count in (4, MANY) if count <= len(paths))]
     clock = time.process_time if arguments.cpu else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name, *_ in cases}
-    for _ in range(arguments.rounds):
-        for name, runner, batch, count in cases:
-            times[name] += timed_ms(runner, decode_plans(runner, batch, count), arguments.steps, clock)
-    table = Table("step", "ms", "p90", "ratio")
-    for name, _, batch, _ in cases:
-        middle, base = statistics.median(times[name]), statistics.median(times[f"{batch} rows, none mapped"])
-        table.add_row(name, f"{middle:.3f}", f"{statistics.quantiles(times[name], n=10)[-1]:.3f}", f"{middle / base:.3f}")
+    times: dict[tuple[int, int | None], list[float]] = {case: [] for case in cases}
+    for _ in range(arguments.rounds + 1):  # the first is not counted: memory is read for the first time
+        for batch, count in cases:
+            map_adapters(model, () if count is None else paths)
+            times[batch, count] += timed_ms(model, decode_plans(model, batch, count or 0), arguments.steps, clock)
+    table = Table("rows", "adapters", "ms", "p90", "ratio", "GB/s")
+    for batch, count in cases:
+        found, base = times[batch, count][arguments.steps :], statistics.median(times[batch, None][arguments.steps :])
+        middle, p90 = statistics.median(found), statistics.quantiles(found, n=10)[-1]
+        rate = f"{count * nbytes / 1e6 / (middle - base):.1f}" if count and middle > base else ""
+        used = "none mapped" if count is None else f"{count} of {len(paths)}"
+        table.add_row(str(batch), used, f"{middle:.3f}", f"{p90:.3f}", f"{middle / base:.3f}", rate)
     console.print(table)
+
+
+def map_adapters(model: ModelRunner, paths: Sequence[Path]) -> None:
+    """Maps these adapters alone."""
+    for slot in range(1, MANY + 1):
+        model.drop_adapter(slot)
+    for slot, path in enumerate(paths, start=1):
+        model.map_adapter(slot, path)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ enum { SHRUNK = 1, SHRUNK_SINGLE = 4, EXPANDED = 2, EXPANDED_SINGLE = 4, TALL = 
 enum { MOST_TILE = 12, ROWS_AT_ONCE = 24, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes; there are as many ranks */
 enum { CHAINS = 2 };                                               /* of x A: a single one waits for each addition */
 enum { PARALLEL = 64 * 1024 };                                     /* products from which threads pay for their start */
+enum { AHEAD = 4096 }; /* numbers of A that are asked for in advance; of B the next tile, where a row has it for itself */
 
 /* Some rows times some columns of a matrix. */
 typedef struct {
@@ -61,6 +62,10 @@ INLINE void add_tile(const Part *p, i64 t, i64 panel, const int rows, const int 
             Lanes column[8];
 #pragma GCC unroll 8
             for (int n = 0; n < panels; n++) column[n] = load_cached(p->weight_IO, at + n * LANES, half);
+            if (chains == 2 && (c == 0 || !half)) __builtin_prefetch(p->weight_IO + (at + AHEAD) * (half ? 2 : 4), 0, 2);
+            if (chains == 1 && rows == 1)
+#pragma GCC unroll 8
+                for (int n = 0; n < panels; n += half ? 2 : 1) __builtin_prefetch(p->weight_IO + (at + (panels + n) * LANES) * (half ? 2 : 4), 0, 2);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
@@ -108,8 +113,8 @@ INLINE void add_columns(const Part *p, i64 rows, const int chains, const int hal
 
 static void add_part(Part *p, i64 rows, const int chains) {
     float unused[OUTPUTS_AT_ONCE + LANES];
-    for (i64 r = rows; r < rows + MOST_TILE; r++) p->x[r] = p->x[0], p->out[r] = unused;
     if (rows == 0) return;
+    for (i64 r = rows; r < rows + MOST_TILE; r++) p->x[r] = p->x[0], p->out[r] = unused;
     if (p->half && chains == 2) add_columns(p, rows, 2, 1);
     else if (p->half) add_columns(p, rows, 1, 1);
     else if (chains == 2) add_columns(p, rows, 2, 0);
@@ -137,11 +142,11 @@ static void shrink(const Adapted *p, const Factors *factors, i64 weight, i64 beg
 }
 
 /* (x A) B of some rows of a segment and some outputs of a piece. */
-static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 begin, i64 end) {
+static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 count, i64 begin, i64 end) {
     const float *low = p->low_NR + piece->weight * p->N * p->site->low_stride;
-    const i64 from = piece->from + first, left = piece->count - first;
+    const i64 from = piece->from + first;
     Part part = {.weight_IO = factors->b_RO + from * (factors->half ? 2 : 4), .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from,
-                 .I = factors->R, .O = left < OUTPUTS_AT_ONCE ? left : OUTPUTS_AT_ONCE, .stride = factors->stride, .scale = 1.0f, .adds = 1,
+                 .I = factors->R, .O = count, .stride = factors->stride, .scale = 1.0f, .adds = 1,
                  .half = factors->half};
     i64 rows = 0;
     for (i64 n = begin; n < end; n++) {
@@ -155,7 +160,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
 
 /* Calls for all parts of all segments, of which this thread takes its turn. */
 #define EACH_PART(COUNT, OF, WEIGHT)                                                                                                \
-    for (i64 s = 0, turn = 0; s < p->num_segments; s++)                                                                             \
+    for (i64 s = 0; s < p->num_segments; s++)                                                                                       \
         for (i64 begin = p->segments[s].begin, end; begin < p->segments[s].end; begin = end) {                                      \
             end = begin + even_part(p->segments[s].end - begin, ROWS_AT_ONCE);                                                      \
             for (i64 n = 0; n < COUNT; n++) {                                                                                       \
@@ -167,12 +172,29 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
 #define MINE (turn++ % threads == thread)
 
 static void shrink_all(const Adapted *p, i64 thread, i64 threads) {
+    i64 turn = 0;
     EACH_PART(p->site->weights, if (MINE) shrink(p, factors, n, begin, end);, n)
 }
 
+/* The same with columns `first` to `last` - 1 of the result. */
+static void expand_own(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 last, i64 begin, i64 end) {
+    const i64 from = first > piece->to ? first - piece->to : 0, to = last - piece->to < piece->count ? last - piece->to : piece->count;
+    const i64 most = end - begin == 1 ? piece->count : OUTPUTS_AT_ONCE;
+    for (i64 o = from; o < to; o += most) expand(p, factors, piece, o, to - o < most ? to - o : most, begin, end);
+}
+
+/* A thread has the columns that it computed of the product, which are in its cache. Where each of many rows has an adapter of its
+   own, it has whole adapters: these are what is read most then, and two threads would each ask for parts that the other one has. */
 static void expand_all(const Adapted *p, i64 thread, i64 threads) {
-    EACH_PART(p->site->num_pieces, for (i64 first = 0; first < p->site->pieces[n].count; first += OUTPUTS_AT_ONCE)
-        if (MINE) expand(p, factors, p->site->pieces + n, first, begin, end);, p->site->pieces[n].weight)
+    const int alone = p->num_segments == p->N && p->N > 4 * threads;
+    i64 panels = 0, turn = 0;
+    for (i64 n = 0; n < p->site->num_pieces; n++) {
+        const i64 needed = whole(p->site->pieces[n].to + p->site->pieces[n].count, LANES) / LANES;
+        if (panels < needed) panels = needed;
+    }
+    const i64 first = alone ? 0 : panels * thread / threads * LANES, last = alone ? panels * LANES : panels * (thread + 1) / threads * LANES;
+    EACH_PART(p->site->num_pieces, if (!alone || MINE) expand_own(p, factors, p->site->pieces + n, first, last, begin, end);,
+              p->site->pieces[n].weight)
 }
 
 void adapters_team(const Adapted *p) {
