@@ -155,6 +155,12 @@ def test_another_shape_is_named(name: str, shape: tuple[int, ...], written: Writ
     assert refusal(written({**BOTH, name: np.ones(shape, np.float32)})).where == name
 
 
+def test_an_adapter_of_a_smaller_model_is_refused_for_its_shapes(written: Write) -> None:
+    found = refusal(written(factors(f"model.layers.0.{Q}", shape=(6, 9))))
+    assert found.where.startswith(PREFIX)
+    assert "has 8 inputs" in found.message
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused(number: float, written: Write) -> None:
     broken = BOTH[B0].copy()

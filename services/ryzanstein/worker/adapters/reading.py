@@ -46,8 +46,8 @@ def read_adapter(path: Path, adaptable: Shapes, base: Path | None = None) -> Ada
         tied = [each for each in adaptable if is_head(weight) and adaptable[each] == adaptable[weight][::-1]]
         own = [f"{each}.{kind}" for stem in (weight, *tied) for each in (stem, stem.partition(".")[2])]
         _refuse_other_copy(entries[name], own, base)
-    found.refuse_missing(rules, adaptable)
     weights = {name: found.weight(name, rules, adaptable[name]) for name in found.parts}
+    found.refuse_missing(rules, adaptable)  # after the shapes, which say more of an adapter of another model
     if rules.ties_head:
         weights |= _tied(weights, adaptable)
     named = config.get("base_model_name_or_path")
