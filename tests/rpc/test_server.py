@@ -272,3 +272,36 @@ async def test_a_call_that_waits_to_be_read_waits_for_its_own_deadline(
 
     assert await asyncio.to_thread(asked) == codes
     await server.stop(0)
+
+
+class Late(inference_grpc.InferenceServiceServicer):
+    """Holds up the event loop with its first call, while the others arrive."""
+
+    def __init__(self) -> None:
+        self._held_s = 2.0
+
+    async def ListModels(self, request: inference.ListModelsRequest, context: object) -> inference.ListModelsResponse:
+        held_s, self._held_s = self._held_s, 0.0
+        time.sleep(held_s)  # noqa: ASYNC251 (that is the fault)
+        return inference.ListModelsResponse()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("unread", "codes"), [(100, {"OK", "CANCELLED"}), (None, {"OK"})])
+async def test_of_many_calls_that_wait_to_be_read_none_is_cancelled_by_chance(
+    monkeypatch: pytest.MonkeyPatch, unread: int | None, codes: set[str]
+) -> None:
+    if unread is not None:
+        monkeypatch.setattr(rpc_server, "_UNREAD_CALLS", unread)
+    server = RpcServer("127.0.0.1", 0, [SERVICE])
+    inference_grpc.add_InferenceServiceServicer_to_server(Late(), server.server)
+    await server.start()
+
+    def asked() -> set[str]:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub = inference_grpc.InferenceServiceStub(channel)
+            calls = [stub.ListModels.future(inference.ListModelsRequest(), timeout=60) for _ in range(1500)]
+            return {call.code().name for call in calls}
+
+    assert await asyncio.to_thread(asked) == codes
+    await server.stop(0)

@@ -40,6 +40,10 @@ _HANDSHAKE_MS = 10_000
 # read one after the other: with many new ones a client would take that for the loss of the server.
 _UNREAD_CALL_S = 3600
 
+# As many calls may wait to be read. Of more than a thousand gRPC by default cancels some by chance, also without a reason, and
+# a server reads only one in each pass of its loop.
+_UNREAD_CALLS = 8192
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -62,6 +66,8 @@ def server_options(
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.server_max_unrequested_time_in_server", _UNREAD_CALL_S),
+        ("grpc.server.max_pending_requests", _UNREAD_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _UNREAD_CALLS),
         *((("grpc.max_allowed_incoming_connections", max_connections),) if max_connections else ()),
     )
 
