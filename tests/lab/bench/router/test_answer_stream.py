@@ -52,11 +52,11 @@ def test_messages_may_come_in_any_pieces(cut: int) -> None:
 @pytest.mark.parametrize(
     ("payloads", "says"),
     [
-        (lambda: (delta(0), delta(2), end()), "index 2 came after 1"),
-        (lambda: (delta(0), delta(0), delta(1), end()), "index 0 came after 1"),
-        (lambda: (delta(0), delta(1), end()), "2 of 3 tokens received"),
+        (lambda: (delta(0), delta(2), end()), "a wrong index: 2 came after 1"),
+        (lambda: (delta(0), delta(0), delta(1), end()), "a wrong index: 0 came after 1"),
+        (lambda: (delta(0), delta(1), end()), "tokens are missing: 2 of 3 received"),
         (lambda: (delta(0), delta(1), delta(2)), "no final message"),
-        (lambda: (delta(0), delta(1, 2, " word wort"), end()), "the text at index 1"),
+        (lambda: (delta(0), delta(1, 2, " word wort"), end()), "a wrong text: at index 1"),
         (lambda: (delta(0), struct.pack(">BI", 0, 2) + b"\xff\xff", delta(1, 2), end()), "cannot be decoded"),
     ],
     ids=["lost", "repeated", "short", "no end", "other text", "garbage"],
@@ -66,7 +66,8 @@ def test_what_is_wrong_is_noticed(payloads: Callable[[], tuple[bytes, ...]], say
 
 
 def test_a_broken_stream_says_how_it_broke() -> None:
-    assert read(3, delta(0), problem="reset with code 8").problem == "reset with code 8"
+    assert read(3, problem="reset: code 8").problem == "reset: code 8"
+    assert read(3, delta(0), problem="reset: code 8").problem == "reset: code 8, after 1 tokens"
 
 
 def test_a_tokens_age_survives_the_wrap_of_the_clock() -> None:

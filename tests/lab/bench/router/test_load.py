@@ -8,12 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from ryzanstein.errors import RyzansteinError
+from ryzanstein.errors import RyzansteinError, unavailable
+from ryzanstein.lab.bench.router.load.call_end import by_reason
 from ryzanstein.lab.bench.router.load.connections import StreamLoad, answer_once, connections, ready
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted.node import ScriptedChat
 from ryzanstein.lab.bench.router.scripted.script import WORD, Script
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.status import abort
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1.inference_pb2_grpc import (
     InferenceServiceStub,
@@ -31,9 +33,21 @@ class LosesToken(ScriptedChat):  # type: ignore[misc]
 
 
 class Refuses(ScriptedChat):  # type: ignore[misc]
+    """Ends with headers alone, and gRPC's own details."""
+
     async def StreamChat(self, request: Any, context: Any) -> AsyncIterator[inference.StreamChatResponse]:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full, 100 %")
         yield inference.StreamChatResponse()
+
+
+class GivesUp(ScriptedChat):  # type: ignore[misc]
+    """Ends after two tokens as our services do, with an ErrorInfo."""
+
+    async def StreamChat(self, request: Any, context: Any) -> AsyncIterator[inference.StreamChatResponse]:
+        async for response in super().StreamChat(request, context):
+            if response.event.delta.first_index == 2:
+                await abort(context, unavailable("NODE_LOST", "the node is gone"))
+            yield response
 
 
 @pytest.fixture
@@ -89,13 +103,19 @@ async def test_answers_follow_each_other_until_it_is_asked_to_stop(serve: Any, u
 async def test_a_lost_token_is_noticed(serve: Any) -> None:
     async with connections(await serve(LosesToken), 1) as (connection,):
         tally = await answer_once(connection, Script(tokens=6))
-    assert tally.problems == ["index 4 came after 3 tokens"]
+    assert tally.problems == ["a wrong index: 4 came after 3 tokens"]
 
 
-async def test_a_refusal_is_an_answer_without_tokens(serve: Any) -> None:
+async def test_a_refusal_says_its_status_and_a_later_end_the_services_reason(serve: Any) -> None:
     async with connections(await serve(Refuses), 1) as (connection,):
         tally = await answer_once(connection, Script(tokens=6))
-    assert tally.problems == ["0 of 6 tokens received"]
+    assert tally.problems == ["RESOURCE_EXHAUSTED: full, 100 %"]
+    async with connections(await serve(GivesUp), 1) as opened:
+        load = StreamLoad(opened, Script(tokens=6))
+        load.start(2)
+        tally = await load.stop(20)
+    assert tally.problems == ["UNAVAILABLE NODE_LOST: the node is gone, after 2 tokens"] * 2
+    assert by_reason([*tally.problems, "RESOURCE_EXHAUSTED: full"]) == {"UNAVAILABLE NODE_LOST": 2, "RESOURCE_EXHAUSTED": 1}
 
 
 async def test_a_connection_that_breaks_breaks_its_streams(serve: Any, until: Any) -> None:
@@ -106,7 +126,7 @@ async def test_a_connection_that_breaks_breaks_its_streams(serve: Any, until: An
         await until(lambda: load.begun == 3)
         opened[0].transport.abort()
         tally = await load.stop(10)
-    assert tally.problems == ["connection lost"] * 3
+    assert by_reason(problem.replace(",", ":") for problem in tally.problems) == {"connection lost": 3}
 
 
 async def test_a_server_that_answers_is_ready_and_one_that_refuses_is_not(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

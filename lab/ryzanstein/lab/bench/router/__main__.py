@@ -7,7 +7,6 @@ measured.
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 from collections.abc import Coroutine
 from typing import Annotated
@@ -17,8 +16,10 @@ import uvloop
 from rich.console import Console
 
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.lab.bench.descriptors import raise_descriptor_limit
 from ryzanstein.lab.bench.disturbance import Watch
 from ryzanstein.lab.bench.router.document import document, publish
+from ryzanstein.lab.bench.router.load.call_end import by_reason
 from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan, survey
 from ryzanstein.lab.bench.router.systems import SYSTEMS
 
@@ -42,7 +43,7 @@ def router(  # noqa: PLR0917 - the command's options
     json_path: Annotated[str, typer.Option("--json", help="write JSON to this file; - is standard output")] = "",
 ) -> None:
     """Compare the router with nginx, haproxy, envoy and direct connections, in front of one scripted node."""
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     people = Console(stderr=True, highlight=False)
     watch = Watch()
     try:
@@ -61,8 +62,11 @@ def router(  # noqa: PLR0917 - the command's options
     for name, reason in findings.absent.items():
         people.print(f"{name} was not measured: {reason}", markup=False)
     problems = list(findings.problems())
-    for name, problem in problems[:10]:
-        people.print(f"{name}: {problem}", markup=False)
+    for name in plan.systems:
+        own = [problem for system, problem in problems if system == name]
+        for reason, count in by_reason(own).items():
+            sample = next(problem for problem in own if problem.partition(":")[0] == reason)
+            people.print(f"{name}: {count} answers, {sample}", markup=False)
     if problems or not findings.long:
         raise typer.Exit(1)
 
@@ -85,15 +89,6 @@ def _names(option: str, text: str, known: tuple[str, ...] | None) -> list[str]:
         what = f"any of {', '.join(known)}" if known else "numbers from 1 to 4000"
         raise typer.BadParameter(f"must be {what}: {text!r}", param_hint=f"--{option}")
     return names
-
-
-def _raise_descriptor_limit() -> None:
-    """Raises the limit of descriptors, for thousands of connections here and in the systems.
-
-    The systems inherit the limit.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

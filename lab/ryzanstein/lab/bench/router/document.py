@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ryzanstein.lab.bench.router.load.call_end import by_reason
 from ryzanstein.lab.bench.router.load.percentile import percentile
 from ryzanstein.lab.bench.router.load.throughput import Throughput
 from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan
@@ -46,6 +47,7 @@ def _row(findings: Findings, system: str, streams: int) -> dict[str, Any]:
         "tokens_per_message": long.tokens_per_s / max(1.0, long.messages_per_s),
         "requests_per_s": short.requests_per_s,
         "request_errors": len(short.problems),
+        **({"request_error_reasons": by_reason(short.problems)} if short.problems else {}),
         "added_ttft_p50_s": _added(findings, system, 0.5),
         "added_ttft_p99_s": _added(findings, system, 0.99),
     }
@@ -59,9 +61,10 @@ def _added(findings: Findings, system: str, share: float) -> float | None:
 
 
 def _counted(found: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the problems with their number and a few of them."""
+    """Replaces the problems with their number, their reasons and a few of them."""
     problems = found.pop("problems")
-    return {**found, "errors": len(problems), **({"error_samples": problems[:3]} if problems else {})}
+    why = {"error_reasons": by_reason(problems), "error_samples": problems[:3]} if problems else {}
+    return {**found, "errors": len(problems), **why}
 
 
 def tables(content: dict[str, Any]) -> list[Table]:

@@ -19,7 +19,7 @@ _PREFIX_BYTES = 5
 class AnswerStream:
     """A `Stream` of one scripted answer.
 
-    `problem` is empty exactly when it had every token once, in order, and its end.
+    `problem` is empty exactly when it had every token once, in order, and its end; otherwise "reason: details".
     """
 
     def __init__(self, script: Script, on_end: Callable[[AnswerStream], None]) -> None:
@@ -47,12 +47,12 @@ class AnswerStream:
 
     def ended(self, problem: str) -> None:
         if not self.problem:
-            self.problem = problem or self._missing()
+            self.problem = f"{problem}, after {self.tokens} tokens" if problem and self.tokens else problem or self._missing()
         self._on_end(self)
 
     def _missing(self) -> str:
         if self.tokens != self._script.tokens:
-            return f"{self.tokens} of {self._script.tokens} tokens received"
+            return f"tokens are missing: {self.tokens} of {self._script.tokens} received"
         return "" if self._finished else "no final message"
 
     def _message(self, message: bytes) -> None:
@@ -68,9 +68,9 @@ class AnswerStream:
 
     def _delta(self, delta: inference.GenerationDelta) -> None:
         if delta.first_index != self.tokens:
-            self.problem = self.problem or f"index {delta.first_index} came after {self.tokens} tokens"
+            self.problem = self.problem or f"a wrong index: {delta.first_index} came after {self.tokens} tokens"
         if delta.text != WORD * len(delta.token_ids):
-            self.problem = self.problem or f"the text at index {delta.first_index} is wrong"
+            self.problem = self.problem or f"a wrong text: at index {delta.first_index}"
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
         self.tokens += len(delta.token_ids)
