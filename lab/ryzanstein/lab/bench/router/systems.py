@@ -19,7 +19,7 @@ from ryzanstein.lab.bench.router.proxies import PROXIES
 DIRECT = "direct"
 ROUTER = "ryzanstein"
 SYSTEMS = (ROUTER, *PROXIES, DIRECT)
-_START_S = 20.0
+_START_S = 60.0
 _STOP_S = 5.0
 
 

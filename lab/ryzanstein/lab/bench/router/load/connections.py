@@ -56,20 +56,24 @@ class StreamTally:
 
 
 class StreamLoad:
-    """Keeps as many answers running as were started, until `stop`; then it lets them end."""
+    """Keeps as many answers running as were started, until `stop`; then it lets them end.
 
-    def __init__(self, connections: list[Http2Connection], script: Script) -> None:
+    Unless `again`, no other follows an answer.
+    """
+
+    def __init__(self, connections: list[Http2Connection], script: Script, *, again: bool = True) -> None:
         self.tally = StreamTally()
         self.running: set[AnswerStream] = set()
         self._connections = connections
         self._script = script
         self._message = script.request().SerializeToString()
         self.started = 0
-        self._stopping = False
+        self._stopping = not again
         self._idle = asyncio.Event()
 
     def start(self, streams: int) -> None:
         """Starts this many more at once, spread over the connections."""
+        self._idle.clear()
         for _ in range(streams):
             self._open(self._connections[self.started % len(self._connections)])
             self.started += 1
@@ -107,7 +111,7 @@ class StreamLoad:
         if self.running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-        self.tally.problems += [f"not ended after {timeout_s:g} s, {stream.tokens} tokens received" for stream in self.running]
+        self.tally.problems += [f"not ended: {stream.tokens} tokens after {timeout_s:g} s" for stream in self.running]
         return self.tally
 
 

@@ -96,12 +96,13 @@ async def slow_readers(system: System, readers: int, tokens: int, step_s: float)
 async def many_streams(system: System, streams: int, script: Script) -> ManyStreams:
     """Runs many streams that are started in waves, each when the previous one has begun.
 
-    All in one moment would be a burst, which a router refuses beyond its bound on waiting requests.
-    Each stream lasts long enough for all to run at once.
+    All in one moment would be a burst, which a router refuses beyond its bound on waiting requests. So would be answers
+    that follow those of several waves: on a machine that is slow enough these end while the next begin. Each stream is
+    one answer, and lasts long enough for all to run at once where they begin soon enough.
     """
     at_once, begun = 0, time.monotonic()
     async with connections(system.port, connections_for(streams)) as opened:
-        load = StreamLoad(opened, script)
+        load = StreamLoad(opened, script, again=False)
         while (wave := min(_WAVE, streams - load.started)) > 0:
             load.start(wave)
             await _until(lambda: load.begun + load.tally.answers >= load.started, _END_S)
