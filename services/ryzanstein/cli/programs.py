@@ -65,7 +65,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bench": (
             "ryzanstein.lab.bench.engine",
             "Run a benchmark: engine, loading, collectives, scaling, predict, machine, suite, compare, quality, kv, "
-            "router, adapters, failover, soak.",
+            "router, control, adapters, failover, soak.",
         ),
     }
 )
@@ -74,6 +74,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
         "router": "ryzanstein.lab.bench.router",
+        "control": "ryzanstein.lab.bench.control",
         "adapters": "ryzanstein.lab.bench.adapters",
         "failover": "ryzanstein.lab.chaos",
         "soak": "ryzanstein.lab.soak",

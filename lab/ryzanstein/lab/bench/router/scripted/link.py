@@ -16,8 +16,8 @@ from ryzanstein.lab.bench.router.scripted.script import MODEL, WORD, Script
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 
-_WORKING_BEAT_S = 0.05
-_IDLE_BEAT_S = 0.5
+WORKING_BEAT_S = 0.05
+IDLE_BEAT_S = 0.5
 _CAPACITY = 65536
 _CONTEXT_LENGTH = 2**20
 
@@ -45,10 +45,13 @@ class ScriptedLink:
 
     async def read(self, requests: AsyncIterator[worker.ConnectRequest]) -> None:
         async for frame in requests:
-            if frame.HasField("submit"):
-                self._submit(frame.submit)
-            elif frame.HasField("cancel") and (sink := self._sinks.pop(frame.cancel.handle, None)) is not None:
-                self._engine.cancel(sink)
+            self._receive(frame)
+
+    def _receive(self, frame: worker.ConnectRequest) -> None:
+        if frame.HasField("submit"):
+            self._submit(frame.submit)
+        elif frame.HasField("cancel") and (sink := self._sinks.pop(frame.cancel.handle, None)) is not None:
+            self._engine.cancel(sink)
 
     def _submit(self, submit: worker.Submit) -> None:
         sink = self._sinks[submit.handle] = _Rows(self, submit.handle)
@@ -79,14 +82,14 @@ class ScriptedLink:
         next_beat = 0.0
         while True:
             if (now := time.monotonic()) >= next_beat:
-                next_beat = now + (_WORKING_BEAT_S if self._sinks else _IDLE_BEAT_S)
+                next_beat = now + (WORKING_BEAT_S if self._sinks else IDLE_BEAT_S)
                 yield worker.ConnectResponse(beat=self._beat())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(next_beat - now):
                     await self._news.wait()
             if self._news.is_set():
                 self._news.clear()
-                next_beat = min(next_beat, now + _WORKING_BEAT_S)
+                next_beat = min(next_beat, now + WORKING_BEAT_S)
                 yield worker.ConnectResponse(output=self._take())
 
     def _take(self) -> worker.StepOutput:

@@ -29,15 +29,20 @@ def age_s(token_id: int, now: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer: `tokens` tokens, the first at once, then one every `step_s` seconds."""
+    """One answer: `tokens` tokens, the first at once, then one every `step_s` seconds.
+
+    `model` may be empty where there is only one.
+    """
 
     tokens: int
     step_s: float = 0.001
+    model: str = ""
 
     def request(self) -> inference.StreamChatRequest:
         """Returns a request for this answer, for any system: the message is the pace."""
         return inference.StreamChatRequest(
             chat=inference.ChatRequest(
+                model=self.model,
                 messages=[inference.Message(role=inference.ROLE_USER, content=repr(self.step_s))],
                 sampling=inference.SamplingParams(max_tokens=self.tokens),
             )

@@ -1,0 +1,104 @@
+"""One router's stream on a stand-in: it beats and acknowledges as a node does, idle or at work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ryzanstein.generation.request import CACHE_SCOPES
+from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
+from ryzanstein.lab.bench.router.scripted.link import IDLE_BEAT_S, WORKING_BEAT_S, ScriptedLink
+from ryzanstein.v1 import worker_pb2 as worker
+
+CAPACITY, CONTEXT_LENGTH = 64, 32_768
+# As long as those of a node.
+_NUMERICS = "cpu bfloat16 float32 avx512_bf16 int8 blocks 32 groups 128 heads 64 rope 10000 kernels 41 torch 2.11.0"
+_DIGEST = bytes(32)
+
+
+@dataclass(slots=True)
+class StandInState:
+    """What a stand-in says of itself in its beats. `busy`: it seems to work, whether or not an answer runs."""
+
+    node_id: str
+    models: tuple[str, ...]
+    busy: bool = False
+    beats: int = 0
+    incarnation: str = "1"
+
+    def name_of(self, model: str) -> str:
+        """Returns the node's name on a stream about a model, empty for the first."""
+        return f"{self.node_id}/{model}" if model else self.node_id
+
+    def beat(self, model: str, running: int) -> worker.Beat:
+        self.beats += 1
+        first = model == self.models[0]
+        return worker.Beat(
+            sequence=self.beats,
+            state=worker.NODE_STATE_READY,
+            model=model,
+            context_length=CONTEXT_LENGTH,
+            load=worker.Load(
+                running=running or int(self.busy), capacity=CAPACITY, kv_blocks_used=running, kv_blocks_total=4096
+            ),
+            step=self.beats,  # work that is pending moves
+            other_models=self.models[1:] if first else (),
+            numerics=_NUMERICS,
+            weights_digest=_DIGEST,
+        )
+
+
+class StandInLink(ScriptedLink):
+    """A link to one model. `wake` after the state changed."""
+
+    def __init__(self, engine: ScriptedEngine, state: StandInState, model: str) -> None:
+        super().__init__(engine)
+        self._state, self._model = state, model
+        self._to_acknowledge = 0
+
+    @property
+    def running(self) -> int:
+        """Returns how many answers run."""
+        return len(self._sinks)
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def _receive(self, frame: worker.ConnectRequest) -> None:
+        if frame.HasField("beat"):
+            self._to_acknowledge = frame.beat.sequence
+            self._news.set()
+        else:
+            super()._receive(frame)
+
+    def _beat(self) -> worker.Beat:
+        return self._state.beat(self._model or self._state.models[0], len(self._sinks))
+
+    @property
+    def _interval_s(self) -> float:
+        return WORKING_BEAT_S if self._sinks or self._state.busy else IDLE_BEAT_S
+
+    async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
+        state = self._state
+        hello = worker.NodeHello(
+            node_id=state.name_of(self._model), incarnation=state.incarnation, beat=self._beat(), features=[CACHE_SCOPES]
+        )
+        hello.model = self._model
+        yield worker.ConnectResponse(hello=hello)
+        last_beat = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(last_beat + self._interval_s - time.monotonic()):
+                    await self._news.wait()
+            self._news.clear()
+            if self._to_acknowledge:
+                sequence, self._to_acknowledge = self._to_acknowledge, 0
+                yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=sequence))
+            if self._output.handle or self._output.accepted:
+                yield worker.ConnectResponse(output=self._take())
+            if time.monotonic() >= last_beat + self._interval_s:
+                last_beat = time.monotonic()
+                yield worker.ConnectResponse(beat=self._beat())

@@ -1,0 +1,163 @@
+"""A node that only seems to be one: its own port, the real membership client, and answers from a script.
+
+To the orchestrator it registers and beats as a node does, to routers it beats, acknowledges and streams. It has no
+ranks, no models' files and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from ryzanstein.cluster import Beat, Instruction, Load, MemberAddresses, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.lab.bench.control.standins.link import CONTEXT_LENGTH, StandInLink, StandInState
+from ryzanstein.lab.bench.control.standins.traffic import CountingDialer, Traffic
+from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
+from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.membership import beat_from_wire
+from ryzanstein.worker.agent.membership.node_membership import NodeMembership
+from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
+
+_SERVICE, _CONNECT = "ryzanstein.v1.WorkerService", "Connect"
+_MEMORY_BYTES = 64 * 2**30
+
+
+@dataclass(slots=True)
+class StandInHost:
+    """What the nodes of one process share."""
+
+    orchestrator: str
+    engine: ScriptedEngine
+    metrics: NodeMetrics
+    to_orchestrator: Traffic = field(default_factory=Traffic)
+    to_routers: Traffic = field(default_factory=Traffic)
+
+
+class StandInNode:
+    """A `MembershipObserver`. `join`, and `leave` to be gone as a node that was stopped; it may join again."""
+
+    def __init__(self, node_id: str, models: tuple[str, ...], host: StandInHost) -> None:
+        self.state = StandInState(node_id, models)
+        self.registered = False
+        """The orchestrator has answered a beat since the last registration began."""
+        self.rejoined = False
+        """The same, since this was set to False."""
+        self.links: dict[StandInLink, None] = {}
+        self._host, self._address = host, ""
+        self._digest, self._starts = b"", 0
+        self._server: grpc.aio.Server | None = None
+        self._membership = NodeMembership(host.orchestrator, self, host.metrics, CountingDialer(host.to_orchestrator))
+        self._member: asyncio.Task[None] | None = None
+
+    async def join(self) -> None:
+        """Opens a port and becomes a member."""
+        if self._member is not None:
+            return
+        self._starts += 1
+        self.state.incarnation = str(self._starts)
+        self._server = server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._connect,
+            self._host.to_routers.receiving(worker.ConnectRequest.FromString),
+            self._host.to_routers.sending(worker.ConnectResponse.SerializeToString),
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_CONNECT: handler}),))
+        self._address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._member = asyncio.create_task(self._membership.run())
+
+    async def leave(self) -> None:
+        """Leaves the cluster and closes the port."""
+        if self._member is not None:
+            await self._cancel()
+            await self._membership.leave()
+            await self._stop()
+
+    async def close(self) -> None:
+        """Is gone without a word, as a node that was killed."""
+        if self._member is not None:
+            await self._cancel()
+            await self._stop()
+
+    async def _cancel(self) -> None:
+        assert self._member is not None
+        self._member.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._member
+        self._member, self.registered = None, False
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(0)
+
+    def work(self, *, busy: bool) -> None:
+        self.state.busy = busy
+        for link in self.links:
+            link.wake()
+
+    async def _connect(
+        self, requests: AsyncIterator[worker.ConnectRequest], context: Any
+    ) -> AsyncIterator[worker.ConnectResponse]:
+        frames = aiter(requests)
+        hello = await anext(frames)
+        link = StandInLink(self._host.engine, self.state, hello.hello.model)
+        reader = asyncio.create_task(link.read(frames))
+        self.links[link] = None
+        try:
+            async for frame in link.frames():
+                yield frame
+        finally:
+            del self.links[link]
+            reader.cancel()
+            link.close()
+
+    async def locate(self) -> None:
+        self.registered = False
+
+    def describe(self) -> Node:
+        beat = self._beat()
+        return Node(
+            self.state.node_id,
+            self._address,
+            self.state.incarnation,
+            state=beat.state,
+            model=beat.model,
+            context_length=beat.context_length,
+            load=beat.load,
+            models=self._reports(beat.load),
+            memory_bytes=_MEMORY_BYTES,
+        )
+
+    def report(self) -> NodeReport:
+        beat = self._beat()
+        return NodeReport(beat, self._reports(beat.load), _MEMORY_BYTES, (), self._digest, b"")
+
+    def follow(self, instruction: Instruction) -> None:
+        self.registered = self.rejoined = True
+        if isinstance(instruction.members, MemberAddresses):
+            self._digest = instruction.members.digest
+
+    async def wanted(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+
+    def _beat(self) -> Beat:
+        return beat_from_wire(self.state.beat(self.state.models[0], sum(link.running for link in self.links)))
+
+    def _reports(self, load: Load) -> tuple[ModelReport, ...]:
+        return tuple(
+            ModelReport(
+                model,
+                f"/models/{model}",
+                state=NodeState.READY,
+                context_length=CONTEXT_LENGTH,
+                load=load,
+                memory_bytes=2**30,
+                started_with=True,
+            )
+            for model in self.state.models
+        )

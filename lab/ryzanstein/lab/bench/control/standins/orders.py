@@ -1,0 +1,34 @@
+"""What a process of stand-ins does for the benchmark: it takes orders as lines of JSON, and reports its state as others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+REPORT_S = 0.05
+Order = dict[str, Any]
+
+
+async def obey(carry_out: Callable[[Order], Awaitable[None]], state: Callable[[], dict[str, Any]]) -> None:
+    """Carries out orders one after the other until standard input ends, and reports the state whenever it has changed."""
+    reporter = asyncio.create_task(_report(state))
+    try:
+        orders = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(orders)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+        while line := await orders.readline():
+            await carry_out(json.loads(line))
+    finally:
+        reporter.cancel()
+
+
+async def _report(state: Callable[[], dict[str, Any]]) -> None:
+    before = ""
+    while True:
+        if (line := json.dumps(state())) != before:
+            print(line, flush=True)
+            before = line
+        await asyncio.sleep(REPORT_S)
