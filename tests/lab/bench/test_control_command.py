@@ -42,6 +42,7 @@ async def test_every_phase_of_a_small_cluster_converges_and_is_measured(tmp_path
         assert min(each["rss_bytes"] for each in processes.values()) > 2**20
         assert min(each["descriptors"] for each in processes.values()) > 3
         assert processes["orchestrator"]["received_messages"] > 0
+        assert min(processes[name]["report_late_max_s"] for name in ("nodes-0", "nodes-1", "watchers")) >= 0
     of = {name: {each["process"]: each for each in row["processes"]} for name, row in rows.items()}
     # A router hears of every model of every node, and much more often of those that work.
     assert of["busy"]["router-0"]["received_messages"] > 2 * of["idle"]["router-0"]["received_messages"] > 2 * 2 * NODES

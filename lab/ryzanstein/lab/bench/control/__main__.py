@@ -1,7 +1,7 @@
 """`python -P -m ryzanstein.lab.bench.control`, or `ryzanstein bench control`: the control plane at many nodes.
 
 Exit codes: 0 the cluster became what it should be in every phase, 1 it did not in time, or something did not start;
-2 wrong usage.
+2 wrong usage; 143 SIGTERM ended it, and the document has what was measured until then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,28 +54,35 @@ def control(  # noqa: PLR0917 - the command's options
         for option in (("nodes", nodes, _MOST_NODES), ("routers", routers, _MOST_ROUTERS), ("models", models, _MOST_MODELS))
     ]
     cells = [ControlCell(n, r, m) for n in numbers[0] for r in numbers[1] for m in numbers[2]]
-    rows: list[dict[str, Any]] = []
-    failed: list[str] = []
+    found = Findings()
     try:
-        uvloop.run(_until_terminated(_measure(cells, plan, rows, failed, people)))
+        uvloop.run(_until_terminated(_measure(cells, plan, found, people)))
     except asyncio.CancelledError:
-        raise typer.Exit(128 + signal.SIGTERM) from None
+        code = 128 + signal.SIGTERM  # what was measured until then is of use
+    else:
+        code = 1 if found.failed else 0
     seen = watch.stop()
-    content = document(plan, rows, failed) | {"disturbance": seen.document()}
+    content = document(plan, found.rows, found.failed) | {"disturbance": seen.document(), "complete": code < 128}
     if json_path == "-":
         print(json.dumps(content, indent=1))
     elif json_path:
         Path(json_path).write_text(json.dumps(content, indent=1) + "\n")
     else:
-        Console(width=240).print(table(rows))
-    for line in (str(seen), *failed):
+        Console(width=240).print(table(found.rows))
+    for line in (str(seen), *found.failed):
         people.print(line, markup=False, soft_wrap=True)
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(code)
 
 
-async def _measure(
-    cells: Sequence[ControlCell], plan: ControlPlan, rows: list[dict[str, Any]], failed: list[str], people: Console
-) -> None:
+@dataclass(slots=True)
+class Findings:
+    """A row for each phase of each cell, and what did not become what it should be."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+async def _measure(cells: Sequence[ControlCell], plan: ControlPlan, found: Findings, people: Console) -> None:
     """Measures each cell on a cluster of its own. One that fails leaves its further phases out."""
     for cell in cells:
         with tempfile.TemporaryDirectory(prefix="control-") as folder:
@@ -84,10 +92,10 @@ async def _measure(
                     try:
                         await phases.run()
                     finally:
-                        rows += phases.rows
-                        failed += phases.failed
+                        found.rows += phases.rows
+                        found.failed += phases.failed
             except RyzansteinError as error:
-                failed.append(f"{cell}: {error.message}")
+                found.failed.append(f"{cell}: {error.message}")
 
 
 async def _until_terminated(work: Coroutine[None, None, None]) -> None:

@@ -76,6 +76,10 @@ class ControlCluster:
         return [self.orchestrator, *self.routers]
 
     @property
+    def stand_ins(self) -> list[StandInProcess]:
+        return [*self.nodes, *([] if self.watchers is None else [self.watchers])]
+
+    @property
     def registered(self) -> int:
         return sum(each.state.get("registered", 0) for each in self.nodes)
 

@@ -17,6 +17,7 @@ _NOTES = (
     "Real routers have links; further routers only watch, and there is always one that does.",
     "Messages and bytes are gRPC's, counted by the stand-ins, without framing; a real router's are the mean of them.",
     "loop_lag_p99_s is the bound of a histogram's bucket.",
+    "Stand-ins report 20 times a second; report_late_max_s is by how much the latest report was late.",
 )
 
 

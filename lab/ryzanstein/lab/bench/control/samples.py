@@ -43,6 +43,7 @@ class ControlSample:
     descriptors: Mapping[str, int]
     traffic: Mapping[str, Traffic]
     metrics: Mapping[str, ServiceMetrics]
+    latest_s: Mapping[str, float]
 
 
 async def sampled(cluster: ControlCluster, traffic: Mapping[str, Traffic], *, metrics_first: bool) -> ControlSample:
@@ -55,12 +56,15 @@ async def sampled(cluster: ControlCluster, traffic: Mapping[str, Traffic], *, me
     cpu_s = {name: _cpu_s(process) for name, process in found.items()}
     rss_bytes = {name: process.memory_info().rss for name, process in found.items()}
     descriptors = {name: process.num_fds() for name, process in found.items()}
-    return ControlSample(at, cpu_s, rss_bytes, descriptors, traffic, metrics or await _metrics(cluster))
+    latest_s = {each.name: each.latest_s for each in cluster.stand_ins}
+    for each in cluster.stand_ins:
+        each.latest_s = 0.0
+    return ControlSample(at, cpu_s, rss_bytes, descriptors, traffic, metrics or await _metrics(cluster), latest_s)
 
 
 def _processes(cluster: ControlCluster) -> dict[str, psutil.Process]:
     running = [(each.name, each.process) for each in cluster.services]
-    running += [(each.name, each.process) for each in (*cluster.nodes, cluster.watchers) if each is not None]
+    running += [(each.name, each.process) for each in cluster.stand_ins]
     return {name: psutil.Process(process.pid) for name, process in running if process and process.returncode is None}
 
 
@@ -107,6 +111,7 @@ def used(before: ControlSample, after: ControlSample) -> list[dict[str, Any]]:
                 "descriptors": after.descriptors[name],
                 **_traffic_row(before.traffic.get(name, Traffic()), after.traffic.get(name, Traffic())),
                 **_metrics_row(before.metrics.get(name), after.metrics.get(name)),
+                **({"report_late_max_s": after.latest_s[name]} if name in after.latest_s else {}),
             }
         )
     return rows

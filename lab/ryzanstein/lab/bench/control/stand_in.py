@@ -17,16 +17,18 @@ _LINE_BYTES = 2**20
 
 
 class StandInProcess:
-    """`state` is what it reported last. `changed` is called with each report."""
+    """`state` is what it reported last, `latest_s` how late the latest of its reports was."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name, self.process = name, process
         self.state: dict[str, Any] = {}
+        self.latest_s = 0.0
 
     async def read(self, changed: Callable[[], None]) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             self.state = json.loads(line)
+            self.latest_s = max(self.latest_s, self.state["late_s"])
             changed()
 
     async def order(self, do: str, **what: Any) -> None:

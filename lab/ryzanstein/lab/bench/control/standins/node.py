@@ -104,8 +104,10 @@ class StandInNode:
         self, requests: AsyncIterator[worker.ConnectRequest], context: Any
     ) -> AsyncIterator[worker.ConnectResponse]:
         frames = aiter(requests)
-        hello = await anext(frames)
-        link = StandInLink(self._host.engine, self.state, hello.hello.model)
+        first = await anext(frames, None)
+        if first is None:  # the router has given it up already
+            return
+        link = StandInLink(self._host.engine, self.state, first.hello.model)
         reader = asyncio.create_task(link.read(frames))
         self.links[link] = None
         try:

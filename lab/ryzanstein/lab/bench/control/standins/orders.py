@@ -13,7 +13,10 @@ Order = dict[str, Any]
 
 
 async def obey(carry_out: Callable[[Order], Awaitable[None]], state: Callable[[], dict[str, Any]]) -> None:
-    """Carries out orders one after the other until standard input ends, and reports the state whenever it has changed."""
+    """Carries out orders one after the other until standard input ends, and reports the state all the time.
+
+    A report's own lateness, `late_s`, says how busy this process is.
+    """
     reporter = asyncio.create_task(_report(state))
     try:
         orders = asyncio.StreamReader()
@@ -26,9 +29,9 @@ async def obey(carry_out: Callable[[Order], Awaitable[None]], state: Callable[[]
 
 
 async def _report(state: Callable[[], dict[str, Any]]) -> None:
-    before = ""
+    loop, late_s = asyncio.get_running_loop(), 0.0
     while True:
-        if (line := json.dumps(state())) != before:
-            print(line, flush=True)
-            before = line
+        print(json.dumps({"late_s": round(late_s, 4), **state()}), flush=True)
+        due = loop.time() + REPORT_S
         await asyncio.sleep(REPORT_S)
+        late_s = loop.time() - due
