@@ -68,7 +68,7 @@ def control(  # noqa: PLR0917 - the command's options
     elif json_path:
         Path(json_path).write_text(json.dumps(content, indent=1) + "\n")
     else:
-        Console(width=240).print(table(found.rows))
+        Console(width=180).print(table(found.rows))
     for line in (str(seen), *found.failed):
         people.print(line, markup=False, soft_wrap=True)
     raise typer.Exit(code)

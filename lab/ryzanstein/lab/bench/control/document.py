@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,27 +26,24 @@ def document(plan: ControlPlan, rows: Sequence[dict[str, Any]], failed: Sequence
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Returns a table for people: a line for each phase, with the orchestrator, a router and what watches."""
-    found = Table(title=f"the control plane on {platform.node()}")
-    for heading in ("nodes", "models", "routers (real)", "phase", "s", "converged s"):
+    """Returns a table for people: the orchestrator and a router in each phase."""
+    found = Table(title="the control plane; cores are those that a process used on average")
+    for heading in ("nodes", "models", "routers (real)", "phase", "s", "converged s", "process", "cores", "MiB", "descriptors"):
         found.add_column(heading)
-    for service in ("orchestrator", "router"):
-        for heading in ("cores", "MiB", "fds", "lag p99 ms", "messages/s in, out", "kB/s in, out"):
-            found.add_column(f"{service} {heading}")
+    for heading in ("lag p99 ms", "messages/s in, out", "kB/s in, out"):
+        found.add_column(heading)
     for row in rows:
         head = (row["nodes"], row["models"], f"{row['routers']} ({row['real_routers']})", row["phase"], f"{row['seconds']:.1f}")
         converged = "" if row["converged_s"] is None else f"{row['converged_s']:.2f}"
-        cells = [cell for name in ("orchestrator", "router-0") for cell in _cells(row, name)]
-        found.add_row(*map(str, head), converged, *cells)
+        for process in row["processes"]:
+            if process["process"] in ("orchestrator", "router-0"):
+                found.add_row(*map(str, head), converged, *_cells(process, row["seconds"]))
     return found
 
 
-def _cells(row: dict[str, Any], name: str) -> Iterator[str]:
-    process = next((each for each in row["processes"] if each["process"] == name), None)
-    if process is None:
-        yield from [""] * 6
-        return
-    lag, seconds = process.get("loop_lag_p99_s"), row["seconds"]
+def _cells(process: dict[str, Any], seconds: float) -> Iterator[str]:
+    lag = process.get("loop_lag_p99_s")
+    yield process["process"]
     yield f"{process['cores']:.3f}"
     yield f"{process['rss_bytes'] / 2**20:.0f}"
     yield str(process["descriptors"])

@@ -19,6 +19,7 @@ from ryzanstein.lab.bench.router.scripted.script import Script
 
 _TOKENS, _STEP_S = 50, 0.1
 _CHANGE_S = 1.0
+_REST_S = 2.0
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class ControlPhases:
             await self._converge(row, self._whole)
 
     async def _idle(self) -> None:
+        await asyncio.sleep(_REST_S)
         async with self._phase("idle"):
             await asyncio.sleep(self._plan.window_s)
 
