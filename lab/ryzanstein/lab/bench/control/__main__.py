@@ -37,7 +37,7 @@ def control(  # noqa: PLR0917 - the command's options
     routers: Annotated[str, typer.Option(help="Numbers of routers; two are real, the others only watch.")] = "1,3",
     models: Annotated[str, typer.Option(help="Numbers of models on each node.")] = "1",
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Idle, busy, and with changes.")] = _DEFAULT.window_s,
-    silence: Annotated[float, typer.Option(min=4, max=600, help="How long half of the nodes are silent.")] = _DEFAULT.silence_s,
+    silence: Annotated[float, typer.Option(min=6, max=600, help="How long half of the nodes are silent.")] = _DEFAULT.silence_s,
     limit: Annotated[
         float, typer.Option(min=1, max=3600, help="For each wait until the cluster converges.")
     ] = _DEFAULT.limit_s,

@@ -14,6 +14,7 @@ from ryzanstein.lab.bench.router.scripted.link import IDLE_BEAT_S, WORKING_BEAT_
 from ryzanstein.v1 import worker_pb2 as worker
 
 CAPACITY, CONTEXT_LENGTH = 64, 32_768
+ROUTER_SILENCE_S = 5.0
 # As long as those of a node.
 _NUMERICS = "cpu bfloat16 float32 avx512_bf16 int8 blocks 32 groups 128 heads 64 rope 10000 kernels 41 torch 2.11.0"
 _DIGEST = bytes(32)
@@ -52,12 +53,18 @@ class StandInState:
 
 
 class StandInLink(ScriptedLink):
-    """A link to one model. `wake` after the state changed."""
+    """A link to one model. `wake` after the state changed. It ends when its router is silent, as a node's does."""
 
     def __init__(self, engine: ScriptedEngine, state: StandInState, model: str) -> None:
         super().__init__(engine)
         self._state, self._model = state, model
         self._to_acknowledge = 0
+        self._heard_at = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its router was heard lately: a process that stood still has links that are gone."""
+        return time.monotonic() < self._heard_at + ROUTER_SILENCE_S
 
     @property
     def running(self) -> int:
@@ -68,6 +75,7 @@ class StandInLink(ScriptedLink):
         self._news.set()
 
     def _receive(self, frame: worker.ConnectRequest) -> None:
+        self._heard_at = time.monotonic()
         if frame.HasField("beat"):
             self._to_acknowledge = frame.beat.sequence
             self._news.set()
@@ -89,7 +97,7 @@ class StandInLink(ScriptedLink):
         hello.model = self._model
         yield worker.ConnectResponse(hello=hello)
         last_beat = time.monotonic()
-        while True:
+        while self.alive:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(last_beat + self._interval_s - time.monotonic()):
                     await self._news.wait()

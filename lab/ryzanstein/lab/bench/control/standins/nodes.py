@@ -58,7 +58,7 @@ class StandInNodes:
         return {
             "registered": sum(node.registered for node in nodes),
             "rejoined": sum(node.rejoined for node in nodes),
-            "links": sum(len(node.links) for node in nodes),
+            "links": sum(link.alive for node in nodes for link in node.links),
             "to_orchestrator": self._host.to_orchestrator.document(),
             "to_routers": self._host.to_routers.document(),
         }
