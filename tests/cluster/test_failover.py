@@ -52,7 +52,9 @@ class Strike:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "params", [pytest.param(GREEDY, id="greedy", marks=pytest.mark.lab), pytest.param(SAMPLED, id="sampled")]
+)
 @pytest.mark.long
 def test_a_node_killed_at_any_index_changes_nothing(stormy: Any, params: dict[str, Any]) -> None:
     undisturbed = stormy.client.chat(QUESTION, **params)

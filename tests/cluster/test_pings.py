@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 PINGS = 4
 
 
+@pytest.mark.lab
 async def test_no_service_throws_out_a_client_that_pings_as_documented(calm: Any, pinger: Any) -> None:
     async def expelled(name: str, address: str, stream: bool) -> list[str]:
         async with pinger(address) as client:

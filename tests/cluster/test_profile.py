@@ -99,6 +99,7 @@ def load(client: Any, users: list[str], expected: list[int]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.lab
 def test_first_profiles_under_load_are_no_stall(fresh: LocalCluster, client_of: Callable[[str], Any]) -> None:
     client = client_of(fresh.router_address)
     expected = client.chat(PROMPT, **ASKED).token_ids

@@ -60,7 +60,7 @@ async def answers(link, attempt) -> list:
     return await asyncio.gather(*(link.run(one, 60) for one in attempts))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.lab)])
 @pytest.mark.long
 async def test_a_rank_short_of_memory_serves_all_the_same(wide_node, connect, attempt, running, rank) -> None:
     node = wide_node

@@ -138,13 +138,13 @@ def one(seed: int, hash_seed: int = 0) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("seed", [*PAST_FAILURES[:2], PAST_FAILURES_OF_MODELS[0]])
+@pytest.mark.parametrize("seed", PAST_FAILURES[:2])
 @pytest.mark.long
 def test_what_failed_once_holds(seed: int) -> None:
     assert violations(seed) == []
 
 
-@pytest.mark.parametrize("seed", [*PAST_FAILURES[2:], *PAST_FAILURES_OF_MODELS[1:]])
+@pytest.mark.parametrize("seed", [*PAST_FAILURES[2:], *PAST_FAILURES_OF_MODELS])
 @pytest.mark.lab
 def test_what_failed_once_still_holds(seed: int) -> None:
     assert violations(seed) == []
@@ -194,7 +194,7 @@ def test_a_small_seed_means_one_model_and_a_larger_one_may_mean_several() -> Non
         assert all(model.nodes <= frozenset(range(len(planned.nodes))) and model.nodes for model in planned.more_models)
 
 
-@pytest.mark.parametrize("seed", LOADED)
+@pytest.mark.parametrize("seed", [LOADED[1], pytest.param(LOADED[0], marks=pytest.mark.lab)])
 @pytest.mark.long
 def test_slow_nodes_long_prompts_and_keys_at_two_routers_break_no_promise(seed: int) -> None:
     assert any(fault.kind is Kind.SLOW_NODE for fault in plan(seed).faults)

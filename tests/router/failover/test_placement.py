@@ -322,6 +322,7 @@ async def test_the_only_node_that_could_hold_it_leaves_while_the_request_waits(
     client, small, large = await small_and_large(start_node, start_router)
     reading = Reading(client, 8)
     await until(lambda: bool(small.submits))
+    await asyncio.sleep(WAIT_S / 4)  # its refusal arrives
     await large.die()
     await until(lambda: not client.router.links.members.get("large"))
     client.router.linker.follow([small.address])  # its lease expired

@@ -215,7 +215,7 @@ async def test_a_router_says_that_it_is_there_and_more_often_while_work_runs(pai
     assert took_s - 1.5 <= idle <= took_s + 1.5
 
 
-@pytest.mark.long
+@pytest.mark.lab
 async def test_a_node_that_hears_nothing_is_backed_up_though_its_tokens_come(pair: Any, until: Any) -> None:
     client, primary, _ = pair
 

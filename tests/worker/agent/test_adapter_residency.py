@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,14 @@ class Ranks:
         await self.may_obey.wait()
 
 
+_NUMBERS = itertools.count()
+
+
 class Memory:
     """A residency of three adapters of 1 MiB, with a pack that a test can hold back."""
 
     def __init__(self) -> None:
+        self.name = f"test-{next(_NUMBERS)}"  # an id may be that of an earlier object, whose files are still open
         self.packs: list[str] = []
         self.may_pack = asyncio.Event()
         self.may_pack.set()
@@ -61,7 +66,7 @@ class Memory:
         await self.may_pack.wait()
         if adapter.ref.name == "broken":
             raise RuntimeError("broken")
-        return os.memfd_create(f"test-{id(self)}")
+        return os.memfd_create(self.name)
 
     async def used(self, *names: str) -> None:
         """Asks for adapters, one after the other."""
@@ -78,7 +83,7 @@ class Memory:
     def num_files(self) -> int:
         """How many packed adapters this process holds."""
         open_files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
-        return sum(path.startswith(f"/memfd:test-{id(self)}") for path in open_files)
+        return sum(path.startswith(f"/memfd:{self.name} ") for path in open_files)
 
 
 def _is_open(fd: str) -> bool:

@@ -1,9 +1,9 @@
 /* What low-rank adapters add to the result of a product: x A B, with its own A and B for each adapter (Hu et al. 2021). The rows of a
    step are grouped by their adapter, as in Punica (Chen et al. 2024) and S-LoRA (Sheng et al. 2024).
 
-   Each number of x A is the sum of two chains of fused additions, over inputs of even and of odd number, each number of (x A) B one
-   chain over ranks, which is added once to the result. So a row's bits depend on neither the other rows nor the number of threads,
-   nor on the width of registers.
+   Each number of x A is the sum of two chains of fused additions, over the first and over the second half of the inputs, each number
+   of (x A) B one chain over ranks, which is added once to the result. So a row's bits depend on neither the other rows nor the number
+   of threads, nor on the width of registers.
 
    Legend: T rows of the step, N those with an adapter, I inputs, R ranks, O outputs. */
 
@@ -18,9 +18,9 @@ enum { SHRUNK = 2, SHRUNK_SINGLE = 4, EXPANDED = 4, EXPANDED_SINGLE = 8, TALL = 
 enum { SHRUNK = 1, SHRUNK_SINGLE = 4, EXPANDED = 2, EXPANDED_SINGLE = 4, TALL = 6 };
 #endif
 enum { MOST_TILE = 12, ROWS_AT_ONCE = 24, OUTPUTS_AT_ONCE = 512 }; /* of a part that one thread computes; there are as many ranks */
-enum { CHAINS = 2 };                                               /* of x A: a single one waits for each addition */
+enum { CHAINS = 2, MOST_RANKS = 512 };                             /* of x A: a single one waits for each addition */
 enum { PARALLEL = 64 * 1024 };                                     /* products from which threads pay for their start */
-enum { AHEAD = 4096 }; /* numbers of A that are asked for in advance; of B the next tile, where a row has it for itself */
+enum { AHEAD = 2048 }; /* numbers of each half of A that are asked for in advance; of B the next tile, where a row has it for itself */
 
 /* Some rows times some columns of a matrix. */
 typedef struct {
@@ -45,6 +45,9 @@ static void put_sums(const Part *p, i64 t, i64 o, const Lanes *sums, i64 count) 
     }
 }
 
+/* The inputs of the first chain: as many as those of the second one, or one more. */
+INLINE i64 first_half(i64 I) { return (I + 1) / 2; }
+
 INLINE void add_tile(const Part *p, i64 t, i64 panel, const int rows, const int panels, const int chains, const int half) {
     const float *x[MOST_TILE];
     Lanes sum[CHAINS][MOST_TILE][8];
@@ -55,25 +58,27 @@ INLINE void add_tile(const Part *p, i64 t, i64 panel, const int rows, const int 
             if (p->adds) __builtin_prefetch(p->out[t + r] + (panel + n) * LANES, 1);
         }
     }
-    i64 i = 0, at = panel * LANES;
-    for (; i + chains <= p->I; i += chains)
+    const i64 first = chains == 2 ? first_half(p->I) : p->I, both = p->I - (chains - 1) * first;
+    i64 at = panel * LANES;
+    for (i64 i = 0; i < both; i++, at += p->stride)
 #pragma GCC unroll 2
-        for (int c = 0; c < chains; c++, at += p->stride) {
+        for (int c = 0; c < chains; c++) {
+            const i64 now = at + c * first * p->stride;
             Lanes column[8];
 #pragma GCC unroll 8
-            for (int n = 0; n < panels; n++) column[n] = load_cached(p->weight_IO, at + n * LANES, half);
-            if (chains == 2 && (c == 0 || !half)) __builtin_prefetch(p->weight_IO + (at + AHEAD) * (half ? 2 : 4), 0, 2);
-            if (chains == 1 && rows == 1)
+            for (int n = 0; n < panels; n++) column[n] = load_cached(p->weight_IO, now + n * LANES, half);
+            if (chains == 2) __builtin_prefetch(p->weight_IO + (now + AHEAD) * (half ? 2 : 4), 0, 2);
+            else if (rows == 1)
 #pragma GCC unroll 8
-                for (int n = 0; n < panels; n += half ? 2 : 1) __builtin_prefetch(p->weight_IO + (at + (panels + n) * LANES) * (half ? 2 : 4), 0, 2);
+                for (int n = 0; n < panels; n += half ? 2 : 1) __builtin_prefetch(p->weight_IO + (now + (panels + n) * LANES) * (half ? 2 : 4), 0, 2);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-                for (int n = 0; n < panels; n++) sum[c][r][n] = fused(column[n], all(x[r][i + c]), sum[c][r][n]);
+                for (int n = 0; n < panels; n++) sum[c][r][n] = fused(column[n], all(x[r][i + c * first]), sum[c][r][n]);
         }
-    for (int n = 0; i < p->I && n < panels; n++) { /* an odd number of inputs */
+    for (int n = 0; both < first && n < panels; n++) { /* an odd number of inputs */
         Lanes column = load_cached(p->weight_IO, at + n * LANES, half);
-        for (int r = 0; r < rows; r++) sum[0][r][n] = fused(column, all(x[r][i]), sum[0][r][n]);
+        for (int r = 0; r < rows; r++) sum[0][r][n] = fused(column, all(x[r][both]), sum[0][r][n]);
     }
     for (int r = 0; r < rows; r++) {
         for (int n = 0; chains == 2 && n < panels; n++) sum[0][r][n] += sum[1][r][n];
@@ -141,8 +146,29 @@ static void shrink(const Adapted *p, const Factors *factors, i64 weight, i64 beg
     if (p->ids_T == NULL) add_part(&part, end - begin, CHAINS);
 }
 
+/* One chain of x A of a segment's only row. */
+static void shrink_half(const Adapted *p, const Factors *factors, i64 weight, i64 n, i64 chain) {
+    const i64 row = p->rows_T == NULL ? p->index_N[n] : p->rows_T[p->index_N[n]], first = first_half(p->I), from = chain * first;
+    Part part = {.weight_IO = factors->a_IR + from * factors->R * (factors->half ? 2 : 4), .I = chain == 0 ? first : p->I - first,
+                 .O = factors->R, .stride = factors->R, .scale = 1.0f, .half = factors->half};
+    part.x[0] = p->x_TI + row * p->x_stride + from;
+    part.out[0] = p->low_NR + ((chain * p->site->weights + weight) * p->N + n) * p->site->low_stride;
+    add_part(&part, 1, 1);
+}
+
+/* x A of a segment's only row, of which each chain is known. */
+static const float *joined(const Adapted *p, const Factors *factors, i64 weight, i64 n, float *low_R) {
+    const float *first = p->low_NR + (weight * p->N + n) * p->site->low_stride, *second = first + p->site->weights * p->N * p->site->low_stride;
+    for (i64 r = 0; r < factors->R; r++) {
+        low_R[r] = first[r] + second[r];
+        if (factors->scale != 1.0f) low_R[r] *= factors->scale;
+    }
+    return low_R;
+}
+
 /* (x A) B of some rows of a segment and some outputs of a piece. */
-static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 count, i64 begin, i64 end) {
+static void expand(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 count, i64 begin, i64 end, const int halved) {
+    float joined_R[MOST_RANKS];
     const float *low = p->low_NR + piece->weight * p->N * p->site->low_stride;
     const i64 from = piece->from + first;
     Part part = {.weight_IO = factors->b_RO + from * (factors->half ? 2 : 4), .bias_O = factors->bias_O == NULL ? NULL : factors->bias_O + from,
@@ -152,7 +178,7 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
     for (i64 n = begin; n < end; n++) {
         const i64 t = p->index_N[n];
         if (p->ids_T != NULL && own_id(p, t) < 0) continue;
-        part.x[rows] = low + n * p->site->low_stride;
+        part.x[rows] = halved ? joined(p, factors, piece->weight, n, joined_R) : low + n * p->site->low_stride;
         part.out[rows++] = p->out_TO + t * p->out_stride + piece->to + first;
     }
     add_part(&part, rows, 1);
@@ -171,29 +197,38 @@ static void expand(const Adapted *p, const Factors *factors, const Piece *piece,
         }
 #define MINE (turn++ % threads == thread)
 
+/* Whether a chain is a part: where there are fewer rows and weights than threads could share. */
+static int are_halved(const Adapted *p, i64 threads) {
+    return threads > 1 && p->ids_T == NULL && p->site->low_stride <= MOST_RANKS && p->num_segments == p->N && p->N * p->site->weights < 2 * threads;
+}
+
 static void shrink_all(const Adapted *p, i64 thread, i64 threads) {
     i64 turn = 0;
-    EACH_PART(p->site->weights, if (MINE) shrink(p, factors, n, begin, end);, n)
+    if (!are_halved(p, threads)) {
+        EACH_PART(p->site->weights, if (MINE) shrink(p, factors, n, begin, end);, n)
+        return;
+    }
+    EACH_PART(p->site->weights, for (i64 chain = 0; chain < 2; chain++) if (MINE) shrink_half(p, factors, n, begin, chain);, n)
 }
 
 /* The same with columns `first` to `last` - 1 of the result. */
-static void expand_own(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 last, i64 begin, i64 end) {
+static void expand_own(const Adapted *p, const Factors *factors, const Piece *piece, i64 first, i64 last, i64 begin, i64 end, const int halved) {
     const i64 from = first > piece->to ? first - piece->to : 0, to = last - piece->to < piece->count ? last - piece->to : piece->count;
     const i64 most = end - begin == 1 ? piece->count : OUTPUTS_AT_ONCE;
-    for (i64 o = from; o < to; o += most) expand(p, factors, piece, o, to - o < most ? to - o : most, begin, end);
+    for (i64 o = from; o < to; o += most) expand(p, factors, piece, o, to - o < most ? to - o : most, begin, end, halved);
 }
 
 /* A thread has the columns that it computed of the product, which are in its cache. Where each of many rows has an adapter of its
    own, it has whole adapters: these are what is read most then, and two threads would each ask for parts that the other one has. */
 static void expand_all(const Adapted *p, i64 thread, i64 threads) {
-    const int alone = p->num_segments == p->N && p->N > 4 * threads;
+    const int alone = p->num_segments == p->N && p->N > 4 * threads, halved = are_halved(p, threads);
     i64 panels = 0, turn = 0;
     for (i64 n = 0; n < p->site->num_pieces; n++) {
         const i64 needed = whole(p->site->pieces[n].to + p->site->pieces[n].count, LANES) / LANES;
         if (panels < needed) panels = needed;
     }
     const i64 first = alone ? 0 : panels * thread / threads * LANES, last = alone ? panels * LANES : panels * (thread + 1) / threads * LANES;
-    EACH_PART(p->site->num_pieces, if (!alone || MINE) expand_own(p, factors, p->site->pieces + n, first, last, begin, end);,
+    EACH_PART(p->site->num_pieces, if (!alone || MINE) expand_own(p, factors, p->site->pieces + n, first, last, begin, end, halved);,
               p->site->pieces[n].weight)
 }
 

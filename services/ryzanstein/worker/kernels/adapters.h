@@ -41,7 +41,7 @@ typedef struct {
     const Site *site;
     const Segment *segments;
     const i64 *index_N;
-    float *low_NR; /* room for x A of each weight */
+    float *low_NR; /* room for two chains of x A of each weight */
     i64 x_stride, out_stride, I, N, num_segments, first_id, num_ids;
 } Adapted;
 

@@ -185,8 +185,8 @@ class AdapterSite:
 
     @property
     def low_floats(self) -> int:
-        """The numbers between the factors, for each row, that our own kernels need room for."""
-        return self._site.num_weights * self._site.low_stride
+        """The numbers between the factors, for each row and each of two chains, that our own kernels need room for."""
+        return 2 * self._site.num_weights * self._site.low_stride
 
     def reach(self, last: int) -> None:
         """Makes slots up to `last` known to our own kernels. Those that adapt nothing here have what says so."""

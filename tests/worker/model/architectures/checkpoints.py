@@ -502,8 +502,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def at_its_mark(names: Iterable[str]) -> list[Any]:
-    """The names as parameters: `lab` for architectures that are rows of what others prove, `long` for the rest."""
-    return [pytest.param(name, marks=pytest.mark.lab if name.split(" ")[0] in ROWS else pytest.mark.long) for name in names]
+    """The names as parameters: `lab` for further variants and for rows of what others prove, `long` for the rest."""
+
+    def mark(name: str) -> pytest.MarkDecorator:
+        return pytest.mark.lab if " " in name or name in ROWS else pytest.mark.long
+
+    return [pytest.param(name, marks=mark(name)) for name in names]
 
 
 ROWS = {

@@ -108,6 +108,37 @@ def test_a_row_is_the_same_in_any_company(
             assert torch.equal(problem.added(site, order[:9]), alone[order[:9]])
 
 
+@pytest.mark.parametrize("num_inputs", [5001, 5002])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_single_row_is_the_same_on_any_threads(
+    num_inputs: int,
+    dtype: torch.dtype,
+    normal: Callable[..., Tensor],
+    kernels: NativeKernels,
+    threads: Callable[[int], AbstractContextManager[None]],
+) -> None:
+    """Threads share the inputs of a single row."""
+    shapes = ((num_inputs, 20), (20, 40))
+    factors = {
+        name: LowRankFactors(*(with_room(normal(seed, *shape), dtype) for shape in shapes))
+        for seed, name in enumerate(("one", "two"))
+    }
+    site = AdapterSite(
+        [AdaptableWeight(name, num_inputs, 40, (0, num_inputs)) for name in factors], [(0, 0, 40, 0), (1, 0, 40, 40)], kernels
+    )
+    site.map(1, factors.get)
+    x_TI, before, rows = normal(7, 2, num_inputs), normal(8, 2, 80), AdapterRows.of(np.array([0, 1]), CPU)
+    assert rows is not None
+    found = []
+    for count in (1, 2, 3, 4):
+        with threads(count):
+            found.append(before.clone())
+            site.add(x_TI, found[-1], rows)
+    sums = [x_TI[1].double() @ each.a_IR.double() @ each.b_RO.double() for each in factors.values()]
+    assert torch.allclose(found[0][1].double(), before[1].double() + torch.cat(sums), rtol=1e-4, atol=1e-2)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 def test_a_lookup_adds_the_row_of_an_id(problem: Problem, kernels: NativeKernels) -> None:
     """It is the product with a row that has a single 1; ids below 0 belong to another rank."""
     ids_T = torch.arange(len(SLOT_T)) * 7 % OWN[1]

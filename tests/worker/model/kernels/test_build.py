@@ -67,7 +67,7 @@ def test_without_a_folder_for_caches_it_is_the_homes(tmp_path: Path, monkeypatch
     assert library() == folder / built.name
 
 
-@pytest.mark.long
+@pytest.mark.lab
 def test_another_compiler_or_option_makes_another_library(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -g")
     assert library(tmp_path).name != built.name

@@ -21,6 +21,7 @@ from ryzanstein.worker.ranks.health.rings import CollectiveRecord, StepRecord
 STEPS, COLLECTIVES = 1, 2
 """The threads of the rows. No thread of a process that the profiler sees has such an id."""
 _TAIL_BYTES = 4096
+_READINGS = 16
 _EVENTS = b'"traceEvents": ['
 _BASE = re.compile(rb'"baseTimeNanoseconds":\s*(\d+)')
 
@@ -71,7 +72,7 @@ class TraceRows:
         return {"backend": "ryzanstein", "rank": self._rank, "world_size": self._size}
 
     def _events(self, base_ns: int) -> Iterator[dict[str, Any]]:
-        pid, shift_ns = os.getpid(), time.time_ns() - time.monotonic_ns() - base_ns
+        pid, shift_ns = os.getpid(), _unix_minus_monotonic_ns() - base_ns
         for number, name in ((STEPS, "steps"), (COLLECTIVES, "collectives")):
             about = {"ph": "M", "ts": 0, "pid": pid, "tid": number}
             yield {**about, "name": "thread_name", "args": {"name": name}}
@@ -87,6 +88,18 @@ class TraceRows:
             args = {"number": each.number, "bytes": each.size_bytes}
             arrived_us, took_us = (each.arrived_ns + shift_ns) / 1e3, (each.left_ns - each.arrived_ns) / 1e3
             yield {**where, "ts": arrived_us, "dur": took_us, "args": args}
+
+
+def _unix_minus_monotonic_ns() -> int:
+    """Returns the difference of both clocks: of several readings the one in which the least time passed.
+
+    The process may be suspended between two clocks; then the rows of this rank would be late beside those of others.
+    """
+    readings = []
+    for _ in range(_READINGS):
+        before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after - before, unix - (before + after) // 2))
+    return min(readings)[1]
 
 
 def _base_ns(trace: BinaryIO, size: int) -> int:

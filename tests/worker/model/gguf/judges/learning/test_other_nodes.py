@@ -54,7 +54,9 @@ def test_a_node_that_rounds_the_file_to_8_bits_has_the_format_and_refuses_an_ada
         after = model.ask_all(asked)
     print(f"{learned.name}: {refused}")
     assert share([valid(each.text) for each in before]) >= 0.95
-    assert re.search(r"adapter 'foreign': \S+: .*layers\.\d+\.", refused)
+    assert re.search(
+        r"adapter 'foreign': \S*layers\.\d+\.\S+: (has shape .* the weight has|the model has no such weight)", refused
+    )
     assert after == before
 
 
