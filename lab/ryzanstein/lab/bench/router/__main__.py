@@ -19,7 +19,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.bench.descriptors import raise_descriptor_limit
 from ryzanstein.lab.bench.disturbance import Watch
 from ryzanstein.lab.bench.router.document import document, publish
-from ryzanstein.lab.bench.router.load.call_end import by_reason
+from ryzanstein.lab.bench.router.load.call_end import by_reason, reason_of
 from ryzanstein.lab.bench.router.survey import Findings, SurveyPlan, survey
 from ryzanstein.lab.bench.router.systems import SYSTEMS
 
@@ -65,7 +65,7 @@ def router(  # noqa: PLR0917 - the command's options
     for name in plan.systems:
         own = [problem for system, problem in problems if system == name]
         for reason, count in by_reason(own).items():
-            sample = next(problem for problem in own if problem.partition(":")[0] == reason)
+            sample = next(problem for problem in own if reason_of(problem) == reason)
             people.print(f"{name}: {count} answers, {sample}", markup=False)
     if problems or not findings.long:
         raise typer.Exit(1)

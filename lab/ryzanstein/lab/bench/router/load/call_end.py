@@ -54,4 +54,9 @@ def _reason(details: str) -> str:
 
 def by_reason(problems: Iterable[str]) -> dict[str, int]:
     """Counts problems by what comes before their details, the most frequent first."""
-    return dict(Counter(problem.partition(":")[0] for problem in problems).most_common())
+    return dict(Counter(map(reason_of, problems)).most_common())
+
+
+def reason_of(problem: str) -> str:
+    """Returns what comes before a problem's details."""
+    return problem.split(":", 1)[0]
