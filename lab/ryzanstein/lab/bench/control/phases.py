@@ -37,7 +37,7 @@ class PhaseRow:
 
 
 class ControlPhases:
-    """Runs the phases; `rows` grows. `tell` is told of each."""
+    """Runs the phases one after the other. `rows` has what each measured; `tell` gets a line for each."""
 
     def __init__(self, cell: ControlCell, plan: ControlPlan, cluster: ControlCluster, tell: Callable[[str], None]) -> None:
         self._cell, self._plan, self._cluster, self._tell = cell, plan, cluster, tell
