@@ -8,7 +8,8 @@ import gc
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from typing import Any
 
 import grpc
 import pytest
@@ -305,3 +306,20 @@ async def test_of_many_calls_that_wait_to_be_read_none_is_cancelled_by_chance(
 
     assert await asyncio.to_thread(asked) == codes
     await server.stop(0)
+
+
+async def test_a_call_costs_one_wait_however_many_methods_there_are(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC waits for the next call of each registered method apart: the cost of a call grew with the number of methods."""
+    waits: list[int] = []
+    wait = asyncio.wait
+
+    def counted(futures: Collection[asyncio.Future[object]], **more: Any) -> Any:
+        waits.append(len(futures))
+        return wait(futures, **more)
+
+    monkeypatch.setattr(asyncio, "wait", counted)
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        for _ in range(3):
+            await inference_grpc.InferenceServiceStub(channel).ListModels(inference.ListModelsRequest())
+    assert waits, "gRPC waits in another way now: measure a call again"
+    assert max(waits) == 1
