@@ -8,10 +8,11 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from ryzanstein.observe import metrics
+from ryzanstein.observe.labelled import LabelledCounter
 from ryzanstein.observe.metrics import MetricsServer, new_registry
 
 
@@ -85,3 +86,25 @@ def test_a_renamed_metric_is_also_served_under_its_former_name() -> None:
     counter.labels("m").inc(3)
     for name in ("new", "old"):
         assert registry.get_sample_value(f"ryzanstein_router_{name}_total", {"model": "m"}) == 3.0
+
+
+def test_series_that_are_found_quickly_are_those_of_the_library() -> None:
+    registry = CollectorRegistry()
+    quick = LabelledCounter("quick", "Quick.", ["node", "cause"], registry=registry)
+    plain = Counter("plain", "Plain.", ["node", "cause"], registry=registry)
+    for metric in (quick, plain):
+        for node in ("a", "b", "a"):
+            metric.labels(node, "x").inc()
+        metric.labels(node="a", cause="x").inc()
+        metric.labels("b", 1).inc()
+        metric.remove("b", "x")
+        metric.labels("b", "x").inc(5)
+    of = dict.fromkeys(("quick", "plain"), registry.get_sample_value)
+    for node, cause, value in (("a", "x", 3.0), ("b", "x", 5.0), ("b", "1", 1.0)):
+        assert [of[name](f"{name}_total", {"node": node, "cause": cause}) for name in of] == [value, value]
+    quick.remove_by_labels({"cause": "x"})
+    quick.labels("a", "x").inc()
+    assert registry.get_sample_value("quick_total", {"node": "a", "cause": "x"}) == 1.0
+    quick.clear()
+    quick.labels("b", "1").inc(7)
+    assert registry.get_sample_value("quick_total", {"node": "b", "cause": "1"}) == 7.0

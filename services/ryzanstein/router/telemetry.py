@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.generation.tokens import Started
+from ryzanstein.observe.labelled import LabelledCounter, LabelledGauge, LabelledHistogram
 from ryzanstein.observe.metrics import (
     DURATION_BUCKETS,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
@@ -57,17 +58,17 @@ class _Maker:
         self._registry = registry
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"ryzanstein_router_{name}_total", text, labels, registry=self._registry)
+        return LabelledCounter(f"ryzanstein_router_{name}_total", text, labels, registry=self._registry)
 
     def former_name(self, metric: Counter, name: str) -> None:
         """Also serves the counter under the name that it had in the release before."""
         self._registry.register(FormerName(metric, f"ryzanstein_router_{name}"))
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"ryzanstein_router_{name}", text, labels, registry=self._registry)
+        return LabelledGauge(f"ryzanstein_router_{name}", text, labels, registry=self._registry)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=self._registry, buckets=buckets)
+        return LabelledHistogram(f"ryzanstein_router_{name}_seconds", text, labels, registry=self._registry, buckets=buckets)
 
 
 class PromptMetrics:

@@ -14,11 +14,12 @@ from typing import Any
 
 import grpc
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, Histogram
-from structlog.contextvars import bound_contextvars
+from prometheus_client import CollectorRegistry
+from structlog.contextvars import bind_contextvars
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import Caller
+from ryzanstein.observe.labelled import LabelledGauge, LabelledHistogram
 from ryzanstein.observe.metrics import DURATION_BUCKETS
 from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
@@ -43,14 +44,16 @@ class RpcMetrics:
 
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self.malformed = malformed_requests(service, registry)
-        self._seconds = Histogram(
+        self._seconds = LabelledHistogram(
             f"ryzanstein_{service}_rpc_seconds",
             "Duration of gRPC calls; a stream's until it ends.",
             ["method", "code"],
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
-        self._running = Gauge(f"ryzanstein_{service}_rpcs_running", "Running gRPC calls.", ["method"], registry=registry)
+        self._running = LabelledGauge(
+            f"ryzanstein_{service}_rpcs_running", "Running gRPC calls.", ["method"], registry=registry
+        )
 
     def begun(self, path: str) -> None:
         """Counts a call of a method, as `/package.Service/Method`."""
@@ -77,6 +80,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, reading: RequestReading, guard: Guard | None = None, metrics: RpcMetrics | None = None) -> None:
         self._reading, self._guard, self._metrics = reading, guard, metrics
+        self._wrapped: dict[str, tuple[Any, Callable[[_Call], Any]]] = {}
 
     async def intercept_service(
         self,
@@ -93,10 +97,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             try:
                 call.who = self._guard.admit(method, metadata)
             except errors.RyzansteinError as error:
-                with bound_contextvars(request_id=call.request_id):
-                    call.begin()
-                    call.end(error.code.name, reason=error.reason)
+                call.begin()
+                call.end(error.code.name, reason=error.reason)
                 return refusing(error)
+        known, wrap = self._wrapped.get(method, (None, None))
+        if wrap is None or known is not handler:  # another one refuses the call
+            wrap = self._wrap(method, handler)
+            self._wrapped[method] = handler, wrap
+        return wrap(call)
+
+    def _wrap(self, method: str, handler: Any) -> Callable[[_Call], grpc.RpcMethodHandler[Any, Any]]:
+        """Returns what makes the handler of one call of a method."""
         take = ReadableRequests if handler.request_streaming else readable
         if handler.response_streaming:
             wrap = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
@@ -107,45 +118,43 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         # A coroutine may also stream with context.write, as the health service does.
         running = _generator if inspect.isasyncgenfunction(behavior) else _coroutine
         deserializer = self._reading.deserializer(method, handler.request_deserializer)
-        return wrap(running(behavior, take, call), deserializer, handler.response_serializer)
+        return lambda call: wrap(running(behavior, take, call), deserializer, handler.response_serializer)
 
 
 def _coroutine(behavior: Any, take: Callable[[Any], Any], call: _Call) -> Any:
     async def run(request: Any, context: Any) -> Any:
-        with bound_contextvars(request_id=call.request_id):
-            call.begin()
+        call.begin()
+        try:
+            response = await behavior(take(request), context)
+        except BaseException as error:
             try:
-                response = await behavior(take(request), context)
-            except BaseException as error:
-                try:
-                    await call.fail(error, context)
-                    raise
-                except grpc.aio.AbortError as aborted:
-                    request = context = None
-                    _forget_frames(aborted)
-                    raise
-            call.end("OK")
-            return response
+                await call.fail(error, context)
+                raise
+            except grpc.aio.AbortError as aborted:
+                request = context = None
+                _forget_frames(aborted)
+                raise
+        call.end("OK")
+        return response
 
     return run
 
 
 def _generator(behavior: Any, take: Callable[[Any], Any], call: _Call) -> Any:
     async def run(request: Any, context: Any) -> AsyncIterator[Any]:
-        with bound_contextvars(request_id=call.request_id):
-            call.begin()
+        call.begin()
+        try:
+            async for response in behavior(take(request), context):
+                yield response
+        except BaseException as error:
             try:
-                async for response in behavior(take(request), context):
-                    yield response
-            except BaseException as error:
-                try:
-                    await call.fail(error, context)
-                    raise
-                except grpc.aio.AbortError as aborted:
-                    request = context = None
-                    _forget_frames(aborted)
-                    raise
-            call.end("OK")
+                await call.fail(error, context)
+                raise
+            except grpc.aio.AbortError as aborted:
+                request = context = None
+                _forget_frames(aborted)
+                raise
+        call.end("OK")
 
     return run
 
@@ -161,6 +170,8 @@ class _Call:
         self._began_s = 0.0
 
     def begin(self) -> None:
+        """Begins the call in the task that serves it and nothing else: the request's id is on the lines of that task."""
+        bind_contextvars(request_id=self.request_id)
         self._began_s = time.monotonic()
         if self._metrics is not None:
             self._metrics.begun(self._method)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from ryzanstein.auth import refusals
 from ryzanstein.auth.caller import ANYONE, Caller
 from ryzanstein.auth.credential import Credential
 from ryzanstein.auth.rules import PUBLIC_METHODS, Need, need_of_route
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.observe.labelled import LabelledCounter
 from ryzanstein.router.access.authenticator import Authenticator
 from ryzanstein.router.access.live import LiveCallers
 from ryzanstein.router.access.telemetry import outcome_of
@@ -35,7 +36,7 @@ class Entrance:
         self._authenticator = authenticator
         self.limits_shown = shown
         """Returns the headers that tell a tenant what is left of its limits."""
-        self._outcomes = Counter(
+        self._outcomes = LabelledCounter(
             "ryzanstein_router_auth_total",
             "Requests at the door, by face and outcome: key, token, anonymous, or why one was refused",
             ("face", "outcome"),
