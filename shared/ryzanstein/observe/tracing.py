@@ -91,6 +91,8 @@ class Tracing:
 
         It is linked to those that it came `after`. `began_ns` is in Unix time; None: now.
         """
+        if self._provider is None:
+            return trace.INVALID_SPAN
         context = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
         links = [Link(each.get_span_context()) for each in after]
         return self._tracer.start_span(name, context, kind, attributes, links, began_ns)
@@ -133,6 +135,8 @@ class _CountedExporter(SpanExporter):
 
 def traceparent(span: Span, received: str = "") -> str:
     """Returns the context to propagate: the span's, or `received` if the service does not trace."""
+    if not span.get_span_context().is_valid:
+        return received
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get("traceparent", received)
