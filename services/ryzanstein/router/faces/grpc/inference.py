@@ -74,27 +74,42 @@ def _choice(answer: Answer, number: int) -> inference.Choice:
     )
 
 
-async def read_events(
-    events: AsyncIterator[GenerationEvent], seen: Mapping[int, int] | None = None
-) -> AsyncIterator[inference.GenerationEvent]:
-    """Yields the events as a client gets them. `seen`: the first index that it wants of each choice."""
-    replies: ReplyFollower | None = None
-    async for event in events:
-        wire = event_to_wire(event)
-        if isinstance(event, Started):
-            replies = ReplyFollower(event, dict(seen or {})) if event.reply is not None else None
-        elif replies is not None and isinstance(event, Delta):
+class ChatEvents:
+    """Writes the events of one chat as its client gets them. `seen`: the first index that it wants of each choice."""
+
+    def __init__(self, seen: Mapping[int, int]) -> None:
+        self._seen = seen
+        self._replies: ReplyFollower | None = None
+
+    def written(self, event: GenerationEvent) -> inference.GenerationEvent | None:
+        """Returns the event on the wire; None: the client has seen all of it."""
+        if isinstance(event, Started) and event.reply is not None:
+            self._replies = ReplyFollower(event, dict(self._seen))
+        elif (replies := self._replies) is not None and isinstance(event, Delta):
             num_seen = replies.num_seen(event)
             spoken = replies.read(event)
             if num_seen == len(event.tokens):
-                continue
+                return None
             wire = event_to_wire(event._replace(first_index=event.first_index + num_seen, tokens=event.tokens[num_seen:]))
             _say(wire.delta, spoken)
+            return wire
         elif replies is not None and isinstance(event, Finished):
             spoken, reason = replies.ended(event)
+            wire = event_to_wire(event)
             wire.finished.finish_reason = inference.FinishReason.ValueType(reason)
             _say(wire.finished, spoken)
-        yield wire
+            return wire
+        return event_to_wire(event)
+
+
+async def read_events(
+    events: AsyncIterator[GenerationEvent], seen: Mapping[int, int] | None = None
+) -> AsyncIterator[inference.GenerationEvent]:
+    """Yields the events as a client gets them that has seen a part of them; see `ChatEvents`."""
+    chat = ChatEvents(seen or {})
+    async for event in events:
+        if (wire := chat.written(event)) is not None:
+            yield wire
 
 
 async def attached(
@@ -157,16 +172,18 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> AsyncIterator[inference.StreamChatResponse]:
         with self._calls.call("StreamChat", context) as call:
             asked = call.complete(chat_from_wire(request.chat, self._most), request.chat.request_id)
-            async with contextlib.aclosing(self._stream(call, asked)) as events:
-                async for wire in read_events(events):
-                    yield inference.StreamChatResponse(event=wire)
+            async with contextlib.aclosing(await self._stream(call, asked)) as events:
+                chat = ChatEvents({})
+                async for event in events:
+                    if (wire := chat.written(event)) is not None:
+                        yield inference.StreamChatResponse(event=wire)
 
     async def StreamComplete(
         self, request: inference.StreamCompleteRequest, context: _Context
     ) -> AsyncIterator[inference.StreamCompleteResponse]:
         with self._calls.call("StreamComplete", context) as call:
             asked = call.complete(complete_from_wire(request.complete, self._most), request.complete.request_id)
-            async with contextlib.aclosing(self._stream(call, asked)) as events:
+            async with contextlib.aclosing(await self._stream(call, asked)) as events:
                 async for event in events:
                     yield inference.StreamCompleteResponse(event=event_to_wire(event))
 
@@ -206,14 +223,11 @@ class InferenceServicer(InferenceServiceServicer):
             return await Answer.read(events)
 
     async def _stream(self, call: RpcCall, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Submits the request, and returns the events of its generation."""
         departing = Departing.of(request, call.on_disconnect, can_return=True)
         generation_id = await departing.submit(self._core)
         events = self._core.follow(generation_id)
-        if departing.cancels:
-            events = ending_with_reader(self._core, generation_id, events)
-        async with contextlib.aclosing(events):
-            async for event in events:
-                yield event
+        return ending_with_reader(self._core, generation_id, events) if departing.cancels else events
 
 
 async def _whole(kind: type[_Response], answer: Answer) -> _Response:
