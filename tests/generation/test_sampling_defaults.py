@@ -12,16 +12,17 @@ QWEN = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
 def test_what_a_request_leaves_out_is_filled_in() -> None:
     asked = sampling_from_wire(inference.SamplingParams(temperature=1.0, min_p=0.0, max_tokens=5))
     assert asked.unset == {"top_p", "top_k", "repetition_penalty"}
-    filled = QWEN.filled(asked)
+    filled = QWEN.filled(asked, seed=7, keep_prompt_head=3)
     assert (filled.temperature, filled.top_p, filled.top_k, filled.repetition_penalty) == (1.0, 0.95, 20, 1.0)
     assert (filled.max_tokens, filled.unset) == (5, frozenset()), "what is filled in once stays"
-    assert SamplingDefaults(top_k=1).filled(filled) == filled
+    assert (filled.seed, filled.keep_prompt_head) == (7, 3)
+    assert SamplingDefaults(top_k=1).filled(filled, seed=7, keep_prompt_head=3) == filled
 
 
 def test_without_defaults_nothing_changes() -> None:
     asked = sampling_from_wire(inference.SamplingParams())
     assert asked.unset == set(NAMES)
-    assert NO_DEFAULTS.filled(asked) == SamplingParams()
+    assert NO_DEFAULTS.filled(asked, seed=None, keep_prompt_head=None) == SamplingParams()
     assert sampling_defaults_to_wire(NO_DEFAULTS) is None
 
 

@@ -92,10 +92,13 @@ class SamplingDefaults:
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
-    def filled(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with these values for those that the request left out. None is left out then."""
+    def filled(self, params: SamplingParams, *, seed: int | None, keep_prompt_head: int | None) -> SamplingParams:
+        """Returns the parameters with these values for those that the request left out. None is left out then.
+
+        `seed` and `keep_prompt_head` are the router's.
+        """
         own = {name: value for name, value in self.given.items() if name in params.unset}
-        return replace(params, **own, unset=frozenset())  # type: ignore[arg-type]
+        return replace(params, **own, seed=seed, keep_prompt_head=keep_prompt_head, unset=frozenset())  # type: ignore[arg-type]
 
     def without(self, names: Collection[str]) -> SamplingDefaults:
         """Returns the values of the other parameters."""

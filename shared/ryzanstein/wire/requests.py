@@ -146,7 +146,7 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
     _at_most(MAX_LOGIT_BIAS, wire.logit_bias, "sampling.logit_bias")
     _at_most(MAX_BAD_WORDS, wire.bad_words, "sampling.bad_words")
     _at_most(MAX_ALLOWED_TOKEN_IDS, wire.allowed_token_ids, "sampling.allowed_token_ids")
-    given = {name: getattr(wire, name) for name in _OPTIONAL_PARAMS if wire.HasField(name)}  # type: ignore[arg-type]
+    given = {field.name: value for field, value in wire.ListFields() if field.name not in _LISTS}
     if any(isinstance(value, float) and not math.isfinite(value) for value in given.values()):
         bad = next(k for k, v in given.items() if isinstance(v, float) and not math.isfinite(v))
         raise errors.invalid(f"sampling.{bad}", "must be a finite number", given[bad])

@@ -133,16 +133,10 @@ class Admission:
         self._places: Counter[str] = Counter()
         self._entering: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of prompts that are held."""
-        return self._held.total()
-
-    @property
-    def running(self) -> int:
+        self.running = 0
         """The number of generations that run or are about to."""
-        return self._places.total()
+        self.held_bytes = 0
+        """The bytes of prompts that are held."""
 
     def entering(self, model: str) -> int:
         """Returns how many generations of the model are about to wait for a node."""
@@ -186,11 +180,13 @@ class Admission:
 
     def _take(self, tenant: str, num_bytes: int) -> int:
         self._held[tenant] += num_bytes
+        self.held_bytes += num_bytes
         self._telemetry.prompts.held_bytes.set(self.held_bytes)
         return num_bytes
 
     def release(self, tenant: str, num_bytes: int) -> None:
         self._held[tenant] -= num_bytes
+        self.held_bytes -= num_bytes
         if self._held[tenant] <= 0:
             del self._held[tenant]
         self._telemetry.prompts.held_bytes.set(self.held_bytes)
@@ -205,10 +201,12 @@ class Admission:
 
     def _taken(self, tenant: str) -> Place:
         self._places[tenant] += 1
+        self.running += 1
         return Place(self, tenant)
 
     def leave(self, tenant: str) -> None:
         _take_one(self._places, tenant)
+        self.running -= 1
 
     def pass_on(self, tenant: str, to: str) -> None:
         _take_one(self._places, tenant)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import structlog
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bind_contextvars
 
 from ryzanstein import clock, errors
 from ryzanstein.errors import RyzansteinError
@@ -253,7 +253,8 @@ class Lifecycle:
         request = generation.request
         self.retained.measures.began(generation)
         span = self._tracing.start("generation", request.traceparent, {"gen_ai.request.model": request.model})
-        generation.request = replace(request, traceparent=traceparent(span, request.traceparent))
+        if (context := traceparent(span, request.traceparent)) != request.traceparent:
+            generation.request = replace(request, traceparent=context)
         task = self._telemetry.background.once("generation", life)
         self._running[generation] = _Run(task, turn)
 
@@ -270,25 +271,25 @@ class Lifecycle:
     async def _live(self, generation: Generation, turn: Turn | None) -> RyzansteinError | None:
         """Runs the generation to its end. Returns the error that it failed with, or None."""
         request = generation.request
-        with bound_contextvars(request_id=request.request_id, generation_id=generation.generation_id):
-            try:
-                async with asyncio.timeout((request.deadline or 0.0) - clock.unix_s()):
-                    await self._runner(generation).run()
-            except TimeoutError:
-                # The last token may arrive in the same loop iteration as the deadline.
-                if not generation.log.complete:
-                    return errors.deadline_exceeded()
-            except RyzansteinError as error:
-                return error
-            except Exception:
-                log.exception("generation failed")
-                return errors.internal(f"internal error, generation {generation.generation_id}")
-            if turn is not None:
-                # After a long pause, this is the latest point at which the router learns that
-                # another router took over.
-                await self._recorder.flushed(generation)
-                await _commit(generation, turn)
-            return None
+        bind_contextvars(request_id=request.request_id, generation_id=generation.generation_id)  # of this task
+        try:
+            async with asyncio.timeout((request.deadline or 0.0) - clock.unix_s()):
+                await self._runner(generation).run()
+        except TimeoutError:
+            # The last token may arrive in the same loop iteration as the deadline.
+            if not generation.log.complete:
+                return errors.deadline_exceeded()
+        except RyzansteinError as error:
+            return error
+        except Exception:
+            log.exception("generation failed")
+            return errors.internal(f"internal error, generation {generation.generation_id}")
+        if turn is not None:
+            # After a long pause, this is the latest point at which the router learns that
+            # another router took over.
+            await self._recorder.flushed(generation)
+            await _commit(generation, turn)
+        return None
 
     def _runner(self, generation: Generation) -> Runner:
         policy, telemetry, tracing = self._policy.runner, self._telemetry, self._tracing

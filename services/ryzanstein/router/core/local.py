@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from ryzanstein import clock, errors
@@ -92,7 +90,7 @@ class LocalCore:
         request.sampling.validate()
         self._allowance.check_max_tokens(request.tenant, request.sampling.max_tokens)
         self._admission.check_size(request.prompt)
-        generation_id = uuid.uuid4().hex
+        generation_id = secrets.token_hex(16)
         with self._arrivals.during(RequestStage.ADMITTING, generation_id, request.request_id, request.model):
             return await self._submitted(generation_id, request, resumable)
 
@@ -110,7 +108,7 @@ class LocalCore:
             return taken.generation_id
         return generation_id
 
-    async def follow(
+    def follow(
         self,
         generation_id: str,
         from_index: Mapping[int, int] | None = None,
@@ -127,9 +125,7 @@ class LocalCore:
             self._telemetry.reattached.inc()
         if generation.resumable:
             self._lifecycle.resume(generation)
-        async with aclosing(follow(generation, from_index or {}, whole=whole)) as events:
-            async for event in events:
-                yield event
+        return follow(generation, from_index or {}, whole=whole)
 
     async def cancel(self, generation_id: str, owner_id: str = "", *, tenant: str = "") -> None:
         """See `Core.cancel`."""
@@ -239,7 +235,7 @@ class LocalCore:
             self._admission.check_size(given, f"inputs[{i}].")
         deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
         request = replace(request, model=self._embedding_model(request.model), deadline=deadline)
-        place, number = self._admission.enter(request.tenant), uuid.uuid4().hex
+        place, number = self._admission.enter(request.tenant), secrets.token_hex(16)
         try:
             with self._arrivals.during(RequestStage.EMBEDDING, number, request.request_id, request.model):
                 return await self._embedded(number, request)
@@ -356,7 +352,7 @@ class LocalCore:
             request,
             model=model,
             adapter=adapter,
-            sampling=replace(defaults.filled(sampling), seed=seed, keep_prompt_head=self._kept_head(request)),
+            sampling=defaults.filled(sampling, seed=seed, keep_prompt_head=self._kept_head(request)),
             deadline=self._deadline(request),
             created=int(clock.unix_s()),
         )

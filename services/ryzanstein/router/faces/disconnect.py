@@ -63,7 +63,8 @@ class Departing:
         """
         detached = choice is OnDisconnect.DETACH
         ends = choice is OnDisconnect.CANCEL if can_return else not detached
-        return cls(replace(request, detached=detached), ends and request.key is None)
+        request = request if request.detached == detached else replace(request, detached=detached)
+        return cls(request, ends and request.key is None)
 
     async def submit(self, core: Core) -> str:
         """Returns the id of the generation. Raises as `Core.submit` does."""

@@ -17,8 +17,8 @@ class RequestOrigin:
     caller: Caller
     request_id: str
 
-    def owned(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns the request as the caller's own. Without a tenant, its user is charged.
+    def owned(self, request: GenerationRequest, traceparent: str, deadline: float | None) -> GenerationRequest:
+        """Returns the request as the caller's own, with what its call says. Without a tenant, its user is charged.
 
         Raises PERMISSION_DENIED PRIORITY_NOT_ALLOWED, NOT_FOUND for a model that the caller may not
         use, and INVALID_ARGUMENT where it must name one of several.
@@ -33,6 +33,8 @@ class RequestOrigin:
             tenant_named=bool(caller.tenant),
             key_id=caller.key_id,
             cache_scope=caller.cache_scope,
+            traceparent=traceparent,
+            deadline=deadline,
         )
 
     def owned_texts(self, request: EmbeddingRequest, user: str) -> EmbeddingRequest:

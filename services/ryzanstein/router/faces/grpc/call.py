@@ -6,11 +6,11 @@ Request id, trace context, deadline, and what a disconnect means.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -61,8 +61,7 @@ class RpcCall:
 
         Raises INVALID_ARGUMENT when the key is not valid, and what `RequestOrigin.owned` raises.
         """
-        completed = replace(self.origin.owned(request), traceparent=self.traceparent, deadline=self.deadline)
-        return keyed(completed, key, "request_id")
+        return keyed(self.origin.owned(request, self.traceparent, self.deadline), key, "request_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Calls:
         with self._measured(method, context) as (metadata, parent):
             remaining_s = context.time_remaining()
             deadline = None if remaining_s is None else clock.unix_s() + remaining_s
-            request_id = str(get_contextvars().get("request_id") or uuid.uuid4().hex)
+            request_id = str(get_contextvars().get("request_id") or secrets.token_hex(16))
             who = caller()
             try:
                 yield RpcCall(RequestOrigin(who, request_id), parent, deadline, on_disconnect(metadata))

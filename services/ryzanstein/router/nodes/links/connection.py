@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -60,7 +61,8 @@ class Connection:
         self.stub = stub
         self.hello = hello
         self._call = call
-        self._unsent: asyncio.Queue[tuple[worker.ConnectRequest, _Written | None]] = asyncio.Queue(MAX_UNSENT)
+        self._unsent: deque[tuple[worker.ConnectRequest, _Written | None]] = deque()
+        self._has_unsent: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._beats = 0
         self._last_beat = -math.inf
@@ -70,10 +72,12 @@ class Connection:
 
         `written` receives the monotonic time at which gRPC has taken the frame.
         """
-        try:
-            self._unsent.put_nowait((frame, written))
-        except asyncio.QueueFull:
+        if len(self._unsent) >= MAX_UNSENT:
             self.end(LINK_LOST)
+            return
+        self._unsent.append((frame, written))
+        if self._has_unsent is not None:
+            _wake(self._has_unsent)
 
     def end(self, cause: str) -> None:
         """Gives up the stream; `serve` returns the first cause."""
@@ -130,13 +134,16 @@ class Connection:
 
     async def _next(self, until: float) -> tuple[worker.ConnectRequest, _Written | None] | None:
         """Returns the next frame; None when there is none until the given time."""
-        if not self._unsent.empty():
-            return self._unsent.get_nowait()
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                return await self._unsent.get()
-        except TimeoutError:
-            return None
+        if not self._unsent:
+            loop = asyncio.get_running_loop()
+            self._has_unsent = waiting = loop.create_future()
+            timer = loop.call_later(max(0.0, until - time.monotonic()), _wake, waiting)
+            try:
+                await waiting
+            finally:
+                timer.cancel()
+                self._has_unsent = None
+        return self._unsent.popleft() if self._unsent else None
 
     async def _beat(self, pulse: Pulse) -> None:
         self._beats += 1
@@ -216,3 +223,8 @@ async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.Node
         raise NotConnectedError(f"it does not serve the model {model}")
     hello: worker.NodeHello = frame.hello
     return hello
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -166,10 +166,8 @@ def base_request(
         sampling=sampling,
         user=user_key(body.user or "", "user"),
         priority=valid_priority(_priority(body)),
-        deadline=deadline_of(headers),
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
     )
-    return origin.owned(request)
+    return origin.owned(request, traceparent if _TRACEPARENT.fullmatch(traceparent) else "", deadline_of(headers))
 
 
 def _priority(body: GenerationOptions) -> int:
