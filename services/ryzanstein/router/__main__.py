@@ -41,6 +41,8 @@ from ryzanstein.router.faces.http.serving.server import HttpServer
 from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, HttpTls
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
+from ryzanstein.router.processes.shares import run_processes
+from ryzanstein.router.processes.siblings import Heart
 from ryzanstein.router.telemetry import HandshakeMetrics
 from ryzanstein.rpc.server import RpcServer, terminated
 from ryzanstein.rpc.tls.tls_settings import dialer_of
@@ -103,6 +105,7 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         lambda reason: refused.labels(reason).inc(),
         upgrades=_websocket_face(router, settings) if settings.websocket else None,
         tls=None if router.certificates is None else HttpTls(router.certificates, HandshakeMetrics(router.telemetry.registry)),
+        shares_port=settings.processes > 1,
     )
 
 
@@ -122,8 +125,9 @@ async def serve(
     assemble: Assemble = assembled,
     new_web_face: NewWebFace = web_face,
     new_metrics: NewMetricsPort = MetricsServer,
+    heart: Heart | None = None,
 ) -> None:
-    """Runs a router until SIGTERM or SIGINT.
+    """Runs a router until SIGTERM or SIGINT. `heart` beats if it is one process of several.
 
     Raises OSError or RyzansteinError when the router cannot start.
     """
@@ -131,6 +135,8 @@ async def serve(
         log.warning("keys cross the network in clear, unless a proxy terminates TLS: see tls_cert", host=settings.host)
     async with assemble(settings) as router:
         router.telemetry.background.watch_loop()
+        if heart is not None:
+            router.telemetry.background.supervise("heart", heart.beat, STOP)
         metrics = new_metrics(router.telemetry.registry, settings.host, settings.metrics_port)
         try:
             await _serve_faces(router, settings, new_web_face(router, settings), metrics.port)
@@ -227,8 +233,13 @@ def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(RouterSettings)
     _calm_collector()
+    return _run(settings) if settings.processes == 1 else run_processes(settings, _run)
+
+
+def _run(settings: RouterSettings, heart: Heart | None = None) -> int:
     SpareMemory().start()
-    return run_service("router", settings, serve, (OSError, RyzansteinError))
+    bound = {} if heart is None else {"process": str(heart.number)}
+    return run_service("router", settings, partial(serve, heart=heart), (OSError, RyzansteinError), **bound)
 
 
 if __name__ == "__main__":

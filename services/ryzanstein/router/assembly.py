@@ -194,6 +194,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         health_port=settings.health_port,
         credentials=None if router.certificates is None else public_credentials(router.certificates),
         max_connections=None if router.certificates is None else MAX_RPC_CONNECTIONS,
+        shares_port=settings.processes > 1,
     )
     calls = Calls(router.telemetry, router.tracing, router.entrance.limits_shown)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)

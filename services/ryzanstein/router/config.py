@@ -20,6 +20,7 @@ from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHE
 from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.router.tuning import MOVED, RouterTuning
 
+_LAST_PORT = 65535
 STORE_BYTES: Mapping[str, int] = MappingProxyType({"sqlite": 2**30, "memory": 128 * 2**20, "redis": UNBOUNDED})
 
 
@@ -27,6 +28,9 @@ class RouterSettings(ServiceSettings):
     """One router."""
 
     router_id: str = Field("", max_length=128, description="name sent to nodes and in logs; empty: host name and process id")
+    processes: int = Field(
+        1, ge=1, le=64, description="processes of this router, which share its ports and limits; see docs/operate/sizing.md"
+    )
     grpc_port: int = Field(50051, ge=0, le=65535, description="public gRPC API; 0: a free port, which is logged")
     grpc_max_calls: int = Field(8192, ge=1, description="maximum gRPC calls at once; more get RESOURCE_EXHAUSTED")
     http: bool = Field(True, description="serve the HTTP API")
@@ -231,6 +235,24 @@ class RouterSettings(ServiceSettings):
             for wanted, name in ((self.session_store == "redis", "session_store redis"), (self.keys_redis, "keys_redis")):
                 if wanted:
                     raise ValueError(f"{name} requires redis_url")
+        return self
+
+    @model_validator(mode="after")
+    def _processes_share_files(self) -> Self:
+        """Any of them serves a client that comes back, so they need a store, and none may move a log that others write to."""
+        if self.processes > 1 and self.session_store == "memory":
+            raise ValueError("processes above 1 requires session_store sqlite or redis")
+        if self.processes > 1 and self.log_file_bytes:
+            raise ValueError("processes above 1 cannot be combined with log_file_bytes")
+        own = ("metrics_port", "health_port", "peer_port", *(("tls_port",) if self.tls != "off" else ()))
+        firsts = [port for name in own if (port := getattr(self, name))]
+        ports = [first + number for first in firsts for number in range(self.processes)]
+        ports += [port for port in (self.grpc_port, self.http_port * self.http) if port]
+        wrong = [port for port in ports if ports.count(port) > 1 or port > _LAST_PORT]
+        if self.processes > 1 and wrong:
+            raise ValueError(
+                f"processes above 1 need a port each, upwards from {', '.join(own)}: {wrong[0]} is not free for one"
+            )
         return self
 
     @model_validator(mode="after")

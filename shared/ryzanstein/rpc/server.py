@@ -44,12 +44,20 @@ _UNREAD_CALL_S = 3600
 # a server reads only one in each pass of its loop.
 _UNREAD_CALLS = 8192
 
+# Processes that share a port get connections by chance. After this time, a tenth more or less, a client is asked to open
+# another one for its next calls; those that run go on.
+_SHARED_AGE_MS = 600_000
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def server_options(
-    clients_ping_s: float = CLIENTS_PING_S, max_request_bytes: int = MAX_MESSAGE_BYTES, max_connections: int | None = None
+    clients_ping_s: float = CLIENTS_PING_S,
+    max_request_bytes: int = MAX_MESSAGE_BYTES,
+    max_connections: int | None = None,
+    *,
+    shares_port: bool = False,
 ) -> tuple[tuple[str, int], ...]:
     """Returns the server's channel options.
 
@@ -63,7 +71,8 @@ def server_options(
         ("grpc.http2.min_ping_interval_without_data_ms", round(500 * clients_ping_s)),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shares_port)),
+        *((("grpc.max_connection_age_ms", _SHARED_AGE_MS),) if shares_port else ()),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.server_max_unrequested_time_in_server", _UNREAD_CALL_S),
         ("grpc.server.max_pending_requests", _UNREAD_CALLS),
@@ -82,7 +91,7 @@ class RpcServer:
     default. With `tls` it listens on the port of that too, or where TLS is required on that alone: `port`
     is then the same as `tls_port`. With `health_port` its health is also answered there, without TLS.
     `credentials` are for clients without certificates: with them `port` has TLS. Connections beyond
-    `max_connections`, also those in their handshake, are closed.
+    `max_connections`, also those in their handshake, are closed. If it `shares_port`, other processes may listen there too.
     """
 
     def __init__(
@@ -101,10 +110,11 @@ class RpcServer:
         health_port: int | None = None,
         credentials: grpc.ServerCredentials | None = None,
         max_connections: int | None = None,
+        shares_port: bool = False,
     ) -> None:
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(reading or RequestReading(), guard, metrics), *_guards(tls)],
-            options=server_options(clients_ping_s, max_request_bytes, max_connections),
+            options=server_options(clients_ping_s, max_request_bytes, max_connections, shares_port=shares_port),
             maximum_concurrent_rpcs=max_calls,
         )
         # gRPC waits for the calls of each registered method apart, and begins all these waits again with every call: with 25

@@ -46,7 +46,7 @@ from ryzanstein.worker.tuning import LinkBounds
 
 log = structlog.get_logger(__name__)
 
-MAX_LINKS = 256
+MAX_LINKS = 1024
 
 
 class RouterLinks:

@@ -67,7 +67,7 @@ class HttpServer:
 
     After `start`, `port` is the bound port; `stop` ends the server. `on_refused` is called with the
     reason for which a connection was refused. `upgrades` takes over connections that ask for it.
-    With `tls` it speaks HTTPS alone.
+    With `tls` it speaks HTTPS alone. If it `shares_port`, other processes may listen there too.
     """
 
     def __init__(
@@ -80,8 +80,9 @@ class HttpServer:
         *,
         upgrades: SocketUpgrades | None = None,
         tls: HttpTls | None = None,
+        shares_port: bool = False,
     ) -> None:
-        self._host = host
+        self._host, self._shares_port = host, shares_port
         bounds = bounds or ConnectionBounds()
         self._stuck: set[asyncio.Transport] = set()
         # The gate has logged a failed request, once and as JSON; uvicorn would log its stack again,
@@ -168,6 +169,8 @@ class HttpServer:
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._shares_port:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as gRPC does: `::` takes IPv4 too
             listener.bind((self._host, self.port))

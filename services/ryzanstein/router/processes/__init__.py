@@ -1,0 +1,1 @@
+"""A router of several processes: what they share, and who watches them."""
