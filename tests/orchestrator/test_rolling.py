@@ -24,7 +24,8 @@ async def restored(path, **settings):
     telemetry = OrchestratorTelemetry()
     store = await Store.open(path, telemetry)
     try:
-        yield await ControlPlane.restore(OrchestratorSettings(database=path, **settings), store, telemetry)
+        tuning = {"rollout": {"min_ready_s": 0.0}, **settings.pop("tuning", {})}
+        yield await ControlPlane.restore(OrchestratorSettings(database=path, tuning=tuning, **settings), store, telemetry)
     finally:
         await store.close()
 
@@ -245,7 +246,7 @@ async def test_older_nodes_change_one_after_the_other_by_their_paths(path):
         await control.deploy(Deployment("m", "/new"))
         assert [beat(2), beat(3)][1] == {"a": "/new", "b": "/m"}
         # The clock of the control plane is a real one; the wait for an older node is moved instead.
-        assigned = control._reconciler._rolling._assigned
+        assigned = control._reconciler._rolling._told
         assigned["a", "m"] = replace(assigned["a", "m"], since=assigned["a", "m"].since - 10)
         assert [beat(4), beat(5)][1] == {"a": "/new", "b": "/new"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Self
@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
+from ryzanstein.orchestrator.placing.rolling import RolloutBounds
 from ryzanstein.rpc.reading import MAX_RECORDS, RecordBound
 
 
@@ -34,6 +35,8 @@ class OrchestratorTuning:
     """Changes queued for a watcher; with more it gets a snapshot."""
     load_updates_per_s: Annotated[int, Field(ge=1, le=10**5)] = 100
     """Load changes sent to watchers per second, over all nodes."""
+    rollout: RolloutBounds = field(default_factory=RolloutBounds)
+    """How fast a new revision of a model replaces the earlier one."""
     max_request_records: RecordBound = MAX_RECORDS
     """Fields of a gRPC request, including those of nested messages."""
 

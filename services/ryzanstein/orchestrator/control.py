@@ -83,7 +83,7 @@ class ControlPlane:
         self._refusals = Refusals(self._awake.now)
         self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
         sources = Sources(self._registry, self._catalog, self._refusals, self._needs)
-        self._reconciler = Reconciler(sources, telemetry, self._awake.now)
+        self._reconciler = Reconciler(sources, telemetry, self._awake.now, settings.tuning.rollout)
         self._recorder = MembershipRecorder(store, self._membership)
         self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.tuning.settle_s)
         self._hub = WatchHub(
@@ -176,9 +176,10 @@ class ControlPlane:
         log.info("drain withdrawn", node_id=node_id)
         await self._write(self._recorder.flush())
 
-    async def deploy(self, deployment: Deployment, *, reload: bool = False) -> Deployment:
+    async def deploy(self, deployment: Deployment, *, reload: bool = False, allow_outage: bool = False) -> Deployment:
         """Adds or replaces a deployment; returns it with its revision when it is stored.
 
+        `allow_outage`: it may replace the earlier revision though no replica can be spared, until this process ends.
         Nodes measure a new directory first, for some seconds. Raises RESOURCE_EXHAUSTED or
         FAILED_PRECONDITION when none can take it. Cancelling the caller does not cancel the write:
         the deployment is stored and in force, or neither.
@@ -186,7 +187,10 @@ class ControlPlane:
         known = self._catalog.find(deployment.model)
         if reload or known is None or known.path != deployment.path:
             await self._measure(deployment)
-        return await self._write(self._deploy(deployment, reload))
+        stored = await self._write(self._deploy(deployment, reload))
+        if allow_outage:
+            self._reconciler.allow_outage(stored)
+        return stored
 
     async def remove(self, model: str) -> None:
         """Removes a deployment; returns when that is stored. Raises NOT_FOUND when there is none.

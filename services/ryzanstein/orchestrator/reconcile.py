@@ -7,6 +7,7 @@ need, so each node is instructed to keep what it has.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,15 @@ from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.packing import NodeShortage
 from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Placement, Reports, place
 from ryzanstein.orchestrator.placing.refusals import Refusals
-from ryzanstein.orchestrator.placing.rolling import RollingChanges, kept
+from ryzanstein.orchestrator.placing.rolling import RollingChanges, RolloutBounds, kept
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+
+# Up to so many nodes are looked at in each tick while models change. More take longer, and are looked at less often: a
+# thousand of them every half second.
+_MAX_AT_EACH_TICK = 200
+_LOOK_S = 0.0006
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class DeploymentStatus:
     """A deployment with the nodes chosen for it, and what they report.
 
     `ready_nodes` report this revision ready, `outdated_nodes` serve an earlier one. `shortages`:
-    why nodes do not serve it.
+    why nodes do not serve it. `waits_for`: why no further outdated node changes.
     """
 
     deployment: Deployment
@@ -35,6 +41,7 @@ class DeploymentStatus:
     ready_nodes: tuple[str, ...]
     outdated_nodes: tuple[str, ...]
     shortages: tuple[NodeShortage, ...]
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,15 @@ class Sources:
 class Reconciler:
     """Holds the placement that the last `update` computed. `now` is monotonic seconds."""
 
-    def __init__(self, sources: Sources, telemetry: OrchestratorTelemetry, now: Callable[[], float]) -> None:
+    def __init__(
+        self, sources: Sources, telemetry: OrchestratorTelemetry, now: Callable[[], float], bounds: RolloutBounds | None = None
+    ) -> None:
         self._sources = sources
         self._telemetry = telemetry
+        self._now = now
         self._placement = Placement()
-        self._rolling = RollingChanges(now)
+        self._rolling = RollingChanges(now, bounds)
+        self._looked_at = -math.inf
         self._stale = True
         self._settled = False
 
@@ -67,9 +78,12 @@ class Reconciler:
         self._settled = True
 
     def update(self) -> None:
-        """Computes the placement if it is stale, and whose turn it is to change a model."""
-        if not self._stale and not self._rolling.outdated:
+        """Computes the placement if it is stale, and which nodes may change a model."""
+        pause_s = (len(self._sources.registry) - _MAX_AT_EACH_TICK) * _LOOK_S
+        looks = bool(self._rolling.outdated) and self._now() - self._looked_at >= pause_s
+        if not self._stale and not looks:
             return
+        self._looked_at = self._now()
         deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
         refusals = self._sources.refusals
         refusals.note(nodes, self._placement.assigned)
@@ -80,8 +94,12 @@ class Reconciler:
             reports = Reports(failed, self._sources.needs.all(), before)
             self._placement = place(deployments, nodes, reports)
             self._telemetry.placements.inc()
-        self._rolling.update(self._placement.assigned, nodes, failed)
+        self._rolling.update(self._placement.assigned, nodes, failed, self._sources.needs.all())
         self._measure(deployments)
+
+    def allow_outage(self, deployment: Deployment) -> None:
+        """Lets this revision replace the earlier one where that leaves too few replicas, or none."""
+        self._rolling.allow_outage(deployment)
 
     def instruct(self, node: Node) -> Instruction:
         """Returns what a node should do."""
@@ -108,7 +126,12 @@ class Reconciler:
         ready = sorted(node.node_id for node in nodes if self._rolling.is_ready(node, deployment))
         outdated = self._rolling.outdated.get(model, ())
         return DeploymentStatus(
-            deployment, tuple(sorted(assigned.get(model, ()))), tuple(ready), outdated, self._shortages(deployment)
+            deployment,
+            tuple(sorted(assigned.get(model, ()))),
+            tuple(ready),
+            outdated,
+            self._shortages(deployment),
+            self._rolling.waits_for(model),
         )
 
     def _shortages(self, deployment: Deployment) -> tuple[NodeShortage, ...]:

@@ -74,7 +74,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         async with self._auditor.act(context, "DeployModel", model, _deployed(self._control.deployment(model))) as act:
             deployment = deployment_from_wire(request.deployment)
             check_deployment(deployment, self._max_nodes)
-            stored = await self._control.deploy(deployment, reload=request.reload)
+            stored = await self._control.deploy(deployment, reload=request.reload, allow_outage=request.allow_outage)
             act.after = _deployed(stored)
         return pb.DeployModelResponse(deployment=deployment_to_wire(stored))
 
@@ -167,6 +167,7 @@ def _status(status: DeploymentStatus) -> pb.DeploymentStatus:
             pb.NodeShortage(node_id=each.node_id, missing_bytes=each.missing_bytes, reason=each.reason)
             for each in status.shortages
         ],
+        waits_for=status.waits_for,
     )
 
 

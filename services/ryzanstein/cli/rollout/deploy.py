@@ -59,6 +59,9 @@ def deploy(
         ),
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Load the files again, although the directory is the same.")] = False,
+    allow_outage: Annotated[
+        bool, typer.Option("--allow-outage", help="Replace the model even where no replica can be spared.")
+    ] = False,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     wait: Annotated[
         float | None, typer.Option(min=0, max=86_400, show_default=f"{WAIT_S:g}", help="Seconds to wait until nodes are ready.")
@@ -76,12 +79,12 @@ def deploy(
 
     A relative path is resolved here. Nodes keep their other models as far as these fit beside it.
 
-    The same name with another directory, or --reload, replaces the model on one node after the other.
+    The same name with another directory, or --reload, replaces the model in waves, of one node at first.
 
     Exit code 1: refused, no node is free, a node failed, or not ready in time. Only a refused one is not in force.
     """
     given: dict[str, object] = {"--name": name, "--nodes": nodes, "--idle-unload": idle_unload, "--reload": reload}
-    given |= {"--wait": wait, "--no-wait": no_wait, "--force": force}
+    given |= {"--wait": wait, "--no-wait": no_wait, "--force": force, "--allow-outage": allow_outage}
     if list_all or remove:
         given |= {"--remove": remove, _TARGET: target} if list_all else {"--json": as_json}
         _refuse_with("--list" if list_all else "--remove", given)
@@ -97,7 +100,7 @@ def deploy(
             _remove(place, _name(target, _TARGET))
         else:
             deployment = replace(_deployment(target, name, nodes, force), idle_unload_s=idle_unload or 0.0)
-            waiting = _Waiting(place, deployment, reload=reload)
+            waiting = _Waiting(place, deployment, reload=reload, allow_outage=allow_outage)
             _deploy(waiting, None if no_wait else WAIT_S if wait is None else wait)
     except RyzansteinError as error:
         display.show_error(display.people(), error)
@@ -185,10 +188,11 @@ def _deploy(waiting: _Waiting, wait_s: float | None) -> None:
 class _Waiting:
     """Runs one deployment to its end and prints its progress."""
 
-    def __init__(self, place: _Place, deployment: Deployment, *, reload: bool) -> None:
+    def __init__(self, place: _Place, deployment: Deployment, *, reload: bool, allow_outage: bool) -> None:
         self._place = place
         self._deployment = deployment
-        self._reload = reload
+        self._reload, self._allow_outage = reload, allow_outage
+        self._waits_for = ""
         self._rollout = Rollout(deployment)
         self._reasons: dict[str, str] = {}
         self._displaced: set[str] = set()
@@ -200,7 +204,7 @@ class _Waiting:
         model, path = self._deployment.model, self._deployment.path
         async with self._place.client() as client:
             before = await client.look()
-            stored = await client.deploy(self._deployment, reload=self._reload)
+            stored = await client.deploy(self._deployment, reload=self._reload, allow_outage=self._allow_outage)
             self._rollout = Rollout(stored)
             self._stored = True
             _tell(f"deploying {model!r} from {path}")
@@ -252,6 +256,11 @@ class _Waiting:
         return look
 
     async def _see(self, look: Assignments) -> None:
+        view = look.deployments.get(self._deployment.model)
+        if view is not None and view.waits_for != self._waits_for:
+            self._waits_for = view.waits_for
+            if view.waits_for:
+                _tell(f"no further node changes: {view.waits_for}", style="yellow")
         for node_id, phase in self._rollout.see(look, time.monotonic()):
             why = ""
             if phase in (Phase.FAILED, Phase.REFUSED):

@@ -36,7 +36,8 @@ class Shortage:
 class DeploymentView:
     """A deployment, the nodes that are chosen for it, and the nodes that report it as ready.
 
-    `outdated` nodes still serve an earlier revision. `shortages` are why nodes cannot take it.
+    `outdated` nodes still serve an earlier revision, and `waits_for` is why no further one changes. `shortages` are why nodes
+    cannot take it.
     """
 
     deployment: Deployment
@@ -44,6 +45,7 @@ class DeploymentView:
     ready: tuple[str, ...]
     outdated: tuple[str, ...] = ()
     shortages: tuple[Shortage, ...] = ()
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,11 @@ class DeploymentClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def deploy(self, deployment: Deployment, *, reload: bool = False) -> Deployment:
+    async def deploy(self, deployment: Deployment, *, reload: bool = False, allow_outage: bool = False) -> Deployment:
         """Returns the deployment as it is stored, with its revision. An older orchestrator gives it none."""
-        request = orchestrator_pb2.DeployModelRequest(deployment=deployment_to_wire(deployment), reload=reload)
+        request = orchestrator_pb2.DeployModelRequest(
+            deployment=deployment_to_wire(deployment), reload=reload, allow_outage=allow_outage
+        )
         answer = await answered(self._stub.DeployModel(request, timeout=DEPLOY_TIMEOUT_S))
         return deployment_from_wire(answer.deployment)
 
@@ -98,6 +102,7 @@ def _view(status: orchestrator_pb2.DeploymentStatus) -> DeploymentView:
         tuple(status.ready_nodes),
         tuple(status.outdated_nodes),
         tuple(Shortage(each.node_id, each.missing_bytes, each.reason) for each in status.shortages),
+        status.waits_for,
     )
 
 
@@ -122,11 +127,12 @@ def deployment_table(views: Iterable[DeploymentView]) -> FittedTable:
         Column("assigned nodes", 1, folds=True),
         Column("ready nodes", folds=True),
         Column("outdated nodes", 3, folds=True),
+        Column("these wait for", 4, folds=True),
     )
     for view in views:
         wanted = str(view.deployment.replicas or EVERY_NODE)
         nodes = map(names, (view.assigned, view.ready, view.outdated))
-        table.add(view.deployment.model, view.deployment.path, wanted, *nodes)
+        table.add(view.deployment.model, view.deployment.path, wanted, *nodes, view.waits_for or "-")
     return table
 
 
@@ -143,6 +149,7 @@ def as_document(views: Iterable[DeploymentView]) -> dict[str, Any]:
                 "assigned_nodes": list(view.assigned),
                 "ready_nodes": list(view.ready),
                 "outdated_nodes": list(view.outdated),
+                "waits_for": view.waits_for,
                 "shortages": [asdict(each) for each in view.shortages],
             }
             for view in views

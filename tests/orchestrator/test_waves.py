@@ -1,0 +1,194 @@
+"""A new revision in waves, against simulated replicas on a clock of their own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ryzanstein.cluster import Deployment, Load, LoadProgress, ModelNeed, ModelReport, Node, NodeState
+from ryzanstein.orchestrator.placing.rolling import RollingChanges, RolloutBounds
+
+READY, STARTING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.FAILED
+OLD, NEW = Deployment("m", "/old", revision=1), Deployment("m", "/new", revision=2)
+CAPACITY = 8
+
+
+@dataclass
+class Replicas:
+    """Nodes that change when they are told to, in place or beside what they serve, and take `load_s` for that."""
+
+    count: int
+    load_s: float = 60.0
+    beside: frozenset[int] = frozenset()
+    failing: frozenset[int] = frozenset()
+    stuck: frozenset[int] = frozenset()
+    demand: int = 0
+    per_host: int = 1
+    bounds: RolloutBounds = field(default_factory=RolloutBounds)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.reports = [ModelReport("m", "/old", 1, READY, memory_bytes=60) for _ in range(self.count)]
+        self.began: dict[int, float] = {}
+        self.rolling = RollingChanges(lambda: self.now, self.bounds)
+        self.failed: set[tuple[str, str]] = set()
+        self.least_ready = self.count
+        self.most_at_once = 0
+
+    def node(self, i: int, running: int) -> Node:
+        report = self.reports[i]
+        load = Load(running=running, capacity=CAPACITY) if report.state is READY else Load()
+        memory = 200 if i in self.beside else 100
+        host = f"host-{i // self.per_host}:1"
+        return Node(f"n{i:04}", host, "1", models=(replace(report, load=load),), memory_bytes=memory)
+
+    @property
+    def ready(self) -> int:
+        return sum(report.state is READY for report in self.reports)
+
+    @property
+    def done(self) -> int:
+        return sum(report.revision == 2 and report.state is READY for report in self.reports)
+
+    def step(self, seconds: float = 1.0) -> None:
+        each, rest = divmod(self.demand, max(1, self.ready))
+        first = next((i for i, report in enumerate(self.reports) if report.state is READY), 0)
+        nodes = [self.node(i, each + rest if i == first else each) for i in range(self.count)]
+        needs = {node.node_id: {"/new": ModelNeed("/new", 60)} for node in nodes}
+        self.rolling.update({node.node_id: (NEW,) for node in nodes}, nodes, self.failed, needs)
+        for i, node in enumerate(nodes):
+            if self.rolling.instructed(node, NEW).revision == 2 and self.reports[i].revision == 1 and i not in self.began:
+                self.began[i] = self.now
+                old = self.reports[i]
+                self.reports[i] = (
+                    replace(old, next_revision=2, next_state=STARTING)
+                    if i in self.beside
+                    else ModelReport("m", "/new", 2, STARTING, memory_bytes=60)
+                )
+        self.now += seconds
+        for i, began in list(self.began.items()):
+            if i in self.stuck or self.now - began < self.load_s:
+                continue
+            del self.began[i]
+            if i in self.failing:
+                self.failed.add((f"n{i:04}", "m"))
+                self.reports[i] = ModelReport("m", "/old", 1, READY, memory_bytes=60, next_revision=2, next_state=FAILED)
+            else:
+                self.reports[i] = ModelReport("m", "/new", 2, READY, memory_bytes=60)
+        self.least_ready = min(self.least_ready, self.ready)
+        self.most_at_once = max(self.most_at_once, len(self.began))
+
+    def run(self, limit_s: float, step_s: float = 1.0) -> None:
+        while self.done < self.count and self.now < limit_s:
+            self.step(step_s)
+
+
+def test_a_thousand_replicas_change_in_twenty_minutes_and_nine_hundred_are_always_ready() -> None:
+    replicas = Replicas(1000, demand=5000)
+    replicas.run(3600, 2.5)
+    assert replicas.done == 1000
+    assert replicas.now < 1200, "one after the other they would take 17 hours"
+    assert replicas.least_ready == 900
+    assert replicas.most_at_once == 100
+
+
+def test_the_first_waves_double() -> None:
+    replicas = Replicas(100, bounds=RolloutBounds(max_unavailable=0.5))
+    sizes = []
+    for _ in range(5):
+        replicas.step()
+        sizes.append(len(replicas.began))
+        while replicas.began:
+            replicas.step()
+        for _ in range(10):
+            replicas.step()
+    assert sizes == [1, 2, 4, 8, 16]
+
+
+def test_what_fits_beside_the_earlier_revision_costs_no_capacity_and_comes_first() -> None:
+    replicas = Replicas(10, beside=frozenset({7, 8, 9}), demand=10 * CAPACITY, bounds=RolloutBounds(max_unavailable=1))
+    replicas.run(1000)
+    assert replicas.done == 3, "the others cannot be spared"
+    assert replicas.least_ready == 10
+    assert "no replica can be spared" in replicas.rolling.waits_for("m")
+    replicas.demand = CAPACITY
+    replicas.run(1050)
+    assert replicas.done == 3, "what was asked for in the last minute counts"
+    replicas.run(3000)
+    assert replicas.done == 10
+
+
+def test_an_outage_that_is_allowed_takes_one_replica_at_a_time() -> None:
+    replicas = Replicas(4, demand=4 * CAPACITY, bounds=RolloutBounds(max_unavailable=1))
+    replicas.run(300)
+    assert replicas.done == 0
+    replicas.rolling.allow_outage(OLD)
+    replicas.run(600)
+    assert replicas.done == 0, "it was allowed for another revision"
+    replicas.rolling.allow_outage(NEW)
+    replicas.run(2000)
+    assert (replicas.done, replicas.least_ready) == (4, 3)
+
+
+def test_no_two_replicas_of_a_host_change_while_another_host_has_some() -> None:
+    replicas = Replicas(40, per_host=4, bounds=RolloutBounds(max_unavailable=0.25))
+    while replicas.done < 40:
+        replicas.step()
+        hosts = [i // 4 for i in replicas.began]
+        left = {i // 4 for i, report in enumerate(replicas.reports) if report.revision == 1}
+        assert len(hosts) == len(set(hosts)) or not left - set(hosts)
+        assert replicas.now < 3600
+
+
+@pytest.mark.parametrize(("count", "failing", "reached"), [(10, {0}, 0), (10, {1}, 1), (1000, set(range(500, 520)), 980)])
+def test_failures_halt_the_change(count: int, failing: set[int], reached: int) -> None:
+    replicas = Replicas(count, failing=frozenset(failing))
+    replicas.run(1300, 10.0)
+    assert replicas.done == reached
+    halted = len(failing) > 0.02 * count or not reached
+    assert bool(replicas.rolling.waits_for("m")) is halted
+
+
+def test_more_failures_than_the_share_halt_the_change_early() -> None:
+    replicas = Replicas(1000, failing=frozenset(range(500, 1000)))
+    replicas.run(1300, 10.0)
+    assert replicas.done <= 520
+    assert 20 < len(replicas.failed) <= 121
+    assert "of 1000 nodes failed with it" in replicas.rolling.waits_for("m")
+
+
+def test_a_change_that_does_not_move_halts_and_goes_on_when_it_moves() -> None:
+    replicas = Replicas(20, stuck=frozenset({0}), bounds=RolloutBounds(max_unavailable=0.2))
+    replicas.run(601)
+    assert (replicas.done, replicas.rolling.waits_for("m")) == (0, "")
+    replicas.run(700)
+    assert replicas.rolling.waits_for("m") == "no progress for 600 s on the nodes that load it"
+    replicas.reports[0] = replace(replicas.reports[0], progress=LoadProgress("read", 1, 2))
+    replicas.step()
+    assert replicas.rolling.waits_for("m") == ""
+    replicas.stuck = frozenset()
+    replicas.run(3000)
+    assert replicas.done == 20
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 300), st.floats(0.05, 1.0), st.integers(0, 2**32))
+def test_neither_bound_is_broken_whatever_happens(count: int, demand: int, share: float, seed: int) -> None:
+    """Also with restarts of the orchestrator, which remembers nothing."""
+    chance = random.Random(seed)
+    beside = frozenset(i for i in range(count) if chance.random() < 0.3)
+    bounds = RolloutBounds(max_unavailable=share)
+    replicas = Replicas(count, load_s=20, beside=beside, demand=min(demand, count * CAPACITY), bounds=bounds)
+    needed = min(replicas.count, -(-min(demand, count * CAPACITY) * 12 // (10 * CAPACITY)))
+    for _ in range(400):
+        if chance.random() < 0.05:
+            replicas.rolling = RollingChanges(lambda: replicas.now, bounds)
+        before = set(replicas.began)
+        replicas.step(chance.choice((0.5, 1.0, 5.0)))
+        assert len(replicas.began) <= max(1, int(share * count))
+        in_place = set(replicas.began) - before - beside
+        assert not in_place or replicas.ready >= needed, "what it took left enough"
