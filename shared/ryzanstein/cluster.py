@@ -146,7 +146,8 @@ class Beat:
     clock in Unix seconds; 0: not reported. `profiling`: a rank's profiler is starting or writing,
     which may stall all ranks. `other_models` are the names of the node's other models, each on a
     stream of its own; only the first model's beats have them. `sampling_defaults` are the model's own
-    values of parameters that requests leave out. `reserve`: the node answers only where no other can.
+    values of parameters that requests leave out. `reserve`: the node answers only where no other can. `quiet`: on
+    this stream it beats seldom from now on.
     """
 
     sequence: int = 0
@@ -163,6 +164,7 @@ class Beat:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     engine: EngineTraits = OWN_ENGINE
     reserve: bool = False
+    quiet: bool = False
 
     @property
     def drained(self) -> bool:

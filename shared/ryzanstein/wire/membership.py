@@ -57,6 +57,7 @@ def beat_to_wire(beat: Beat) -> worker.Beat:
         engine=beat.engine.name,
         continues_inexactly=not beat.engine.continues_exactly,
         reserve=beat.reserve,
+        quiet=beat.quiet,
     )
 
 
@@ -76,6 +77,7 @@ def beat_from_wire(wire: worker.Beat) -> Beat:
         sampling_defaults_from_wire(wire.sampling_defaults) if wire.HasField("sampling_defaults") else NO_DEFAULTS,
         _engine_from_wire(wire),
         wire.reserve,
+        wire.quiet,
     )
 
 

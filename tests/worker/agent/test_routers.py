@@ -1,14 +1,18 @@
 import asyncio
+import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ryzanstein import errors
 from ryzanstein.adapters import AdapterReport, NodeAdapter
-from ryzanstein.cluster import Beat, NodeState
+from ryzanstein.cluster import Beat, Load, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.generation.request import AdapterRef
 from ryzanstein.generation.tokens import FinishReason, Token, TokenLogprobs, TopLogprob
 from ryzanstein.wire.adapters import report_from_wire, report_to_wire
+from ryzanstein.worker.agent import routers
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.tuning import LinkBounds
 
@@ -137,3 +141,81 @@ async def test_reports_of_adapters_that_gather_are_as_many_as_there_are_adapters
     assert (report.whole, report.replaced) == (True, (AdapterRef("b", b"2" * 32),))
     assert set(report.adapters) == {adapter("a", b"1"), adapter("b", b"3")}
     assert len(whole.adapters) == 2, "the message is that of other links too"
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """A link of a router that had no work here for a while, and its frames."""
+    link, clock = RouterLink("router-t", LinkBounds(rows=100, bytes=10_000), 2.0), [100.0]
+    monkeypatch.setattr(routers, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    link._worked_at = link._beaten_at = clock[0]
+    link.clock = clock
+    clock[0] += routers.QUIET_AFTER_S
+    link.beat(READY)
+    return link
+
+
+READY = Beat(sequence=1, state=NodeState.READY, load=Load(running=1, capacity=4))
+
+
+async def sent(link):
+    """What is sent now."""
+    frames = link.frames()
+    try:
+        async with asyncio.timeout(0.05):
+            return await anext(frames)
+    except TimeoutError:
+        return None
+    finally:
+        await frames.aclose()
+
+
+async def test_a_quiet_link_sends_what_is_new_and_what_it_is_asked_for(quiet):
+    first = (await sent(quiet)).beat
+    assert (first.quiet, first.sequence) == (True, 1), "the router must know that the next one takes its time"
+    for sequence in range(2, 5):
+        quiet.clock[0] += 0.5
+        quiet.beat(replace(READY, sequence=sequence, load=Load(running=sequence - 1, capacity=4)))
+        assert await sent(quiet) is None
+    quiet.acknowledge(7)
+    answer = await sent(quiet)
+    assert (answer.beat.sequence, answer.beat.ack, answer.beat.quiet) == (4, 7, True), "one frame for both"
+    assert await sent(quiet) is None
+    for news in (
+        replace(READY, load=Load(running=4, capacity=4)),
+        READY,
+        replace(READY, state=NodeState.DRAINING, reason="asked to"),
+        replace(READY, other_models=("second",)),
+    ):
+        quiet.beat(news)
+        assert (await sent(quiet)).beat.quiet
+    quiet.clock[0] += 2.4
+    quiet.beat(replace(READY, other_models=("second",)))
+    assert await sent(quiet) is None
+    quiet.clock[0] += 0.2
+    quiet.beat(replace(READY, other_models=("second",)))
+    assert (await sent(quiet)).beat.quiet, "the router's beats do not arrive: it hears of this node all the same"
+
+
+async def test_work_ends_the_quiet_at_once_and_for_a_while(quiet):
+    await sent(quiet)
+    quiet.prepare(1)
+    assert not (await sent(quiet)).beat.quiet
+    quiet.prepared(1)
+    for _ in range(int(routers.QUIET_AFTER_S) - 1):
+        quiet.clock[0] += 1.0
+        quiet.beat(READY)
+        assert not (await sent(quiet)).beat.quiet
+    quiet.clock[0] += 1.0
+    quiet.beat(READY)
+    assert (await sent(quiet)).beat.quiet
+
+
+async def test_a_link_of_a_router_that_does_not_ask_for_quiet_has_none(link):
+    link._worked_at -= 1000
+    for sequence in range(1, 4):
+        link.beat(Beat(sequence=sequence))
+        link.acknowledge(sequence)
+        frames = link.frames()
+        assert (await next_frame(frames)).ack.sequence == sequence
+        assert not (await next_frame(frames)).beat.quiet

@@ -56,14 +56,14 @@ class RouterLinks:
         self._bounds, self._versions, self._telemetry = bounds, versions, telemetry
         self._links: list[RouterLink] = []
 
-    def open(self, router_id: str) -> RouterLink:
-        """Returns a link for the router. Release it with `close`.
+    def open(self, router_id: str, quiet_s: float = 0.0) -> RouterLink:
+        """Returns a link for the router, see `RouterLink`. Release it with `close`.
 
         Raises RESOURCE_EXHAUSTED when too many routers are connected.
         """
         if len(self._links) >= MAX_LINKS:
             raise RyzansteinError(f"too many routers, the limit is {MAX_LINKS}", Code.RESOURCE_EXHAUSTED, "TOO_MANY_LINKS")
-        link = RouterLink(router_id, self._bounds)
+        link = RouterLink(router_id, self._bounds, quiet_s)
         self._links.append(link)
         self._telemetry.links.set(len(self._links))
         log.info("router connected", router_id=router_id)

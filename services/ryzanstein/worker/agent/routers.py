@@ -20,6 +20,7 @@ from ryzanstein.generation.tokens import FinishReason, PromptScores, Token
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.events import logprobs_to_wire, scores_to_wire, style_to_wire
 from ryzanstein.wire.membership import beat_to_wire
+from ryzanstein.wire.timestamps import timestamp
 from ryzanstein.worker.tuning import LinkBounds
 
 _OVERFLOW = "LINK_OVERFLOW"
@@ -27,6 +28,10 @@ _ROW_BYTES = 16  # approximate size of a row without its text
 _TOP_BYTES = 24
 _MESSAGE_BYTES = 64
 _TELL_PREPARING_S = 0.5
+# A router that had no attempt here for so long hears little of the node until it has one.
+QUIET_AFTER_S = 10.0
+_SHORTEST_QUIET_S, _LONGEST_QUIET_S = 0.5, 10.0
+_LATE = 1.25  # a router's beat is due, and with it the answer; beyond this the node beats without it
 _MOST_PREPARING_S = 300.0
 
 
@@ -37,8 +42,15 @@ class RouterLink:
     dropped.
     """
 
-    def __init__(self, router_id: str, bounds: LinkBounds) -> None:
+    def __init__(self, router_id: str, bounds: LinkBounds, quiet_s: float = 0.0) -> None:
+        """`quiet_s`: how seldom beats may come while the router has no work here; 0: as often as ever."""
         self.router_id = router_id
+        self.quiet = False
+        """Beats come seldom now."""
+        self.quiet_s = min(max(quiet_s, _SHORTEST_QUIET_S), _LONGEST_QUIET_S) if quiet_s > 0 else 0.0
+        self._worked_at = self._beaten_at = time.monotonic()
+        self._latest: Beat | None = None
+        self._told: tuple[object, ...] = ()
         self.handles: dict[int, int] = {}  # handle to group number
         self._preparing: dict[int, float] = {}  # handle to monotonic seconds, until when
         self._reported_preparing_s = 0.0
@@ -66,6 +78,8 @@ class RouterLink:
     def prepare(self, handle: int) -> None:
         """Tells the router with its beats, for a bounded time, that this attempt is not forgotten, until it is `prepared`."""
         self._preparing.setdefault(handle, time.monotonic() + _MOST_PREPARING_S)
+        if self.quiet and self._latest is not None:
+            self.beat(self._latest)
 
     def handed_over(self, handle: int) -> None:
         """Tells the same of an attempt that the ranks have. The watchdog bounds how long they may take."""
@@ -135,13 +149,25 @@ class RouterLink:
         self._output.step = step
 
     def beat(self, beat: Beat) -> None:
-        """Sends a beat; replaces one that is not sent yet."""
-        self._beat = beat
+        """Sends a beat, on a quiet link only one that says something new or is late. Replaces one that is not sent yet."""
+        now = time.monotonic()
+        if self.handles or self._preparing:
+            self._worked_at = now
+        self._latest, was_quiet = beat, self.quiet
+        self.quiet = bool(self.quiet_s) and now - self._worked_at >= QUIET_AFTER_S
+        due = now - self._beaten_at >= _LATE * self.quiet_s
+        if due or not (self.quiet and was_quiet) or _news(beat) != self._told:
+            self._send(beat, now)
+
+    def _send(self, beat: Beat, now: float) -> None:
+        self._beat, self._told, self._beaten_at = beat, _news(beat), now
         self._changed.set()
 
     def acknowledge(self, sequence: int) -> None:
-        """Acknowledges a beat of the router; replaces an acknowledgement that is not sent yet."""
+        """Acknowledges a beat of the router, on a quiet link with a beat. Replaces an acknowledgement that is not sent yet."""
         self._to_acknowledge = sequence
+        if self.quiet and self._latest is not None:
+            self._send(self._latest, time.monotonic())
         self._changed.set()
 
     def report(self, adapters: worker.NodeAdapters) -> None:
@@ -171,7 +197,7 @@ class RouterLink:
             await self._changed.wait()
             self._changed.clear()
             ending = self._ending
-            if self._to_acknowledge:
+            if self._to_acknowledge and not (self.quiet and self._beat is not None):
                 sequence, self._to_acknowledge = self._to_acknowledge, 0
                 yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=sequence))
             if self._adapters is not None:
@@ -181,11 +207,18 @@ class RouterLink:
                 yield worker.ConnectResponse(output=self._take())
             if self._beat is not None:
                 beat, self._beat = self._beat, None
-                yield worker.ConnectResponse(beat=self._with_preparing(beat_to_wire(beat)))
+                yield worker.ConnectResponse(beat=self._with_preparing(self._written(beat)))
             if ending:
                 self.close()
         if self._error is not None:
             raise self._error
+
+    def _written(self, beat: Beat) -> worker.Beat:
+        wire = beat_to_wire(beat)
+        if self.quiet:
+            wire.quiet, wire.ack, self._to_acknowledge = True, self._to_acknowledge, 0
+            wire.time.CopyFrom(timestamp(time.time()))  # it may be an older one that is said again
+        return wire
 
     def _with_preparing(self, beat: worker.Beat) -> worker.Beat:
         now = time.monotonic()
@@ -208,6 +241,14 @@ class RouterLink:
         elif self._rows > self._bounds.rows or self._bytes > self._bounds.bytes:
             text = f"router {self.router_id} reads too slowly: {self._rows} rows (about {self._bytes} bytes) are unsent"
             self.close(RyzansteinError(text, Code.RESOURCE_EXHAUSTED, _OVERFLOW, {"rows": str(self._rows)}))
+
+
+def _news(beat: Beat) -> tuple[object, ...]:
+    """Returns what of a beat is told at once, also to routers that have no work here."""
+    load = beat.load
+    full = load.running + load.waiting >= load.capacity
+    constant = (beat.other_models, beat.numerics, beat.sampling_defaults, beat.engine, beat.reserve)
+    return beat.state, beat.model, beat.context_length, beat.reason, beat.profiling, full, constant
 
 
 def _add_reports(reports: worker.NodeAdapters, newer: worker.NodeAdapters) -> None:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from ryzanstein.router.nodes.links.phi_detector import (
     MAX_UNANSWERED,
+    QUIET_INTERVAL_S,
     BeatDetector,
     BeatIntervals,
+    BeatRate,
     Echoes,
     Intervals,
     PhiThresholds,
@@ -20,6 +22,7 @@ from ryzanstein.router.nodes.links.phi_detector import (
 )
 
 THRESHOLDS = PhiThresholds()
+WORKING, IDLE, QUIET = BeatRate.WORKING, BeatRate.IDLE, BeatRate.QUIET
 
 
 def beating(interval_s: float, working: bool, beats: int = 50, jitter_s: float = 0.0) -> tuple[BeatDetector, float]:
@@ -29,7 +32,7 @@ def beating(interval_s: float, working: bool, beats: int = 50, jitter_s: float =
     now = 0.0
     for _ in range(beats):
         now += max(0.001, rng.gauss(interval_s, jitter_s))
-        detector.beat(now, working)
+        detector.beat(now, WORKING if working else IDLE)
     return detector, now
 
 
@@ -61,15 +64,43 @@ def test_an_idle_node_is_given_its_slower_rate() -> None:
 
 def test_a_node_that_starts_to_work_is_judged_by_the_faster_rate_from_its_first_working_beat() -> None:
     detector, now = beating(0.5, False)
-    detector.beat(now + 0.5, True)
+    detector.beat(now + 0.5, WORKING)
     assert detector.suspect_at - (now + 0.5) < 0.3
+
+
+def test_a_quiet_stream_is_given_its_interval_whatever_came_between() -> None:
+    detector, now = beating(0.5, False)
+    for _ in range(200):
+        now += 0.01
+        detector.beat(now, QUIET)
+    assert QUIET_INTERVAL_S < detector.suspect_at - now < 2 * QUIET_INTERVAL_S
+
+
+def test_work_on_a_quiet_stream_is_judged_from_when_it_was_given() -> None:
+    detector, now = beating(0.5, False)
+    usual = detector.suspect_at - now
+    detector.beat(now, QUIET)
+    detector.expect(now + 1.9)
+    assert detector.suspect_at - (now + 1.9) == pytest.approx(usual), "as on a stream that was never quiet"
+    detector.beat(now + 1.95, WORKING)
+    detector.beat(now + 2.0, WORKING)
+    assert detector.suspect_at - (now + 2.0) < 0.3
+
+
+def test_work_that_moves_unseen_on_a_quiet_stream_is_no_stall() -> None:
+    progress = Progress(THRESHOLDS)
+    for second in range(0, 20, 2):
+        progress.beat(float(second), 100 * second, True, unseen_s=QUIET_INTERVAL_S)
+        assert progress.stalled_at > second + QUIET_INTERVAL_S + 1
+    progress.expect(19.9)
+    assert progress.stalled_at >= 19.9 + THRESHOLDS.stall_s
 
 
 def test_intervals_over_a_change_of_rate_are_not_counted() -> None:
     detector, now = beating(0.05, True)
     usual = detector.suspect_at - now
-    detector.beat(now + 0.5, False)
-    detector.beat(now + 1.0, True)
+    detector.beat(now + 0.5, IDLE)
+    detector.beat(now + 1.0, WORKING)
     assert detector.suspect_at - (now + 1.0) == pytest.approx(usual)
 
 
@@ -93,13 +124,13 @@ def test_false_alarms_are_rare_on_a_node_with_the_jitter_of_a_busy_machine() -> 
         due = now + 0.05 + rng.expovariate(1 / 0.015)
         alarms += due > detector.suspect_at
         now = due
-        detector.beat(now, True)
+        detector.beat(now, WORKING)
     assert alarms / 20_000 < 0.01
 
 
 def test_one_long_freeze_does_not_make_the_next_one_look_usual() -> None:
     detector, now = beating(0.05, True, beats=120)
-    detector.beat(now + 60.0, True)
+    detector.beat(now + 60.0, WORKING)
     assert detector.dead_at - (now + 60.0) < 1.2
 
 
@@ -259,5 +290,5 @@ def test_a_node_that_beats_seldom_as_it_said_is_not_suspect() -> None:
     message = BeatDetector(THRESHOLDS, 0.0, BeatIntervals(working_s=0.05, idle_s=2.0))
     unsaid = BeatDetector(THRESHOLDS, 0.0)
     for detector in (message, unsaid):
-        detector.beat(0.0, working=False)
+        detector.beat(0.0, IDLE)
     assert message.suspect_at > 2.0 > unsaid.dead_at

@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from ryzanstein.auth.peers.peer import Peer, PeerRole
+from ryzanstein.router.nodes.links.phi_detector import QUIET_INTERVAL_S
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
@@ -45,7 +46,7 @@ class Pulse(Protocol):
 
     @property
     def beat_interval_s(self) -> float:
-        """The interval, at most BEAT_S, which was announced to the node."""
+        """The interval: at most BEAT_S, which was announced to the node, or QUIET_INTERVAL_S while the node beats as seldom."""
         ...
 
     def beaten(self, sequence: int) -> None:
@@ -209,6 +210,7 @@ async def _exchange_hellos(call: Any, router_id: str, model: str) -> worker.Node
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             router_hello = worker.RouterHello(router_id=router_id, model=model)
             router_hello.beat_interval.FromNanoseconds(round(BEAT_S * 1e9))
+            router_hello.quiet_interval.FromNanoseconds(round(QUIET_INTERVAL_S * 1e9))
             await call.write(worker.ConnectRequest(hello=router_hello))
             frame = await call.read()
     except grpc.aio.AioRpcError as error:

@@ -20,9 +20,21 @@ from ryzanstein.cluster import NO_MODEL, OWN_ENGINE, Beat, NodeState, Numerics, 
 from ryzanstein.generation.request import ADAPTERS, Attempt
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.nodes.links.adapters import LinkAdapters
-from ryzanstein.router.nodes.links.connection import BEAT_S, WORKING_BEAT_S, Connection, NotConnectedError, connect
+from ryzanstein.router.nodes.links.connection import (
+    BEAT_S,
+    WORKING_BEAT_S,
+    Connection,
+    NotConnectedError,
+    connect,
+)
 from ryzanstein.router.nodes.links.frames import AttemptSink, deliver
-from ryzanstein.router.nodes.links.phi_detector import IDLE_INTERVAL_S, WORKING_INTERVAL_S, BeatIntervals, PhiThresholds
+from ryzanstein.router.nodes.links.phi_detector import (
+    IDLE_INTERVAL_S,
+    QUIET_INTERVAL_S,
+    WORKING_INTERVAL_S,
+    BeatIntervals,
+    PhiThresholds,
+)
 from ryzanstein.router.nodes.links.suspicion import SuspicionLevel, SuspicionWatch
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
@@ -153,7 +165,7 @@ class NodeLink:
         The interval is short while attempts run, so that a deaf node is detected while clients wait
         for it.
         """
-        return WORKING_BEAT_S if self._sinks else BEAT_S
+        return WORKING_BEAT_S if self._sinks else QUIET_INTERVAL_S if self.beat.quiet else BEAT_S
 
     def beaten(self, sequence: int) -> None:
         if self._watch is not None:
@@ -193,6 +205,8 @@ class NodeLink:
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
         self._connection.send(worker.ConnectRequest(submit=submit_now(attempt, self._last_handle)), sink.submitted)
+        if self._watch is not None:
+            self._watch.expect()
         return self._last_handle
 
     def cancel(self, handle: int) -> None:
@@ -297,6 +311,8 @@ class NodeLink:
             for handle in frame.beat.preparing:
                 if (sink := self._sinks.get(handle)) is not None:
                     sink.preparing()
+            if frame.beat.ack and self._watch is not None:
+                self._watch.answered(frame.beat.ack)
             self._on_beat(beat_from_wire(frame.beat))
         elif frame.HasField("ack") and self._watch is not None:
             self._watch.answered(frame.ack.sequence)

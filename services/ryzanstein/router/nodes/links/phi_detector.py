@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum
 from statistics import NormalDist
 from typing import Annotated
 
@@ -21,6 +22,8 @@ from ryzanstein.bounds import LARGEST, PositiveSeconds, Seconds
 
 WORKING_INTERVAL_S = 0.05
 IDLE_INTERVAL_S = 0.5
+# What this router asks for on streams on which it has no work. It beats as seldom then, and the node answers with its own beat.
+QUIET_INTERVAL_S = 2.0
 WINDOW = 100
 LONGEST_RATIO = 8.0
 # The assumed time from a beat of this router to the node's answer, before any is measured. A longer
@@ -60,6 +63,14 @@ class BeatIntervals:
 
     working_s: float = WORKING_INTERVAL_S
     idle_s: float = IDLE_INTERVAL_S
+
+
+class BeatRate(Enum):
+    """How often a node beats on a stream. QUIET: seldom, because nothing of this router runs there."""
+
+    WORKING = "working"
+    IDLE = "idle"
+    QUIET = "quiet"
 
 
 class Intervals:
@@ -111,33 +122,41 @@ class BeatDetector:
         expected = intervals or BeatIntervals()
         self._thresholds = thresholds
         self._rates = {
-            True: Intervals(expected.working_s, thresholds.jitter_s),
-            False: Intervals(expected.idle_s, thresholds.jitter_s),
+            BeatRate.WORKING: Intervals(expected.working_s, thresholds.jitter_s),
+            BeatRate.IDLE: Intervals(expected.idle_s, thresholds.jitter_s),
+            BeatRate.QUIET: Intervals(QUIET_INTERVAL_S, thresholds.jitter_s),
         }
-        self._working = False
+        self.rate = BeatRate.IDLE
         self._last_beat: float | None = None
         self.last_sign = now
 
-    def beat(self, now: float, working: bool) -> None:
-        """Records a beat. `working`: the node reports work, so its next beat comes soon."""
-        if self._last_beat is not None and working == self._working:
-            self._rates[working].add(now - self._last_beat)
-        self._working, self._last_beat, self.last_sign = working, now, now
+    def beat(self, now: float, rate: BeatRate) -> None:
+        """Records a beat, and how soon the next one comes.
+
+        The intervals of a quiet stream are not learned: beats that say something new come between the others.
+        """
+        if self._last_beat is not None and rate is self.rate is not BeatRate.QUIET:
+            self._rates[rate].add(now - self._last_beat)
+        self.rate, self._last_beat, self.last_sign = rate, now, now
+
+    def expect(self, now: float) -> None:
+        """Records that the node was given work on a quiet stream: it beats at once, or it is silent from now on."""
+        self.rate, self._last_beat, self.last_sign = BeatRate.IDLE, None, now
 
     def sign(self, now: float) -> None:
         """Records any other frame: the node is alive, but its beat intervals are not updated."""
         self.last_sign = now
 
     def phi(self, now: float) -> float:
-        return self._rates[self._working].phi(now - self.last_sign)
+        return self._rates[self.rate].phi(now - self.last_sign)
 
     @property
     def suspect_at(self) -> float:
-        return self.last_sign + self._rates[self._working].silence_s(self._thresholds.suspect_phi)
+        return self.last_sign + self._rates[self.rate].silence_s(self._thresholds.suspect_phi)
 
     @property
     def dead_at(self) -> float:
-        silence_s = self._rates[self._working].silence_s(self._thresholds.dead_phi)
+        silence_s = self._rates[self.rate].silence_s(self._thresholds.dead_phi)
         return self.last_sign + silence_s + self._thresholds.grace_s
 
 
@@ -235,13 +254,15 @@ class Progress:
         self._step = -1
         self._moved_at: float | None = None
         self._step_s = 0.0
+        self._unseen_s = 0.0
 
-    def beat(self, now: float, step: int, pending: bool, *, profiling: bool = False) -> None:
+    def beat(self, now: float, step: int, pending: bool, *, profiling: bool = False, unseen_s: float = 0.0) -> None:
         """Records the progress that a beat reports.
 
         `step` counts the engine's steps; `pending`: sequences run or wait; `profiling`: the node
-        reports why nothing moves.
+        reports why nothing moves. `unseen_s`: how long what moves may go unreported, on a quiet stream.
         """
+        self._unseen_s = unseen_s
         if not pending:
             self._moved_at = None
         elif self._moved_at is None or profiling:
@@ -258,4 +279,8 @@ class Progress:
         """When the work counts as stalled if nothing moves until then; infinite without work."""
         if self._moved_at is None:
             return math.inf
-        return self._moved_at + max(self._thresholds.stall_s, self._thresholds.stall_steps * self._step_s)
+        return self._moved_at + max(self._thresholds.stall_s, self._thresholds.stall_steps * self._step_s) + self._unseen_s
+
+    def expect(self, now: float) -> None:
+        """Records that from now on the node reports often again, after a time in which what moved went unreported."""
+        self._moved_at, self._unseen_s = None if self._moved_at is None else now, 0.0

@@ -11,7 +11,15 @@ from enum import IntEnum
 
 from ryzanstein.cluster import Beat
 from ryzanstein.process.awake import AwakeClock, AwakeTimer
-from ryzanstein.router.nodes.links.phi_detector import BeatDetector, BeatIntervals, Echoes, PhiThresholds, Progress
+from ryzanstein.router.nodes.links.phi_detector import (
+    QUIET_INTERVAL_S,
+    BeatDetector,
+    BeatIntervals,
+    BeatRate,
+    Echoes,
+    PhiThresholds,
+    Progress,
+)
 
 SILENCE = "silence"
 STALL = "stall"
@@ -72,9 +80,18 @@ class SuspicionWatch:
     def beat(self, beat: Beat) -> None:
         now = self._awake.now()
         working = beat.load.running + beat.load.waiting > 0
-        self._beats.beat(now, working)
-        self._progress.beat(now, beat.step, working, profiling=beat.profiling)
+        self._beats.beat(now, BeatRate.QUIET if beat.quiet else BeatRate.WORKING if working else BeatRate.IDLE)
+        unseen_s = QUIET_INTERVAL_S if beat.quiet else 0.0
+        self._progress.beat(now, beat.step, working, profiling=beat.profiling, unseen_s=unseen_s)
         self._alive()
+
+    def expect(self) -> None:
+        """Records that the node was given work: if its stream is quiet, its beats come often again from now on."""
+        if self._beats.rate is BeatRate.QUIET:
+            now = self._awake.now()
+            self._beats.expect(now)
+            self._progress.expect(now)
+            self._hasten()
 
     def frame(self) -> None:
         """Records the arrival of anything other than a beat."""

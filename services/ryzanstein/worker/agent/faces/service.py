@@ -44,7 +44,7 @@ class WorkerServicer(WorkerServiceServicer):
         hello = await _hello(requests)
         check_name(hello.router_id)
         node = self._models.linked(hello.model).node
-        link = node.links.open(name_from_wire(hello.router_id, "router_id"))
+        link = node.links.open(name_from_wire(hello.router_id, "router_id"), hello.quiet_interval.ToNanoseconds() / 1e9)
         stream = RouterStream(node, link)
         ahead = ReadAhead()
         reader = node.background.once("link_reader", stream.read(requests, _beat_interval_s(hello), ahead))

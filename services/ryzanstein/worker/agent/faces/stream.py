@@ -74,10 +74,10 @@ class RouterStream:
 
         Ends the link when the router ends its side, or is silent for several of its beats.
         """
-        link, silence_s = self._link, self._silence_s(beat_interval_s)
+        link, silence_s = self._link, None
         with _ending(link):
             try:
-                while (request := await self._within(silence_s, requests)) is not None:
+                while (request := await self._within(silence_s := self._silence_s(beat_interval_s), requests)) is not None:
                     if not request.HasField("beat"):
                         if request.HasField("submit"):
                             link.prepare(request.submit.handle)
@@ -173,6 +173,7 @@ class RouterStream:
         """Returns how long the router may be silent; None: for ever."""
         if beat_interval_s is None:
             return None
+        beat_interval_s = max(beat_interval_s, self._link.quiet_s if self._link.quiet else 0.0)
         return max(self._node.settings.tuning.router_silence_s, _BEATS_MISSED * beat_interval_s)
 
 
