@@ -19,7 +19,7 @@ from ryzanstein.lab.bench.router.scripted.script import Script
 
 _TOKENS, _STEP_S = 50, 0.1
 _CHANGE_S = 1.0
-_REST_S = 2.0
+_REST_S = 14.0  # until links without work are quiet
 
 
 @dataclass(slots=True)

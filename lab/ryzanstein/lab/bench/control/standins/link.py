@@ -12,9 +12,11 @@ from ryzanstein.generation.request import CACHE_SCOPES
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted.link import IDLE_BEAT_S, WORKING_BEAT_S, ScriptedLink
 from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.worker.agent.routers import QUIET_AFTER_S
 
 CAPACITY, CONTEXT_LENGTH = 64, 32_768
 ROUTER_SILENCE_S = 5.0
+_BEATS_MISSED, _LATE = 4, 1.25
 # As long as those of a node.
 _NUMERICS = "cpu bfloat16 float32 avx512_bf16 int8 blocks 32 groups 128 heads 64 rope 10000 kernels 41 torch 2.11.0"
 _DIGEST = bytes(32)
@@ -53,18 +55,28 @@ class StandInState:
 
 
 class StandInLink(ScriptedLink):
-    """A link to one model. `wake` after the state changed. It ends when its router is silent, as a node's does."""
+    """A link to one model. `wake` after the state changed. It ends when its router is silent, as a node's does.
 
-    def __init__(self, engine: ScriptedEngine, state: StandInState, model: str) -> None:
+    `quiet_s`: it beats so seldom, in answer to its router's beats, when no answer has run here for a while; 0: never.
+    """
+
+    def __init__(self, engine: ScriptedEngine, state: StandInState, model: str, quiet_s: float = 0.0) -> None:
         super().__init__(engine)
-        self._state, self._model = state, model
+        self._state, self._model, self._quiet_s = state, model, quiet_s
+        self._worked_at = time.monotonic()
         self._to_acknowledge = 0
         self._heard_at = time.monotonic()
 
     @property
     def alive(self) -> bool:
         """Whether its router was heard lately: a process that stood still has links that are gone."""
-        return time.monotonic() < self._heard_at + ROUTER_SILENCE_S
+        return time.monotonic() < self._heard_at + (_BEATS_MISSED * self._quiet_s if self._quiet else ROUTER_SILENCE_S)
+
+    @property
+    def _quiet(self) -> bool:
+        if self._sinks:
+            self._worked_at = time.monotonic()
+        return self._quiet_s > 0 and time.monotonic() >= self._worked_at + QUIET_AFTER_S
 
     @property
     def running(self) -> int:
@@ -83,10 +95,16 @@ class StandInLink(ScriptedLink):
             super()._receive(frame)
 
     def _beat(self) -> worker.Beat:
-        return self._state.beat(self._model or self._state.models[0], len(self._sinks))
+        beat = self._state.beat(self._model or self._state.models[0], len(self._sinks))
+        beat.quiet = self._quiet
+        if beat.quiet:
+            beat.ack, self._to_acknowledge = self._to_acknowledge, 0
+        return beat
 
     @property
     def _interval_s(self) -> float:
+        if self._quiet:
+            return _LATE * self._quiet_s
         return WORKING_BEAT_S if self._sinks or self._state.busy else IDLE_BEAT_S
 
     async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
@@ -102,7 +120,10 @@ class StandInLink(ScriptedLink):
                 async with asyncio.timeout(last_beat + self._interval_s - time.monotonic()):
                     await self._news.wait()
             self._news.clear()
-            if self._to_acknowledge:
+            if self._to_acknowledge and self._quiet:
+                last_beat = time.monotonic()
+                yield worker.ConnectResponse(beat=self._beat())
+            elif self._to_acknowledge:
                 sequence, self._to_acknowledge = self._to_acknowledge, 0
                 yield worker.ConnectResponse(ack=worker.RouterBeatAck(sequence=sequence))
             if self._output.handle or self._output.accepted:

@@ -107,7 +107,8 @@ class StandInNode:
         first = await anext(frames, None)
         if first is None:  # the router has given it up already
             return
-        link = StandInLink(self._host.engine, self.state, first.hello.model)
+        quiet_s = first.hello.quiet_interval.ToNanoseconds() / 1e9
+        link = StandInLink(self._host.engine, self.state, first.hello.model, quiet_s)
         reader = asyncio.create_task(link.read(frames))
         self.links[link] = None
         try:
