@@ -20,6 +20,7 @@ from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
 from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
 from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.model_loads import ModelLoads
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
 from ryzanstein.orchestrator.placing.unplaceable import unplaceable
@@ -98,6 +99,7 @@ class ControlPlane:
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
         self._measuring = 0
+        telemetry.registry.register(ModelLoads(self._registry.nodes))
         telemetry.deployments.set(len(deployments))
         log.info("restored", deployments=len(deployments), members=len(saved.members), epoch=self._hub.epoch)
         self._settle()

@@ -76,7 +76,8 @@ class Registry:
         return dict(self._drains)
 
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(member.node for member in self._members.values())
+        """Returns the members. May be called from any thread."""
+        return tuple(member.node for member in list(self._members.values()))
 
     def node_ids(self) -> frozenset[str]:
         return frozenset(self._members)
