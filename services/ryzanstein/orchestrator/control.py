@@ -8,7 +8,6 @@ with one event loop: between two awaits, a change of the state and its publicati
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -19,7 +18,9 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
 from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
+from ryzanstein.leaders import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.leading.term import SoleTerm, Term
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
 from ryzanstein.orchestrator.placing.unplaceable import unplaceable
@@ -65,9 +66,10 @@ class ControlPlane:
         deployments: tuple[Deployment, ...],
         saved: StoredMembership,
         *,
+        term: Term,
         adapters: tuple[DeployedAdapter, ...] = (),
     ) -> None:
-        self._settings = settings
+        self._settings, self._term = settings, term
         self._store = store
         self._telemetry = telemetry
         self._awake = AwakeClock(telemetry.loop_lag.observe, self._forgive)
@@ -87,7 +89,7 @@ class ControlPlane:
         self._recorder = MembershipRecorder(store, self._membership)
         self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.tuning.settle_s)
         self._hub = WatchHub(
-            uuid.uuid4().hex,
+            term.leader.leader_id,
             lambda: ClusterState(self._registry.nodes(), self._catalog.deployments()),
             telemetry,
             queue_bound=settings.tuning.watch_queue,
@@ -99,14 +101,30 @@ class ControlPlane:
         self._writes: set[asyncio.Task[Any]] = set()
         self._measuring = 0
         telemetry.deployments.set(len(deployments))
-        log.info("restored", deployments=len(deployments), members=len(saved.members), epoch=self._hub.epoch)
+        leader = term.leader
+        log.info(
+            "restored", deployments=len(deployments), members=len(saved.members), epoch=leader.epoch, leader_id=leader.leader_id
+        )
         self._settle()
 
     @classmethod
-    async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: OrchestratorTelemetry) -> ControlPlane:
-        """Returns a control plane that continues from what the store holds."""
+    async def restore(
+        cls, settings: OrchestratorSettings, store: Store, telemetry: OrchestratorTelemetry, term: Term | None = None
+    ) -> ControlPlane:
+        """Returns a control plane that continues from what the store holds. Without a term, it is alone."""
+        term = term or await SoleTerm.begin(store, telemetry)
         deployments, membership = await store.deployments(), await store.membership()
-        return cls(settings, store, telemetry, deployments, membership, adapters=await store.adapters())
+        return cls(settings, store, telemetry, deployments, membership, term=term, adapters=await store.adapters())
+
+    @property
+    def leader(self) -> LeaderEpoch:
+        """Who leads, which every answer says."""
+        return self._term.leader
+
+    async def met(self, known: LeaderEpoch) -> None:
+        """Compares the leader that a peer knows with this one. Raises STALE_LEADER when the peer may not follow it."""
+        if self._term.leader.is_stale_after(known):
+            await self._term.outranked(known)
 
     def register(self, node: Node) -> Grant:
         """Adds or renews a node.

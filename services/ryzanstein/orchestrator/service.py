@@ -27,6 +27,7 @@ from ryzanstein.wire.membership import (
     deployment_from_wire,
     deployment_to_wire,
     instruction_to_wire,
+    known_leader_from_wire,
     node_from_wire,
     node_report_from_wire,
     node_to_wire,
@@ -49,11 +50,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         node = node_from_wire(request.node)
         check_node(node)
         check_name(node.node_id)
+        await self._control.met(known_leader_from_wire(request))
+        leader = self._control.leader
         grant = self._control.register(node)
         return pb.RegisterNodeResponse(
             lease_id=grant.lease_id,
             lease_duration=duration(grant.lease_s),
             heartbeat_interval=duration(grant.heartbeat_interval_s),
+            leader_epoch=leader.epoch,
+            leader_id=leader.leader_id,
         )
 
     async def Heartbeat(
@@ -63,11 +68,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             report = node_report_from_wire(request)
             check_report(report)
             check_name(request.node_id)
-            yield instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
+            answer = instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
+            leader = self._control.leader
+            answer.leader_epoch, answer.leader_id, answer.sequence = leader.epoch, leader.leader_id, request.sequence
+            yield answer
 
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
+        await self._control.met(known_leader_from_wire(request))
         async for update in self._control.updates():
-            yield _update(update)
+            message, leader = _update(update), self._control.leader
+            message.leader_epoch, message.leader_id = leader.epoch, leader.leader_id
+            yield message
 
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
         model = request.deployment.model

@@ -22,6 +22,8 @@ class OrchestratorTelemetry:
         self.nodes = self._gauge("nodes", "Current members.")
         self.watchers = self._gauge("watchers", "Open watches.")
         self.deployments = self._gauge("deployments", "Desired deployments.")
+        self.leader = self._gauge("leader", "1: this orchestrator leads, 0: it stands by.")
+        self.epoch = self._gauge("epoch", "Epoch of the leader, as far as this orchestrator knows.")
         self.outdated = Gauge(
             "ryzanstein_orchestrator_outdated",
             "Nodes that serve an earlier revision of a deployment.",

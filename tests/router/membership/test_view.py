@@ -46,6 +46,8 @@ class ScriptedOrchestrator(OrchestratorServiceServicer):
         self.epoch = "e"
         self.watches: list[asyncio.Queue[Message | None]] = []
         self.num_watches = 0
+        self.leader: tuple[int, str] = (0, "")
+        self.known: list[tuple[int, str]] = []
         self.port = 0
         self._server: RpcServer | None = None
 
@@ -68,8 +70,11 @@ class ScriptedOrchestrator(OrchestratorServiceServicer):
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.watches.append(messages)
         self.num_watches += 1
+        self.known.append((request.known_epoch, request.known_leader_id))
         try:
-            yield snapshot(1, *self.nodes, epoch=self.epoch)
+            first = snapshot(1, *self.nodes, epoch=self.epoch)
+            first.leader_epoch, first.leader_id = self.leader
+            yield first
             while (message := await messages.get()) is not None:
                 yield message
         finally:
@@ -305,3 +310,29 @@ async def test_a_node_that_shall_drain_gets_nothing_new(
     scripted.say(joined(2, node(first, workers[first].address, drain_requested=True)))
     await until(lambda: any(view.drain_requested for view in client.router.links.snapshot()))
     assert (await ask(client)).node_id != first
+
+
+async def test_a_leader_of_an_earlier_epoch_is_not_followed(
+    scripted: ScriptedOrchestrator, followed: tuple[Followed, RouterTelemetry]
+) -> None:
+    links, _ = followed
+    scripted.leader, scripted.nodes = (5, "b"), [node("a")]
+    async with asyncio.timeout(10):
+        while "127.0.0.1:97" not in links.addresses:
+            scripted.say(None)
+            await asyncio.sleep(0.01)
+    for stale in ((4, "a"), (5, "a")):
+        scripted.leader, scripted.nodes = stale, [node("z")]
+        scripted.known.clear()
+        scripted.say(None)
+        async with asyncio.timeout(10):
+            while len(scripted.known) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert set(scripted.known) == {(5, "b")}
+        assert "127.0.0.1:97" in links.addresses
+        assert "127.0.0.1:122" not in links.addresses
+    scripted.leader = (6, "a")
+    async with asyncio.timeout(10):
+        while "127.0.0.1:122" not in links.addresses:
+            scripted.say(None)
+            await asyncio.sleep(0.01)

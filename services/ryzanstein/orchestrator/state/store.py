@@ -40,12 +40,13 @@ CREATE TABLE IF NOT EXISTS adapters (
     name TEXT PRIMARY KEY, model TEXT NOT NULL, path TEXT NOT NULL, pinned INTEGER NOT NULL, revision INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS leading (only INTEGER PRIMARY KEY CHECK (only = 1), epoch INTEGER NOT NULL) STRICT;
 {AUDIT_SCHEMA}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-# Version 1 had neither revisions nor idle unloading, version 2 no audit. An earlier version 3 had no adapters; a program of
-# then leaves their table as it is, so that an upgrade can be taken back.
+# Version 1 had neither revisions nor idle unloading, version 2 no audit. Earlier versions 3 had neither adapters nor
+# epochs; programs of then leave those tables as they are, so that an upgrade can be taken back.
 _FROM_VERSION_1 = """
 BEGIN EXCLUSIVE;
 ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
@@ -106,6 +107,10 @@ class Store:
     async def membership(self) -> StoredMembership:
         """Returns the membership as it was last written, before or after a restart."""
         return await self._run("read", lambda: self._written)
+
+    async def next_epoch(self, known: int = 0) -> int:
+        """Returns the epoch of a new leader, which is stored: above all before, and above `known`."""
+        return await self._run("epoch", lambda: self._next_epoch(known))
 
     async def put_deployment(self, deployment: Deployment) -> None:
         row = (deployment.model, deployment.path, deployment.replicas, deployment.revision, deployment.idle_unload_s)
@@ -175,6 +180,13 @@ class Store:
         except BaseException:
             self._connection.close()
             raise
+
+    def _next_epoch(self, known: int) -> int:
+        statement = (
+            "INSERT INTO leading VALUES (1, ? + 1) ON CONFLICT (only) DO UPDATE SET epoch = max(epoch, ?) + 1 RETURNING epoch"
+        )
+        (row,) = self._connection.execute(statement, (known, known)).fetchall()
+        return int(row[0])
 
     def _read_deployments(self) -> tuple[Deployment, ...]:
         rows = self._connection.execute("SELECT model, path, replicas, revision, idle_unload_s FROM deployments ORDER BY model")

@@ -20,12 +20,13 @@ import structlog
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import NO_MODEL, Node, NodeState
 from ryzanstein.generation.prompts import MAX_NAME_CHARS
+from ryzanstein.leaders import KnownLeader, StaleLeaderError
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire.membership import node_from_wire
+from ryzanstein.wire.membership import leader_from_wire, node_from_wire
 
 log = structlog.get_logger(__name__)
 
@@ -123,6 +124,7 @@ class ClusterView:
         self._cache = cache
         self._telemetry = telemetry
         self._view = View()
+        self._leader = KnownLeader()
         self._notified: tuple[frozenset[str], ...] | None = None
 
     async def start(self) -> None:
@@ -142,8 +144,13 @@ class ClusterView:
     async def _watch(self, stub: Any) -> bool:
         """Follows one watch to its end. Returns False if nothing came."""
         view, came = View(self._dialer.secure), False
+        known = self._leader.latest
+        request = orchestrator.WatchClusterRequest(
+            watcher_id=self._router_id, known_epoch=known.epoch, known_leader_id=known.leader_id
+        )
         try:
-            async for message in stub.WatchCluster(orchestrator.WatchClusterRequest(watcher_id=self._router_id)):
+            async for message in stub.WatchCluster(request):
+                self._leader.follow(leader_from_wire(message))
                 came = True
                 view.apply(message)
                 if message.HasField("snapshot"):
@@ -153,6 +160,8 @@ class ClusterView:
         except grpc.aio.AioRpcError as error:
             refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
             log.log(WARNING if refused else DEBUG, "orchestrator watch ended", code=error.code().name, why=error.details())
+        except StaleLeaderError as stale:
+            log.warning("view of a stale leader refused", what=str(stale))
         except ChangeMissedError as gap:
             log.warning("view has a gap", what=str(gap))
         return came

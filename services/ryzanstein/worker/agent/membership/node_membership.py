@@ -16,12 +16,14 @@ import structlog
 
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import Instruction, Node, NodeReport
+from ryzanstein.leaders import KnownLeader, StaleLeaderError
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, node_to_wire
+from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, leader_from_wire, node_to_wire
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.membership.deployed_adapters import AdapterFollower
+from ryzanstein.worker.agent.membership.obedience import LateAnswers
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
@@ -115,6 +117,7 @@ class NodeMembership:
         self._metrics = metrics
         self._lease_id = ""
         self._registrations = 0
+        self._leader = KnownLeader()
 
     async def run(self) -> None:
         """Registers and sends beats until cancelled."""
@@ -128,6 +131,8 @@ class NodeMembership:
                 cause = "ended"
             except grpc.aio.AioRpcError as error:
                 cause, why = error.code().name.lower(), str(error.details())
+            except StaleLeaderError as stale:
+                cause, why = "stale_leader", str(stale)
             except TimeoutError:
                 cause = "silent"
             except asyncio.CancelledError:
@@ -165,8 +170,12 @@ class NodeMembership:
     async def _register(self, stub: Any) -> float:
         """Registers the node; returns the seconds between beats."""
         await self._member.locate()
-        request = orchestrator.RegisterNodeRequest(node=node_to_wire(self._member.describe()))
+        known = self._leader.latest
+        request = orchestrator.RegisterNodeRequest(
+            node=node_to_wire(self._member.describe()), known_epoch=known.epoch, known_leader_id=known.leader_id
+        )
         response = await stub.RegisterNode(request, timeout=CALL_TIMEOUT_S)
+        self._leader.follow(leader_from_wire(response))
         self._lease_id = response.lease_id
         interval_s: float = response.heartbeat_interval.ToNanoseconds() / 1e9
         log.info("registered", address=self._address, heartbeat_interval_s=interval_s)
@@ -177,22 +186,27 @@ class NodeMembership:
 
         Raises TimeoutError when no answer came for several beats.
         """
-        call = stub.Heartbeat(self._beats(interval_s))
+        late = LateAnswers()
+        call = stub.Heartbeat(self._beats(interval_s, late))
         answers = aiter(call)
         try:
             while True:
                 async with asyncio.timeout(max(CALL_TIMEOUT_S, 3 * interval_s)):
                     answer = await anext(answers)
-                self._member.follow(instruction_from_wire(answer))
+                self._leader.follow(leader_from_wire(answer))
+                if late.are_void(answer.sequence):
+                    self._metrics.late_instructions.inc()
+                else:
+                    self._member.follow(instruction_from_wire(answer))
         except StopAsyncIteration:
             return
         finally:
             call.cancel()
 
-    async def _beats(self, interval_s: float) -> AsyncIterator[orchestrator.HeartbeatRequest]:
+    async def _beats(self, interval_s: float, late: LateAnswers) -> AsyncIterator[orchestrator.HeartbeatRequest]:
         node_id = self._member.describe().node_id
         while True:
-            yield heartbeat_to_wire(node_id, self._lease_id, self._member.report())
+            yield heartbeat_to_wire(node_id, self._lease_id, self._member.report(), late.sent())
             await self._member.wanted(interval_s)
 
 

@@ -1,0 +1,89 @@
+"""The right to act: the term of one leader, with the epoch by which nodes, routers and the store fence it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Protocol
+
+import structlog
+
+from ryzanstein import errors
+from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+
+log = structlog.get_logger(__name__)
+
+MOST_AHEAD = 2**20
+"""A report of an epoch that is further ahead is refused: a few of them would use up all numbers."""
+
+
+class Term(Protocol):
+    """What a control plane asks before it acts."""
+
+    @property
+    def leader(self) -> LeaderEpoch:
+        """Who leads in this term."""
+        ...
+
+    @property
+    def keeping(self) -> bool:
+        """Whether nodes must only be told to keep what they have: instructions of a leader before may still reach them."""
+        ...
+
+    def check(self) -> None:
+        """Raises NOT_LEADER when the term is over."""
+        ...
+
+    async def outranked(self, known: LeaderEpoch) -> None:
+        """Called when a peer knows a leader after which it may not follow this one. Raises STALE_LEADER, or the epoch."""
+        ...
+
+
+class EpochStore(Protocol):
+    async def next_epoch(self, known: int = 0) -> int: ...
+
+
+class SoleTerm:
+    """The term of an orchestrator that is alone: it never ends. Begin it with `begin`."""
+
+    def __init__(self, store: EpochStore, telemetry: OrchestratorTelemetry, leader: LeaderEpoch) -> None:
+        self._store, self._telemetry = store, telemetry
+        self._leader = leader
+        self._raising = asyncio.Lock()
+        telemetry.epoch.set(leader.epoch)
+        telemetry.leader.set(1)
+
+    @classmethod
+    async def begin(cls, store: EpochStore, telemetry: OrchestratorTelemetry) -> SoleTerm:
+        """Returns a new term, one epoch after the last."""
+        return cls(store, telemetry, LeaderEpoch(await store.next_epoch(), uuid.uuid4().hex))
+
+    @property
+    def leader(self) -> LeaderEpoch:
+        return self._leader
+
+    @property
+    def keeping(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        """The term never ends."""
+
+    async def outranked(self, known: LeaderEpoch) -> None:
+        """Raises the epoch above the one that a peer knows: the store was lost, or is an older copy."""
+        check_known(known, self._leader)
+        async with self._raising:
+            if self._leader.is_stale_after(known):
+                before = self._leader.epoch
+                self._leader = LeaderEpoch(await self._store.next_epoch(known.epoch), self._leader.leader_id)
+                self._telemetry.epoch.set(self._leader.epoch)
+                log.warning(
+                    "a peer knows a later leader, epoch raised", before=before, known=known.epoch, now=self._leader.epoch
+                )
+
+
+def check_known(known: LeaderEpoch, own: LeaderEpoch) -> None:
+    """Checks a report. Raises INVALID_ARGUMENT when no orchestrator of this cluster can have had the epoch."""
+    if known.epoch > own.epoch + MOST_AHEAD:
+        raise errors.invalid("known_epoch", f"must be at most {MOST_AHEAD} ahead of the leader's, {own.epoch}", known.epoch)
