@@ -24,6 +24,8 @@ class OrchestratorTelemetry:
         self.deployments = self._gauge("deployments", "Desired deployments.")
         self.leader = self._gauge("leader", "1: this orchestrator leads, 0: it stands by.")
         self.epoch = self._gauge("epoch", "Epoch of the leader, as far as this orchestrator knows.")
+        self.terms = self._counter("terms_total", "Times that this orchestrator began to lead.")
+        self.renewals_failed = self._counter("lease_renewals_failed_total", "Renewals of the lease that failed.")
         self.outdated = Gauge(
             "ryzanstein_orchestrator_outdated",
             "Nodes that serve an earlier revision of a deployment.",

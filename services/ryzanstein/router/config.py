@@ -17,8 +17,8 @@ from ryzanstein.router.access.oidc.urls import is_secure
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
 from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED, USAGE_BYTES
-from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.router.tuning import MOVED, RouterTuning
+from ryzanstein.storage.redis_url import checked_redis_url
 
 STORE_BYTES: Mapping[str, int] = MappingProxyType({"sqlite": 2**30, "memory": 128 * 2**20, "redis": UNBOUNDED})
 

@@ -53,6 +53,7 @@ class SoleTerm:
         self._raising = asyncio.Lock()
         telemetry.epoch.set(leader.epoch)
         telemetry.leader.set(1)
+        telemetry.terms.inc()
 
     @classmethod
     async def begin(cls, store: EpochStore, telemetry: OrchestratorTelemetry) -> SoleTerm:

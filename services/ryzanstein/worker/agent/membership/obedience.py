@@ -7,23 +7,19 @@ node's own clock, which includes the time in which the node did not run.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
+
+from ryzanstein.clock import boot_s
 
 VOID_AFTER_S = 3.0
 _MOST_OPEN = 1024
 
 
-def boot_time() -> float:
-    """Returns seconds that include those in which the machine was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
 class LateAnswers:
     """The beats of one stream that are not answered yet, and when each was made."""
 
-    def __init__(self, now: Callable[[], float] = boot_time) -> None:
+    def __init__(self, now: Callable[[], float] = boot_s) -> None:
         self._now = now
         self._last = 0
         self._sent: OrderedDict[int, float] = OrderedDict()
