@@ -23,7 +23,8 @@ from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
 from ryzanstein.orchestrator.service import OrchestratorServicer
-from ryzanstein.orchestrator.state.store import Store, StoreError
+from ryzanstein.orchestrator.state.store import Store
+from ryzanstein.orchestrator.state.stored import StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service

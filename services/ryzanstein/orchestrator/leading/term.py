@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
 from ryzanstein import errors
 from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.orchestrator.leading.election import Election, Tenure
+from ryzanstein.orchestrator.state.stored import StateStore, not_leader
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
@@ -31,6 +34,11 @@ class Term(Protocol):
         """Whether nodes must only be told to keep what they have: instructions of a leader before may still reach them."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether the term has ended."""
+        ...
+
     def check(self) -> None:
         """Raises NOT_LEADER when the term is over."""
         ...
@@ -40,14 +48,10 @@ class Term(Protocol):
         ...
 
 
-class EpochStore(Protocol):
-    async def next_epoch(self, known: int = 0) -> int: ...
-
-
 class SoleTerm:
     """The term of an orchestrator that is alone: it never ends. Begin it with `begin`."""
 
-    def __init__(self, store: EpochStore, telemetry: OrchestratorTelemetry, leader: LeaderEpoch) -> None:
+    def __init__(self, store: StateStore, telemetry: OrchestratorTelemetry, leader: LeaderEpoch) -> None:
         self._store, self._telemetry = store, telemetry
         self._leader = leader
         self._raising = asyncio.Lock()
@@ -56,7 +60,7 @@ class SoleTerm:
         telemetry.terms.inc()
 
     @classmethod
-    async def begin(cls, store: EpochStore, telemetry: OrchestratorTelemetry) -> SoleTerm:
+    async def begin(cls, store: StateStore, telemetry: OrchestratorTelemetry) -> SoleTerm:
         """Returns a new term, one epoch after the last."""
         return cls(store, telemetry, LeaderEpoch(await store.next_epoch(), uuid.uuid4().hex))
 
@@ -66,6 +70,10 @@ class SoleTerm:
 
     @property
     def keeping(self) -> bool:
+        return False
+
+    @property
+    def over(self) -> bool:
         return False
 
     def check(self) -> None:
@@ -82,6 +90,36 @@ class SoleTerm:
                 log.warning(
                     "a peer knows a later leader, epoch raised", before=before, known=known.epoch, now=self._leader.epoch
                 )
+
+
+class LeasedTerm:
+    """The term of a tenure: it ends when the lease is not renewed, or a peer knows a later leader."""
+
+    def __init__(self, election: Election, tenure: Tenure, now: Callable[[], float]) -> None:
+        self._election, self._tenure, self._now = election, tenure, now
+
+    @property
+    def leader(self) -> LeaderEpoch:
+        return self._tenure.leader
+
+    @property
+    def keeping(self) -> bool:
+        return self._now() < self._tenure.keeps_until
+
+    @property
+    def over(self) -> bool:
+        return self._election.tenure is not self._tenure
+
+    def check(self) -> None:
+        if self.over:
+            raise not_leader(why="this orchestrator does not lead any more")
+
+    async def outranked(self, known: LeaderEpoch) -> None:
+        check_known(known, self._tenure.leader)
+        if not self.over:
+            log.warning("a peer knows a later leader, stepping down", epoch=self.leader.epoch, known=known.epoch)
+            self._election.outranked(known)
+        raise errors.failed_precondition("STALE_LEADER", f"epoch {self.leader.epoch} is over, {known.epoch} is known")
 
 
 def check_known(known: LeaderEpoch, own: LeaderEpoch) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import Assigned
+from ryzanstein.orchestrator.state.stored import StoredRefusal
 
 # After this time a node may have been repaired, or its ranks recovered.
 REMEMBER_S = 600.0
@@ -29,9 +30,32 @@ class _Failure:
 class Refusals:
     """The failures of nodes, by node and model. `now` is monotonic seconds."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], stored: Iterable[StoredRefusal] = ()) -> None:
         self._now = now
-        self._failures: dict[tuple[str, str], _Failure] = {}
+        self._failures = {
+            (each.node_id, each.model): _Failure(
+                each.incarnation, each.revision, now() + max(0.0, min(each.left_s, REMEMBER_S)), each.reason
+            )
+            for each in stored
+        }
+        self._written = self._facts()
+
+    def unwritten(self) -> tuple[StoredRefusal, ...] | None:
+        """Returns what to store; None: it is stored as it is."""
+        if self._facts() == self._written:
+            return None
+        now = self._now()
+        return tuple(
+            StoredRefusal(node_id, model, each.incarnation, each.revision, max(0.0, each.expires - now), each.reason)
+            for (node_id, model), each in self._failures.items()
+        )
+
+    def wrote(self, stored: Iterable[StoredRefusal]) -> None:
+        """Notes what is stored now."""
+        self._written = {(each.node_id, each.model): (each.incarnation, each.revision, each.reason) for each in stored}
+
+    def _facts(self) -> dict[tuple[str, str], tuple[str, int, str]]:
+        return {key: (each.incarnation, each.revision, each.reason) for key, each in self._failures.items()}
 
     def note(self, nodes: Iterable[Node], assigned: Assigned) -> None:
         """Records the nodes that report FAILED with a deployment that they were given.
