@@ -18,7 +18,7 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
 from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
-from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.leading.term import SoleTerm, Term
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
@@ -43,6 +43,7 @@ _MAX_PENDING_WRITES = 64
 _MEASURE_S = 3.0
 _MEASURE_BEATS = 3
 _ENOUGH = 0.95
+_TICKS_PER_SIGN = 10
 
 _Written = TypeVar("_Written")
 
@@ -99,7 +100,7 @@ class ControlPlane:
         self._known_members: MemberAddresses | None = None
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
-        self._measuring = 0
+        self._measuring = self._ticks = 0
         telemetry.deployments.set(len(saved.deployments))
         leader = term.leader
         log.info(
@@ -115,6 +116,11 @@ class ControlPlane:
         term = term or await SoleTerm.begin(store, telemetry)
         await store.begin(term.leader.epoch)
         return cls(settings, store, telemetry, term, await read_state(store))
+
+    @property
+    def over(self) -> bool:
+        """Whether this control plane must not act any more."""
+        return self._term.over
 
     @property
     def leader(self) -> LeaderEpoch:
@@ -301,6 +307,9 @@ class ControlPlane:
         self._registry.publish_loads(max(1, round(self._settings.tuning.load_updates_per_s * TICK_S)))
         self._settle()
         self._reconciler.update()
+        self._ticks += 1
+        if self._term.replaceable and self._ticks % _TICKS_PER_SIGN == 0:
+            self._hub.show_life()
         if self._refusals.unwritten() is not None:
             self._recorder.changed()
 

@@ -15,9 +15,10 @@ from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.audit_pages import audit_page, audit_query
 from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.leadership import Leadership
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
-from ryzanstein.orchestrator.state.watch import Snapshot, Update
+from ryzanstein.orchestrator.state.watch import SignOfLife, Snapshot, Update
 from ryzanstein.orchestrator.validation import check_adapter, check_deployment, check_node, check_node_id, check_report
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1 import worker_pb2
@@ -41,10 +42,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     """A thin adapter; `max_nodes` bounds the replicas of a deployment, `protection` says how the service is protected now."""
 
     def __init__(
-        self, control: ControlPlane, auditor: Auditor, max_nodes: int, protection: Callable[[], worker_pb2.Protection]
+        self, lead: Leadership, auditor: Auditor, max_nodes: int, protection: Callable[[], worker_pb2.Protection]
     ) -> None:
-        self._control, self._auditor = control, auditor
+        self._lead, self._auditor = lead, auditor
         self._max_nodes, self._protection = max_nodes, protection
+
+    @property
+    def _control(self) -> ControlPlane:
+        """The control plane. Raises NOT_LEADER while this orchestrator stands by."""
+        return self._lead.control
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
         node = node_from_wire(request.node)
@@ -74,9 +80,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             yield answer
 
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
-        await self._control.met(known_leader_from_wire(request))
-        async for update in self._control.updates():
-            message, leader = _update(update), self._control.leader
+        control = self._control
+        await control.met(known_leader_from_wire(request))
+        async for update in control.updates():
+            message, leader = _update(update), control.leader
             message.leader_epoch, message.leader_id = leader.epoch, leader.leader_id
             yield message
 
@@ -182,6 +189,8 @@ def _status(status: DeploymentStatus) -> pb.DeploymentStatus:
 
 
 def _update(update: Update) -> pb.WatchClusterResponse:
+    if isinstance(update, SignOfLife):
+        return pb.WatchClusterResponse()
     if isinstance(update, Snapshot):
         return pb.WatchClusterResponse(
             snapshot=pb.ClusterSnapshot(

@@ -58,6 +58,13 @@ class OrchestratorTelemetry:
             registry=self.registry,
         )
 
+    def forget_cluster(self) -> None:
+        """Shows no nodes and deployments: another orchestrator does."""
+        for gauge in (self.nodes, self.deployments):
+            gauge.set(0)
+        for labelled in (self.outdated, self.short):
+            labelled.clear()
+
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"ryzanstein_orchestrator_{name}", text, registry=self.registry)
 

@@ -52,7 +52,7 @@ class RouterSettings(ServiceSettings):
     http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
-    orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the given nodes")
+    orchestrator: str = Field("", description="host:port of the orchestrator, several with commas; empty: only the given nodes")
     nodes: str = Field("", description="host:port of nodes, comma-separated, in addition to the orchestrator's")
     state_dir: Path = Field(
         default_factory=default_state("router"),

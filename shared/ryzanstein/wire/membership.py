@@ -21,7 +21,7 @@ from ryzanstein.cluster import (
     Numerics,
 )
 from ryzanstein.generation.request import NO_DEFAULTS
-from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.adapters import deployed_adapters_from_wire, deployed_adapters_to_wire

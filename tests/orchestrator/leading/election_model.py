@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 
-from ryzanstein.leaders import KnownLeader, LeaderEpoch, StaleLeaderError
+from ryzanstein.leaders.epochs import KnownLeader, LeaderEpoch, StaleLeaderError
 from ryzanstein.orchestrator.leading.election import Election, LeaseWrite
 from ryzanstein.orchestrator.leading.lease import LeaseRecord
 from ryzanstein.worker.agent.membership.obedience import LateAnswers

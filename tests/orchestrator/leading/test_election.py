@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.orchestrator.leading.election_model import Perils, Run
 
-from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.leading.election import Election
 from ryzanstein.orchestrator.leading.lease import LeaseRecord
 

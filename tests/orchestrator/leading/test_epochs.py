@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.leading.term import MOST_AHEAD
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1.worker_pb2 import Beat

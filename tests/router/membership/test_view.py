@@ -326,7 +326,7 @@ async def test_a_leader_of_an_earlier_epoch_is_not_followed(
         scripted.known.clear()
         scripted.say(None)
         async with asyncio.timeout(10):
-            while len(scripted.known) < 3:  # noqa: ASYNC110
+            while len(scripted.known) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert set(scripted.known) == {(5, "b")}
         assert "127.0.0.1:97" in links.addresses
@@ -336,3 +336,29 @@ async def test_a_leader_of_an_earlier_epoch_is_not_followed(
         while "127.0.0.1:122" not in links.addresses:
             scripted.say(None)
             await asyncio.sleep(0.01)
+
+
+async def test_an_orchestrator_that_sent_signs_of_life_and_falls_silent_is_left(
+    scripted: ScriptedOrchestrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ryzanstein.router.membership.view.SILENT_S", 0.2)
+    other = ScriptedOrchestrator()
+    await other.start()
+    scripted.nodes, other.nodes = [node("a")], [node("b")]
+    links = Followed()
+    view = ClusterView("r", [], links, ViewCache(tmp_path / "view.json"), RouterTelemetry())
+    task = asyncio.create_task(view.run(f"127.0.0.1:{scripted.port},127.0.0.1:{other.port}"))
+    try:
+        async with asyncio.timeout(10):
+            while not links.addresses:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert (links.addresses, other.num_watches) == ({"127.0.0.1:97"}, 0)
+            await asyncio.sleep(0.3)
+            assert (links.times, other.num_watches) == (1, 0), "one that sends no signs, as a single one, may be silent"
+            scripted.say(Message())
+            while links.addresses != {"127.0.0.1:98"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await other.stop()

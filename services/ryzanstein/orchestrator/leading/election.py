@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.leading.lease import LeaseRecord, LeaseTimes
 
 

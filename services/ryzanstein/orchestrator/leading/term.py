@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.leaders import LeaderEpoch
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.leading.election import Election, Tenure
 from ryzanstein.orchestrator.state.stored import StateStore, not_leader
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -32,6 +32,11 @@ class Term(Protocol):
     @property
     def keeping(self) -> bool:
         """Whether nodes must only be told to keep what they have: instructions of a leader before may still reach them."""
+        ...
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether there may be others, so that watchers must notice when this one falls silent."""
         ...
 
     @property
@@ -73,6 +78,10 @@ class SoleTerm:
         return False
 
     @property
+    def replaceable(self) -> bool:
+        return False
+
+    @property
     def over(self) -> bool:
         return False
 
@@ -105,6 +114,10 @@ class LeasedTerm:
     @property
     def keeping(self) -> bool:
         return self._now() < self._tenure.keeps_until
+
+    @property
+    def replaceable(self) -> bool:
+        return True
 
     @property
     def over(self) -> bool:
