@@ -27,6 +27,7 @@ class LeaderChannel:
         self._addresses = OrchestratorAddresses(addresses)
         self._open_one = open_one
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closed = False
 
     async def __aenter__(self) -> LeaderChannel:
         return self
@@ -35,9 +36,13 @@ class LeaderChannel:
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
+        self._closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return grpc.ChannelConnectivity.SHUTDOWN if self._closed else self._current().get_state(try_to_connect)
 
     def unary_unary(self, *method: Any, **more: Any) -> Callable[..., Any]:
         return partial(self._call, method, more)
@@ -53,6 +58,8 @@ class LeaderChannel:
 
     def _current(self) -> grpc.aio.Channel:
         address = self._addresses.current
+        if self._closed:
+            raise grpc.aio.UsageError("Channel is closed.")
         if address not in self._channels:
             self._channels[address] = self._open_one(address)
         return self._channels[address]
