@@ -67,7 +67,7 @@ class Standby(OrchestratorServiceServicer):
 
     def __init__(self) -> None:
         self.error: RyzansteinError | None = None
-        self.calls = 0
+        self.calls, self.delay_s = 0, 0.0
 
     async def start(self) -> str:
         self.server = RpcServer("127.0.0.1", 0, [])
@@ -77,6 +77,7 @@ class Standby(OrchestratorServiceServicer):
 
     async def DrainNode(self, request: Any, context: Any) -> pb.DrainNodeResponse:
         self.calls += 1
+        await asyncio.sleep(self.delay_s)
         if self.error is not None:
             raise self.error
         return pb.DrainNodeResponse()
@@ -143,3 +144,21 @@ async def test_the_answer_of_a_leader_that_cannot_is_final(pair):
             await drain(",".join(addresses))
         assert failed.value.reason == error.reason
     assert other.calls == 0
+
+
+async def test_a_call_goes_past_an_orchestrator_that_is_frozen(pair):
+    (frozen, other), addresses = pair
+    frozen.delay_s = 30.0
+    other.error = not_leader(addresses[0])
+
+    async def lead() -> None:
+        await asyncio.sleep(1.2)
+        other.error = None
+
+    leading = asyncio.create_task(lead())
+    await drain(",".join(addresses), 1.8)
+    assert frozen.calls == 1, "it is not asked again, although the other one names it"
+    await leading
+    with pytest.raises(RyzansteinError) as failed:
+        await drain(addresses[0], 0.3)
+    assert failed.value.code is Code.DEADLINE_EXCEEDED

@@ -284,7 +284,7 @@ class ControlPlane:
         Members are kept, because nodes outlive a restart.
         """
         await self.abandon()
-        await self._recorder.flush()
+        await self._recorder.flush_all()
 
     async def abandon(self) -> None:
         """Ends watches and beats, and writes nothing more: another orchestrator may lead."""

@@ -14,13 +14,15 @@ from ryzanstein.rpc.status import NOT_LEADER, error_from_rpc, leader_named_by
 
 _LONGEST_S = 10.0
 _AGAIN_S = 0.25
+_SHARE = 0.6
+"""Of the time that is left, how much one of several gets to answer. It may be frozen; its calls are safe to repeat."""
 
 
 class LeaderChannel:
     """What stubs need of a `grpc.aio.Channel`, over channels to the orchestrators.
 
-    A call goes on to the leader that is named, else to the next one, until its timeout: it was done by
-    none of those that stand by, or cannot be reached. Streams go to the current one.
+    A call goes on to the leader that is named, else to the next one, until its timeout. None of those that
+    stand by has done it. Streams go to the current one.
     """
 
     def __init__(self, addresses: str, open_one: Callable[[str], grpc.aio.Channel]) -> None:
@@ -69,13 +71,14 @@ class LeaderChannel:
         limit_s: float | None = how.pop("timeout", None)
         ends = now() + (_LONGEST_S if limit_s is None else limit_s)
         while True:
-            left_s = None if limit_s is None else max(0.0, ends - now())
+            left_s = None if limit_s is None else max(0.0, ends - now()) * (_SHARE if self._addresses.several else 1.0)
             try:
                 answer = await self._current().unary_unary(*method, **more)(request, timeout=left_s, **how)
             except grpc.aio.AioRpcError as failure:
-                if not self._may_go_on(failure):
+                silent = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self._addresses.several
+                if not (silent or self._may_go_on(failure)):
                     raise
-                if not self._addresses.failed(leader_named_by(failure)):
+                if not self._addresses.failed(leader_named_by(failure), silent=silent):
                     if now() + _AGAIN_S >= ends:
                         raise
                     await asyncio.sleep(_AGAIN_S)

@@ -38,6 +38,7 @@ class Refusals:
             )
             for each in stored
         }
+        self._present: frozenset[tuple[str, str]] = frozenset()
         self._written = self._facts()
 
     def unwritten(self) -> tuple[StoredRefusal, ...] | None:
@@ -73,7 +74,8 @@ class Refusals:
     def of(self, deployments: Collection[Deployment], nodes: Iterable[Node]) -> frozenset[tuple[str, str]]:
         """Returns the nodes and models of failures that still count; forgets the others.
 
-        A restart of the node, another revision and the passage of time each end a failure.
+        A restart of the node, another revision and the passage of time each end a failure. Those of nodes
+        that are away are kept: after a restart of the orchestrator all are, at first.
         """
         revisions = {deployment.model: deployment.revision for deployment in deployments}
         incarnations = {node.node_id: node.incarnation for node in nodes}
@@ -81,14 +83,16 @@ class Refusals:
         self._failures = {
             key: failure
             for key, failure in self._failures.items()
-            if (revisions.get(key[1]), incarnations.get(key[0])) == (failure.revision, failure.incarnation)
+            if revisions.get(key[1]) == failure.revision
+            and incarnations.get(key[0], failure.incarnation) == failure.incarnation
             and failure.expires > now
         }
-        return frozenset(self._failures)
+        self._present = frozenset(key for key in self._failures if key[0] in incarnations)
+        return self._present
 
     def reasons(self, model: str) -> dict[str, str]:
         """Returns why nodes failed to serve a model, by node id."""
-        return {node_id: failure.reason for (node_id, name), failure in sorted(self._failures.items()) if name == model}
+        return {key[0]: self._failures[key].reason for key in sorted(self._present & self._failures.keys()) if key[1] == model}
 
     def forget(self, model: str) -> None:
         """Forgets the failures of a model, because it is deployed again."""

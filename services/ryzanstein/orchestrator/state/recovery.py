@@ -77,7 +77,8 @@ class MembershipRecorder:
         """
         await self._store.save_membership(self._current())
 
-    async def _flush_all(self) -> None:
+    async def flush_all(self) -> None:
+        """The same, and the refusals."""
         await self.flush()
         if (refusals := self._refusals.unwritten()) is not None:
             await self._store.save_refusals(refusals)
@@ -92,7 +93,7 @@ class MembershipRecorder:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self._flush_all()
+                await self.flush_all()
             except errors.RyzansteinError:
                 self._changed.set()
             except Exception:

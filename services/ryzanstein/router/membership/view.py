@@ -104,9 +104,12 @@ def _models_of(node: Node) -> Iterator[str]:
             yield report.model
 
 
-async def _while_alive(call: Any) -> AsyncIterator[orchestrator.WatchClusterResponse]:
-    """Yields the messages of a watch. Raises TimeoutError when one that sends signs of life stops doing so."""
-    messages, limit_s = aiter(call), None
+async def _while_alive(call: Any, limit_s: float | None) -> AsyncIterator[orchestrator.WatchClusterResponse]:
+    """Yields the messages of a watch. Raises TimeoutError when none comes for so long.
+
+    One of several orchestrators sends signs of life. From the first one on there is a limit in any case.
+    """
+    messages = aiter(call)
     try:
         while True:
             async with asyncio.timeout(limit_s):
@@ -156,7 +159,8 @@ class ClusterView:
         addresses = OrchestratorAddresses(address)
         while True:
             async with self._dialer.open(addresses.current, Peer(PeerRole.ORCHESTRATOR), retries=False) as channel:
-                came, leader, silent = await self._watch(OrchestratorServiceStub(channel))
+                limit_s = SILENT_S if addresses.several else None
+                came, leader, silent = await self._watch(OrchestratorServiceStub(channel), limit_s)
             if came:
                 backoff_s = FIRST_BACKOFF_S
                 addresses.answered()
@@ -165,7 +169,7 @@ class ClusterView:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
-    async def _watch(self, stub: Any) -> tuple[bool, str, bool]:
+    async def _watch(self, stub: Any, limit_s: float | None) -> tuple[bool, str, bool]:
         """Follows one watch to its end. Returns whether anything came, the leader that was named, whether it fell silent."""
         view, came, leader, silent = View(self._dialer.secure), False, "", False
         known = self._leader.latest
@@ -173,7 +177,7 @@ class ClusterView:
             watcher_id=self._router_id, known_epoch=known.epoch, known_leader_id=known.leader_id
         )
         try:
-            async for message in _while_alive(stub.WatchCluster(request)):
+            async for message in _while_alive(stub.WatchCluster(request), limit_s):
                 self._leader.follow(leader_from_wire(message))
                 came = True
                 view.apply(message)
