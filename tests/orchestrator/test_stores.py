@@ -10,8 +10,10 @@ import pytest
 
 from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import AuditRecord
-from ryzanstein.cluster import Deployment
+from ryzanstein.cluster import Deployment, Node
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.opening import leadership_of, opened_store
 from ryzanstein.orchestrator.state.audit_table import AuditQuery
 from ryzanstein.orchestrator.state.redis_store import RedisStore
 from ryzanstein.orchestrator.state.store import Store
@@ -181,3 +183,24 @@ async def test_what_a_newer_version_stores_besides_is_left_out(start_redis, tele
     await store._redis.hset("t:orchestrator:deployments", "m", row)
     assert await store.deployments() == (Deployment("m", "/m", 2, 3),)
     await store.close()
+
+
+async def test_of_two_orchestrators_without_an_election_on_one_redis_the_earlier_serves_no_more(
+    start_redis, tmp_path, telemetry
+):
+    server = await start_redis()
+    settings = OrchestratorSettings(database=tmp_path / "o", store="redis", redis_url=server.url, redis_prefix="t:")
+    async with opened_store(settings, telemetry) as one, opened_store(settings, telemetry) as two:
+        first = await leadership_of(settings, one, telemetry)
+        await first.control.deploy(Deployment("m", "/m", 1))
+        second = await leadership_of(settings, two, telemetry)
+        assert (second.control.leader.epoch, second.control.deployment("m").path) == (2, "/m")
+        with pytest.raises(RyzansteinError) as refused:
+            await first.control.deploy(Deployment("n", "/n", 1))
+        assert refused.value.reason == "NOT_LEADER"
+        with pytest.raises(RyzansteinError) as refused:
+            first.control.register(Node("a", "a:1", "i"))
+        assert refused.value.reason == "NOT_LEADER"
+        await second.control.deploy(Deployment("o", "/o", 1))
+        await first.control.abandon()
+        await second.close()

@@ -18,6 +18,7 @@ from ryzanstein.orchestrator.leading.campaign import Campaign
 from ryzanstein.orchestrator.leading.election import Election
 from ryzanstein.orchestrator.leading.lease import LeaseProvider, LeaseTimes
 from ryzanstein.orchestrator.leading.providers.kubernetes_lease import ApiServer, KubernetesLease
+from ryzanstein.orchestrator.leading.term import SoleTerm
 from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.orchestrator.state.stored import StateStore, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -44,18 +45,16 @@ async def leadership_of(settings: OrchestratorSettings, store: StateStore, telem
     Raises StoreError when the service of the lease cannot be named.
     """
     if settings.leader_election == "none":
-        return SoleLeadership(await ControlPlane.restore(settings, store, telemetry))
+        term = await SoleTerm.begin(store, telemetry)
+        store.fenced = term.fenced
+        return SoleLeadership(await ControlPlane.restore(settings, store, telemetry, term))
     times = LeaseTimes()
     at = with_port(settings.advertise_address, settings.grpc_port if settings.tls == "off" else settings.tls_port)
     election = Election(uuid.uuid4().hex, at, boot_s, times)
     provider = _kubernetes(settings, times) if settings.leader_election == "kubernetes" else _redis_lease(settings)
     log.info("standing by", leader_election=settings.leader_election, leader_id=election.leader_id, address=at)
     lead = ElectedLeadership(settings, store, telemetry, Campaign(election, provider, telemetry, boot_s), boot_s)
-    if settings.store == "redis":
-        from ryzanstein.orchestrator.state.redis_store import RedisStore
-
-        assert isinstance(store, RedisStore)
-        store.fenced = lead.fenced
+    store.fenced = lead.fenced
     return lead
 
 

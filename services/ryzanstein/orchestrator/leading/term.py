@@ -54,12 +54,13 @@ class Term(Protocol):
 
 
 class SoleTerm:
-    """The term of an orchestrator that is alone: it never ends. Begin it with `begin`."""
+    """The term of an orchestrator that is alone. It ends only if another one writes to its store. Begin it with `begin`."""
 
     def __init__(self, store: StateStore, telemetry: OrchestratorTelemetry, leader: LeaderEpoch) -> None:
         self._store, self._telemetry = store, telemetry
         self._leader = leader
         self._raising = asyncio.Lock()
+        self._over = False
         telemetry.epoch.set(leader.epoch)
         telemetry.leader.set(1)
         telemetry.terms.inc()
@@ -83,10 +84,20 @@ class SoleTerm:
 
     @property
     def over(self) -> bool:
-        return False
+        return self._over
 
     def check(self) -> None:
-        """The term never ends."""
+        if self._over:
+            raise not_leader(why="another orchestrator writes to the store")
+
+    def fenced(self, epoch: int) -> None:
+        """Ends the term: somebody started a second orchestrator on the same store, without an election."""
+        if not self._over:
+            log.error(
+                "another orchestrator writes to the store, this one serves no more", epoch=self._leader.epoch, other=epoch
+            )
+        self._over = True
+        self._telemetry.leader.set(0)
 
     async def outranked(self, known: LeaderEpoch) -> None:
         """Raises the epoch above the one that a peer knows: the store was lost, or is an older copy."""

@@ -75,6 +75,7 @@ class Store:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="orchestrator-store")
         self._connection: sqlite3.Connection
         self._written = StoredMembership()
+        self.fenced: Callable[[int], None] = lambda epoch: None
 
     @classmethod
     async def open(cls, path: Path, telemetry: OrchestratorTelemetry) -> Store:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +53,9 @@ class StateStore(Protocol):
     Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when it fails, and NOT_LEADER when an orchestrator of a
     later epoch has written. Nothing is written by half.
     """
+
+    fenced: Callable[[int], None]
+    """Called with the epoch of a later leader whenever a write is refused for it."""
 
     async def next_epoch(self, known: int = 0) -> int:
         """Returns the epoch of a new leader, which is stored: above all before, and above `known`."""
