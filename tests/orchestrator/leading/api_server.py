@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,7 +14,8 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
 class FakeApiServer:
     """Keeps Leases. `status` is answered instead, if it is set; `tokens` are the Authorization headers that came."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        """`context`: it speaks TLS."""
         self.leases: dict[str, dict[str, Any]] = {}
         self.version, self.status = 10, 0
         self.tokens: list[str] = []
@@ -33,7 +35,9 @@ class FakeApiServer:
                 """It tells nobody."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'' if context is None else 's'}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator
 
 import pytest
 from tests.orchestrator.leading.api_server import FakeApiServer
+from tests.public_certificates import PublicAuthority, pem
 
 from ryzanstein.orchestrator.leading.campaign import Campaign
 from ryzanstein.orchestrator.leading.election import Election
@@ -123,3 +126,29 @@ async def test_the_token_is_read_for_each_call(api, tmp_path):
 async def test_a_lease_that_people_made_has_no_epoch(api, tmp_path):
     api.leases["orchestrator"] = {"metadata": {"name": "orchestrator", "resourceVersion": "5"}, "spec": {}}
     assert await kubernetes(api, tmp_path).read() == LeaseRecord("5", "", "", 0)
+
+
+async def test_the_api_server_is_trusted_by_the_ca_of_the_service_account_alone(tmp_path):
+    authority, account = PublicAuthority(), tmp_path / "account"
+    account.mkdir()
+    files = authority.write(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    server = FakeApiServer(context)
+    try:
+        lease = kubernetes(server, account)
+        (account / "ca.crt").write_bytes(pem(PublicAuthority().certificate))
+        with pytest.raises(LeaseUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+            await lease.read()
+        (account / "ca.crt").write_bytes(pem(authority.certificate))
+        held = await lease.replace(await lease.read(), LeaseRecord("", "a", "a:1", 3))
+        assert await lease.read() == held
+    finally:
+        server.close()
+
+
+async def test_an_api_server_that_does_not_answer_is_unavailable_after_the_timeout(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = ApiServer(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+        with pytest.raises(LeaseUnavailableError, match=r"[Tt]ime"):
+            await KubernetesLease(server, "ns", "orchestrator", 5.0, 0.2).read()
