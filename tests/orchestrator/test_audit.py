@@ -19,7 +19,8 @@ import pytest
 from ryzanstein.auth.audit.audit_record import AuditRecord
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.state.audit_table import MOST_ROWS, AuditQuery, write_record
-from ryzanstein.orchestrator.state.store import Store, StoredMembership
+from ryzanstein.orchestrator.state.store import Store
+from ryzanstein.orchestrator.state.stored import StoredMembership
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as pb

@@ -141,6 +141,27 @@ async def test_a_drain_request_and_a_deployment_survive_a_crash(path, make_node)
         assert [status.deployment.model for status in control.deployments()] == ["m"]
 
 
+async def test_what_a_node_failed_to_serve_is_remembered_over_a_restart(path, make_node, eventually):
+    async with restored(path) as control:
+        await control.deploy(Deployment("broken", "/broken", 1))
+        grants = {name: control.register(make_node(name)) for name in "ab"}
+        control.tick()
+        (chosen,) = control.deployments()[0].assigned_nodes
+        failed = NodeReport(Beat(1, NodeState.FAILED, "broken"))
+        control.beat(chosen, grants[chosen].lease_id, failed)
+        recording = asyncio.create_task(control.run())
+        await eventually(lambda: control.deployments()[0].assigned_nodes not in ((), (chosen,)), "the other node is chosen")
+        await asyncio.sleep(0.5)
+        recording.cancel()
+    async with restored(path, tuning={"settle_s": 0}) as control:
+        for name in "ab":
+            come_back(control, make_node(name))
+        control.tick()
+        (status,) = control.deployments()
+        assert chosen not in status.assigned_nodes
+        assert [each.reason for each in status.shortages if each.node_id == chosen] == ["failed lately"]
+
+
 async def test_a_caller_that_goes_away_leaves_its_deployment_written_and_in_force(path):
     async with restored(path) as control:
         call = asyncio.create_task(control.deploy(Deployment("m", "/m")))

@@ -69,3 +69,24 @@ def test_a_node_that_fails_with_its_own_model_has_refused_nothing() -> None:
     placed = place([BROKEN], nodes.values()).assigned
     cluster.refusals.note(nodes.values(), placed)
     assert cluster.refusals.of([BROKEN], nodes.values()) == frozenset()
+
+
+def test_what_was_refused_is_still_refused_after_a_restart_for_as_long_as_it_was_to_be() -> None:
+    cluster = Cluster("a", "b")
+    first = cluster.round()
+    cluster.round()
+    cluster.now += 100
+    stored = cluster.refusals.unwritten()
+    assert stored is not None
+    assert [(each.node_id, each.model, each.revision) for each in stored] == [(first, "broken", 1)]
+    cluster.refusals.wrote(stored)
+    assert cluster.refusals.unwritten() is None
+    again = Refusals(lambda: cluster.now, stored)
+    assert again.unwritten() is None
+    nodes = list(cluster.nodes.values())
+    left_s = stored[0].left_s
+    assert REMEMBER_S - 101 < left_s < REMEMBER_S
+    for moment, remembered in ((left_s - 1, True), (left_s + 1, False)):
+        later = Refusals(lambda: 0.0, [replace(stored[0], left_s=left_s - moment)])
+        assert bool(later.of([BROKEN], nodes)) is remembered
+    assert again.of([BROKEN], nodes) == {(first, "broken")}

@@ -50,7 +50,8 @@ async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     assert (await next_update(watch)).delta.node.node_id == "a"
     beats = Beats(serving, "a", grant.lease_id)
     answer = await beats.beat(state=READY, model="m", context_length=512)
-    assert MessageToDict(answer) == {"plural": True}
+    answer.ClearField("leader_id")
+    assert MessageToDict(answer) == {"plural": True, "leaderEpoch": "1"}
     delta = (await next_update(watch)).delta
     assert (delta.version, delta.node.state, delta.node.model, delta.node.context_length) == (2, READY, "m", 512)
     (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
@@ -107,7 +108,8 @@ async def test_a_beat_that_says_nothing_renews(serving):
     grant = await serving.register("a")
     call = serving.stub.Heartbeat()
     await call.write(pb.HeartbeatRequest(node_id="a", lease_id=grant.lease_id))
-    assert await asyncio.wait_for(call.read(), 10) == pb.HeartbeatResponse(plural=True)
+    answer, leader = await asyncio.wait_for(call.read(), 10), serving.control.leader
+    assert answer == pb.HeartbeatResponse(plural=True, leader_epoch=1, leader_id=leader.leader_id)
     call.cancel()
 
 

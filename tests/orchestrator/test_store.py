@@ -6,7 +6,8 @@ import pytest
 
 from ryzanstein.cluster import Deployment
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.orchestrator.state.store import Store, StoredMembership, StoreError
+from ryzanstein.orchestrator.state.store import Store
+from ryzanstein.orchestrator.state.stored import StoredMembership, StoreError
 
 
 @pytest.fixture

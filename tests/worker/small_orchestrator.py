@@ -22,6 +22,7 @@ class SmallOrchestrator(OrchestratorServiceServicer):
         self.beats: asyncio.Queue[pb.HeartbeatRequest] = asyncio.Queue()
         self.left: list[tuple[str, str]] = []
         self.answer = pb.HeartbeatResponse()
+        self.leader, self.known, self.answers_by = (0, ""), [], lambda sequence: 0
         self.server: RpcServer
 
     async def serve(self, port: int = 0) -> None:
@@ -36,7 +37,9 @@ class SmallOrchestrator(OrchestratorServiceServicer):
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
         self.leases += 1
         self.nodes.append(request.node)
-        response = pb.RegisterNodeResponse(lease_id=f"lease-{self.leases}")
+        self.known.append((request.known_epoch, request.known_leader_id))
+        epoch, name = self.leader
+        response = pb.RegisterNodeResponse(lease_id=f"lease-{self.leases}", leader_epoch=epoch, leader_id=name)
         response.heartbeat_interval.FromMilliseconds(self.interval_ms)
         return response
 
@@ -45,7 +48,10 @@ class SmallOrchestrator(OrchestratorServiceServicer):
             if request.lease_id != f"lease-{self.leases}":
                 raise errors.not_found("lease", request.lease_id)
             self.beats.put_nowait(request)
-            yield self.answer
+            answer = pb.HeartbeatResponse()
+            answer.CopyFrom(self.answer)
+            (answer.leader_epoch, answer.leader_id), answer.sequence = self.leader, self.answers_by(request.sequence)
+            yield answer
 
     async def LeaveNode(self, request: pb.LeaveNodeRequest, context: Any) -> pb.LeaveNodeResponse:
         self.left.append((request.node_id, request.lease_id))

@@ -55,5 +55,8 @@ Routers = Annotated[
 ]
 Router = Annotated[str, typer.Option(envvar="RYZANSTEIN_ROUTER", callback=address_value, help="host:port of a router.")]
 Orchestrator = Annotated[
-    str, typer.Option(envvar="RYZANSTEIN_ORCHESTRATOR", callback=address_value, help="host:port of the orchestrator.")
+    str,
+    typer.Option(
+        envvar="RYZANSTEIN_ORCHESTRATOR", callback=addresses_value, help="host:port of the orchestrator; several with commas."
+    ),
 ]

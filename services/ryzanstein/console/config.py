@@ -22,7 +22,9 @@ class ConsoleSettings(ProcessSettings):
 
     port: int = Field(8765, ge=0, le=65535, description="port of the page; 0: a free port")
     router: str = Field("127.0.0.1:50051", description="host:port of a router; several with commas")
-    orchestrator: str = Field("127.0.0.1:50050", description="host:port of the orchestrator, for the page of the cluster")
+    orchestrator: str = Field(
+        "127.0.0.1:50050", description="host:port of the orchestrator, several with commas, for the page of the cluster"
+    )
     key_file: Path | None = Field(None, description=f"file with an API key, for a page on this machine; or set {KEY_VARIABLE}")
     ca: Path | None = Field(None, description="CA (PEM file) of routers with TLS")
     insecure: bool = Field(False, description="send keys to routers without TLS, also on other machines")

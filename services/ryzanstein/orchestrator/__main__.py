@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
     begin(ranks=False)
 
+import asyncio
 import sys
 from functools import partial
 
@@ -21,9 +22,10 @@ from ryzanstein.auth.audit.auditor import Auditor
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
-from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.leadership import Leadership
+from ryzanstein.orchestrator.opening import leadership_of, opened_store
 from ryzanstein.orchestrator.service import OrchestratorServicer
-from ryzanstein.orchestrator.state.store import Store, StoreError
+from ryzanstein.orchestrator.state.stored import StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
@@ -44,23 +46,20 @@ log = structlog.get_logger(__name__)
 async def serve(settings: OrchestratorSettings, *, new_metrics: NewMetricsPort = MetricsServer) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or StoreError when it cannot start."""
     telemetry = OrchestratorTelemetry()
-    store = await Store.open(settings.database, telemetry)
-    try:
-        control = await ControlPlane.restore(settings, store, telemetry)
+    async with opened_store(settings, telemetry) as store:
+        lead = await leadership_of(settings, store, telemetry)
         files = await audit_files(settings.audit_file, {"service": "orchestrator"})
         auditor = Auditor(telemetry.background, telemetry.audit_failures, (store, *files))
         metrics = new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         try:
-            await _serve_rpc(settings, control, auditor, telemetry, metrics.port)
+            await _serve_rpc(settings, lead, auditor, telemetry, metrics.port)
         finally:
             metrics.close()
-    finally:
-        await store.close()
 
 
 async def _serve_rpc(
     settings: OrchestratorSettings,
-    control: ControlPlane,
+    lead: Leadership,
     auditor: Auditor,
     telemetry: OrchestratorTelemetry,
     metrics_port: int,
@@ -79,7 +78,7 @@ async def _serve_rpc(
         health_port=settings.health_port,
     )
     protection = partial(protection_to_wire, settings, tls)
-    servicer = OrchestratorServicer(control, auditor, settings.tuning.max_nodes, protection)
+    servicer = OrchestratorServicer(lead, auditor, settings.tuning.max_nodes, protection)
     add_OrchestratorServiceServicer_to_server(servicer, rpc.server)
     source = DebugSource("orchestrator", "orchestrator", settings, telemetry.registry)
     add_DebugServiceServicer_to_server(DebugServicer(source), rpc.server)
@@ -99,13 +98,14 @@ async def _serve_rpc(
     )
     background = telemetry.background
     background.watch_loop()
-    clockwork = background.supervise("clock", control.run, STOP)
+    leading = background.supervise("lead", lead.run, STOP)
     try:
         await background.until(terminated())
     finally:
-        clockwork.cancel()
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
         try:
-            await control.close()
+            await lead.close()
         finally:
             await rpc.stop(settings.drain_grace_s)
     log.info("stopped")

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
 from ryzanstein.orchestrator.placing.rolling import RolloutBounds
 from ryzanstein.rpc.reading import MAX_RECORDS, RecordBound
+from ryzanstein.storage.redis_url import checked_redis_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,27 @@ class OrchestratorSettings(ServiceSettings):
         None,
         description="file that operators' acts are appended to, beside the log and the database; see docs/operate/secure.md",
     )
+    store: Literal["sqlite", "redis"] = Field(
+        "sqlite", description="sqlite: the database; redis: at redis_url, for several orchestrators"
+    )
+    leader_election: Literal["none", "redis", "kubernetes"] = Field(
+        "none",
+        description="which service says who leads of several orchestrators; none: there is one; see docs/operate/configure.md",
+    )
+    advertise_address: str = Field(
+        "", description="host:port, or IP address, at which this orchestrator is reached when it leads; for leader_election"
+    )
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://[user:password@]host[:port][/database], rediss:// with TLS, unix://path; "
+        "set it in the environment: other users can read the command line",
+    )
+    redis_prefix: str = Field("ryzanstein:", max_length=64, description="prefix of every key; lets clusters share a server")
+    kubernetes_lease: str = Field(
+        "orchestrator",
+        pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+        description="name of the Lease, in the pod's namespace",
+    )
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
     tuning: OrchestratorTuning = Field(default_factory=OrchestratorTuning, description=TUNING)
@@ -75,6 +97,22 @@ class OrchestratorSettings(ServiceSettings):
     @model_validator(mode="after")
     def _database_is_placed(self) -> Self:
         self._placed("database")
+        return self
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis_url(cls, url: SecretStr) -> SecretStr:
+        return SecretStr(checked_redis_url(url.get_secret_value())) if url.get_secret_value() else url
+
+    @model_validator(mode="after")
+    def _several_share_a_store(self) -> Self:
+        if self.leader_election != "none":
+            if self.store != "redis":
+                raise ValueError(f"leader_election {self.leader_election} requires store redis")
+            if not self.advertise_address:
+                raise ValueError(f"leader_election {self.leader_election} requires advertise_address")
+        if self.store == "redis" and not self.redis_url.get_secret_value():
+            raise ValueError("store redis requires redis_url")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,6 @@ with one event loop: between two awaits, a change of the state and its publicati
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -19,8 +18,9 @@ import structlog
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
 from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
-from ryzanstein.orchestrator.model_loads import ModelLoads
+from ryzanstein.orchestrator.leading.term import SoleTerm, Term
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
 from ryzanstein.orchestrator.placing.unplaceable import unplaceable
@@ -31,7 +31,7 @@ from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import Change, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.state.recovery import MembershipRecorder, Settling
 from ryzanstein.orchestrator.state.registry import Registry
-from ryzanstein.orchestrator.state.store import Store, StoredMembership
+from ryzanstein.orchestrator.state.stored import StateStore, StoredMembership, StoredState, read_state
 from ryzanstein.orchestrator.state.watch import ClusterState, Update, WatchHub
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.awake import AwakeClock
@@ -42,6 +42,8 @@ TICK_S = 0.1
 _MAX_PENDING_WRITES = 64
 _MEASURE_S = 3.0
 _MEASURE_BEATS = 3
+_ENOUGH = 0.95
+_TICKS_PER_SIGN = 10
 
 _Written = TypeVar("_Written")
 
@@ -61,14 +63,12 @@ class ControlPlane:
     def __init__(
         self,
         settings: OrchestratorSettings,
-        store: Store,
+        store: StateStore,
         telemetry: OrchestratorTelemetry,
-        deployments: tuple[Deployment, ...],
-        saved: StoredMembership,
-        *,
-        adapters: tuple[DeployedAdapter, ...] = (),
+        term: Term,
+        saved: StoredState,
     ) -> None:
-        self._settings = settings
+        self._settings, self._term = settings, term
         self._store = store
         self._telemetry = telemetry
         self._awake = AwakeClock(telemetry.loop_lag.observe, self._forgive)
@@ -76,19 +76,21 @@ class ControlPlane:
             self._publish,
             lease_s=settings.lease_s,
             max_nodes=settings.tuning.max_nodes,
-            drains=saved.drains,
+            drains=saved.membership.drains,
             monotonic=self._awake.now,
         )
-        self._catalog = Catalog(self._publish, settings.tuning.max_deployments, deployments)
-        self._adapters = AdapterTable(adapters)
-        self._refusals = Refusals(self._awake.now)
+        self._catalog = Catalog(self._publish, settings.tuning.max_deployments, saved.deployments)
+        self._adapters = AdapterTable(saved.adapters)
+        self._refusals = Refusals(self._awake.now, saved.refusals)
         self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
         sources = Sources(self._registry, self._catalog, self._refusals, self._needs)
         self._reconciler = Reconciler(sources, telemetry, self._awake.now, settings.tuning.rollout)
-        self._recorder = MembershipRecorder(store, self._membership)
-        self._settling: Settling | None = Settling(saved.members, self._awake.now(), settings.tuning.settle_s)
+        self._recorder = MembershipRecorder(store, self._membership, self._refusals)
+        # A takeover waits for no dead node: it moves models only where nodes report.
+        share, members = (_ENOUGH if term.keeping else 1.0), saved.membership.members
+        self._settling: Settling | None = Settling(members, self._awake.now(), settings.tuning.settle_s, share)
         self._hub = WatchHub(
-            uuid.uuid4().hex,
+            term.leader.leader_id,
             lambda: ClusterState(self._registry.nodes(), self._catalog.deployments()),
             telemetry,
             queue_bound=settings.tuning.watch_queue,
@@ -98,17 +100,38 @@ class ControlPlane:
         self._known_members: MemberAddresses | None = None
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
-        self._measuring = 0
-        telemetry.registry.register(ModelLoads(self._registry.nodes))
-        telemetry.deployments.set(len(deployments))
-        log.info("restored", deployments=len(deployments), members=len(saved.members), epoch=self._hub.epoch)
+        self._measuring = self._ticks = 0
+        telemetry.models.nodes = self._registry.nodes
+        telemetry.deployments.set(len(saved.deployments))
+        leader = term.leader
+        log.info(
+            "restored", deployments=len(saved.deployments), members=len(members), epoch=leader.epoch, leader_id=leader.leader_id
+        )
         self._settle()
 
     @classmethod
-    async def restore(cls, settings: OrchestratorSettings, store: Store, telemetry: OrchestratorTelemetry) -> ControlPlane:
-        """Returns a control plane that continues from what the store holds."""
-        deployments, membership = await store.deployments(), await store.membership()
-        return cls(settings, store, telemetry, deployments, membership, adapters=await store.adapters())
+    async def restore(
+        cls, settings: OrchestratorSettings, store: StateStore, telemetry: OrchestratorTelemetry, term: Term | None = None
+    ) -> ControlPlane:
+        """Returns a control plane that continues from what the store holds. Without a term, it is alone."""
+        term = term or await SoleTerm.begin(store, telemetry)
+        await store.begin(term.leader.epoch)
+        return cls(settings, store, telemetry, term, await read_state(store))
+
+    @property
+    def over(self) -> bool:
+        """Whether this control plane must not act any more."""
+        return self._term.over
+
+    @property
+    def leader(self) -> LeaderEpoch:
+        """Who leads, which every answer says."""
+        return self._term.leader
+
+    async def met(self, known: LeaderEpoch) -> None:
+        """Compares the leader that a peer knows with this one. Raises STALE_LEADER when the peer may not follow it."""
+        if self._term.leader.is_stale_after(known):
+            await self._term.outranked(known)
 
     def register(self, node: Node) -> Grant:
         """Adds or renews a node.
@@ -116,6 +139,7 @@ class ControlPlane:
         Raises RESOURCE_EXHAUSTED when the cluster is full, FAILED_PRECONDITION when a newer process
         has replaced the node.
         """
+        self._term.check()
         before = self._registry.incarnation(node.node_id)
         kind = "joined" if before is None else "renewed" if before == node.incarnation else "replaced"
         lease_id = self._registry.join(node)
@@ -130,6 +154,7 @@ class ControlPlane:
         """
         if self._closed:
             raise errors.unavailable("STOPPING", "the orchestrator is stopping")
+        self._term.check()
         self._telemetry.beats.inc()
         node = self._registry.beat(node_id, lease_id, report)
         if self._needs.note(node, report.needs):
@@ -237,12 +262,14 @@ class ControlPlane:
     def deployments(self) -> list[DeploymentStatus]:
         return self._reconciler.status()
 
-    def updates(self) -> AsyncIterator[Update]:
-        """Returns an iterator over a snapshot, then each change.
+    async def updates(self) -> AsyncIterator[Update]:
+        """Yields a snapshot, then each change.
 
         After a restart the snapshot waits for the members that were known.
         """
-        return self._hub.updates()
+        async for update in self._hub.updates():
+            self._term.check()
+            yield update
 
     async def run(self) -> None:
         """Runs the clock and the recorder until cancelled.
@@ -261,11 +288,16 @@ class ControlPlane:
 
         Members are kept, because nodes outlive a restart.
         """
+        await self.abandon()
+        await self._recorder.flush_all()
+
+    async def abandon(self) -> None:
+        """Ends watches and beats, and writes nothing more: another orchestrator may lead."""
         self._closed = True
+        self._telemetry.models.nodes = tuple
         self._awake.close()
         self._hub.close()
         await asyncio.gather(*self._writes, return_exceptions=True)
-        await self._recorder.flush()
 
     async def _tick_forever(self) -> None:
         while True:
@@ -274,11 +306,18 @@ class ControlPlane:
 
     def tick(self) -> None:
         """Does what depends on time: expires leases, publishes loads, places, ends settling."""
+        if self._term.over:
+            return
         for node_id in self._registry.expire():
             self._departed(node_id, "expired")
         self._registry.publish_loads(max(1, round(self._settings.tuning.load_updates_per_s * TICK_S)))
         self._settle()
         self._reconciler.update()
+        self._ticks += 1
+        if self._term.replaceable and self._ticks % _TICKS_PER_SIGN == 0:
+            self._hub.show_life()
+        if self._refusals.unwritten() is not None:
+            self._recorder.changed()
 
     def _forgive(self, late_s: float) -> None:
         """Restarts all leases after this process's event loop stalled.
@@ -293,7 +332,7 @@ class ControlPlane:
 
     def _settle(self) -> None:
         now = self._awake.now()
-        if self._settling is not None and self._settling.over(now):
+        if self._settling is not None and self._settling.over(now) and not self._term.keeping:
             elapsed_s = self._settling.elapsed_s(now)
             log.info("settled", after_s=round(elapsed_s, 3), missing=len(self._settling.missing))
             self._telemetry.settle.set(elapsed_s)
@@ -395,4 +434,9 @@ class ControlPlane:
 
     async def _serially(self, change: Coroutine[Any, Any, _Written]) -> _Written:
         async with self._writing:
+            try:
+                self._term.check()
+            except errors.RyzansteinError:
+                change.close()
+                raise
             return await change

@@ -19,8 +19,8 @@ _STATE_OF = {NodeState.READY: "ready", NodeState.DRAINING: "draining", NodeState
 class ModelLoads(Collector):
     """Series for each model that a member reports. `nodes` may be called from the thread of a scrape."""
 
-    def __init__(self, nodes: Callable[[], Iterable[Node]]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Callable[[], Iterable[Node]] = tuple) -> None:
+        self.nodes = nodes
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily(f"{_PREFIX}_replicas", "Nodes that have the model, by state.", labels=["model", "state"])
@@ -32,7 +32,7 @@ class ModelLoads(Collector):
     def collect(self) -> Iterator[Metric]:
         replicas, running, waiting, capacity, kv_used = self.describe()
         reports: dict[str, list[ModelReport]] = defaultdict(list)
-        for node in self._nodes():
+        for node in self.nodes():
             for report in _reports(node):
                 reports[report.model].append(report)
         for model, of_model in sorted(reports.items()):

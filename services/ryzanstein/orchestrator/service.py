@@ -15,9 +15,10 @@ from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.audit_pages import audit_page, audit_query
 from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.leadership import Leadership
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
-from ryzanstein.orchestrator.state.watch import Snapshot, Update
+from ryzanstein.orchestrator.state.watch import SignOfLife, Snapshot, Update
 from ryzanstein.orchestrator.validation import check_adapter, check_deployment, check_node, check_node_id, check_report
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1 import worker_pb2
@@ -27,6 +28,7 @@ from ryzanstein.wire.membership import (
     deployment_from_wire,
     deployment_to_wire,
     instruction_to_wire,
+    known_leader_from_wire,
     node_from_wire,
     node_report_from_wire,
     node_to_wire,
@@ -40,20 +42,29 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     """A thin adapter; `max_nodes` bounds the replicas of a deployment, `protection` says how the service is protected now."""
 
     def __init__(
-        self, control: ControlPlane, auditor: Auditor, max_nodes: int, protection: Callable[[], worker_pb2.Protection]
+        self, lead: Leadership, auditor: Auditor, max_nodes: int, protection: Callable[[], worker_pb2.Protection]
     ) -> None:
-        self._control, self._auditor = control, auditor
+        self._lead, self._auditor = lead, auditor
         self._max_nodes, self._protection = max_nodes, protection
+
+    @property
+    def _control(self) -> ControlPlane:
+        """The control plane. Raises NOT_LEADER while this orchestrator stands by."""
+        return self._lead.control
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Context) -> pb.RegisterNodeResponse:
         node = node_from_wire(request.node)
         check_node(node)
         check_name(node.node_id)
+        await self._control.met(known_leader_from_wire(request))
+        leader = self._control.leader
         grant = self._control.register(node)
         return pb.RegisterNodeResponse(
             lease_id=grant.lease_id,
             lease_duration=duration(grant.lease_s),
             heartbeat_interval=duration(grant.heartbeat_interval_s),
+            leader_epoch=leader.epoch,
+            leader_id=leader.leader_id,
         )
 
     async def Heartbeat(
@@ -63,11 +74,18 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             report = node_report_from_wire(request)
             check_report(report)
             check_name(request.node_id)
-            yield instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
+            answer = instruction_to_wire(self._control.beat(request.node_id, request.lease_id, report))
+            leader = self._control.leader
+            answer.leader_epoch, answer.leader_id, answer.sequence = leader.epoch, leader.leader_id, request.sequence
+            yield answer
 
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
-        async for update in self._control.updates():
-            yield _update(update)
+        control = self._control
+        await control.met(known_leader_from_wire(request))
+        async for update in control.updates():
+            message, leader = _update(update), control.leader
+            message.leader_epoch, message.leader_id = leader.epoch, leader.leader_id
+            yield message
 
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
         model = request.deployment.model
@@ -172,6 +190,8 @@ def _status(status: DeploymentStatus) -> pb.DeploymentStatus:
 
 
 def _update(update: Update) -> pb.WatchClusterResponse:
+    if isinstance(update, SignOfLife):
+        return pb.WatchClusterResponse()
     if isinstance(update, Snapshot):
         return pb.WatchClusterResponse(
             snapshot=pb.ClusterSnapshot(

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ryzanstein.auth.audit.auditor import audit_failures
 from ryzanstein.observe.metrics import new_registry, show_service
+from ryzanstein.orchestrator.model_loads import ModelLoads
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
 
@@ -22,6 +23,10 @@ class OrchestratorTelemetry:
         self.nodes = self._gauge("nodes", "Current members.")
         self.watchers = self._gauge("watchers", "Open watches.")
         self.deployments = self._gauge("deployments", "Desired deployments.")
+        self.leader = self._gauge("leader", "1: this orchestrator leads, 0: it stands by.")
+        self.epoch = self._gauge("epoch", "Epoch of the leader, as far as this orchestrator knows.")
+        self.terms = self._counter("terms_total", "Times that this orchestrator began to lead.")
+        self.renewals_failed = self._counter("lease_renewals_failed_total", "Renewals of the lease that failed.")
         self.outdated = Gauge(
             "ryzanstein_orchestrator_outdated",
             "Nodes that serve an earlier revision of a deployment.",
@@ -29,6 +34,8 @@ class OrchestratorTelemetry:
             registry=self.registry,
         )
         self.short = Gauge("ryzanstein_orchestrator_short", "Nodes that a deployment lacks.", ["model"], registry=self.registry)
+        self.models = ModelLoads()
+        self.registry.register(self.models)
         self.joins = self._counter("joins_total", "Registrations granted.", "kind")
         self.departures = self._counter("departures_total", "Members that left or whose lease expired.", "cause")
         for cause in ("expired", "left"):  # so that `increase()` sees the first one
@@ -53,6 +60,13 @@ class OrchestratorTelemetry:
             buckets=_WRITE_BUCKETS,
             registry=self.registry,
         )
+
+    def forget_cluster(self) -> None:
+        """Shows no nodes and deployments: another orchestrator does."""
+        for gauge in (self.nodes, self.deployments):
+            gauge.set(0)
+        for labelled in (self.outdated, self.short):
+            labelled.clear()
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"ryzanstein_orchestrator_{name}", text, registry=self.registry)

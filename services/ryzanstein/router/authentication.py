@@ -24,8 +24,8 @@ from ryzanstein.router.access.stores.source import HeldKeys, KeySource, KeysUnre
 from ryzanstein.router.access.stores.watch import KeyWatch
 from ryzanstein.router.access.telemetry import KeyMetrics
 from ryzanstein.router.config import RouterSettings
-from ryzanstein.router.storage.redis_url import address
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.storage.redis_url import address
 
 log = structlog.get_logger(__name__)
 

@@ -17,8 +17,8 @@ from ryzanstein.router.access.oidc.urls import is_secure
 from ryzanstein.router.choose import PolicyName
 from ryzanstein.router.generations.retained import UnreadTurns
 from ryzanstein.router.storage.bounds import LOG_BYTES, MOST_DAMAGED_BYTES, OTHER_FILES_BYTES, UNBOUNDED, USAGE_BYTES
-from ryzanstein.router.storage.redis_url import checked_redis_url
 from ryzanstein.router.tuning import MOVED, RouterTuning
+from ryzanstein.storage.redis_url import checked_redis_url
 
 _LAST_PORT = 65535
 STORE_BYTES: Mapping[str, int] = MappingProxyType({"sqlite": 2**30, "memory": 128 * 2**20, "redis": UNBOUNDED})
@@ -56,7 +56,7 @@ class RouterSettings(ServiceSettings):
     http_metrics: bool = Field(True, description="serve /metrics on the HTTP port too, besides metrics_port")
     websocket: bool = Field(True, description="serve WebSockets on the HTTP port, at /v1/ws")
     websocket_max_connections: int = Field(1024, ge=1, description="maximum WebSockets; they count as HTTP connections too")
-    orchestrator: str = Field("", description="host:port of the orchestrator; empty: only the given nodes")
+    orchestrator: str = Field("", description="host:port of the orchestrator, several with commas; empty: only the given nodes")
     nodes: str = Field("", description="host:port of nodes, comma-separated, in addition to the orchestrator's")
     state_dir: Path = Field(
         default_factory=default_state("router"),

@@ -30,9 +30,9 @@ from ryzanstein.router.sessions.room import LARGEST_SHARE, StoreRoom
 from ryzanstein.router.sessions.store import ServingStore, SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
-from ryzanstein.router.storage.redis_url import address
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import PLAIN, Dialer
+from ryzanstein.storage.redis_url import address
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ async def _open_redis(
         # An optional dependency: installed only where it is used.
         from ryzanstein.router.sessions.stores.redis import RedisSessions
         from ryzanstein.router.sessions.stores.redis_changes import RedisChanges
-        from ryzanstein.router.storage.redis_client import redis_client
+        from ryzanstein.storage.redis_client import redis_client
     except ImportError as error:
         raise errors.failed_precondition(
             "REDIS_NOT_INSTALLED", f"session_store redis needs the redis package: pip install ryzanstein[redis] ({error})"
@@ -128,7 +128,7 @@ async def open_allowance(
     if settings.session_store == "redis":
         # An optional dependency: it is installed only where it is used.
         from ryzanstein.router.access.limits.books.redis import RedisLimits
-        from ryzanstein.router.storage.redis_client import redis_client
+        from ryzanstein.storage.redis_client import redis_client
 
         client = redis_client(settings.redis_url.get_secret_value())
         book = shared = RedisLimits(client, settings.redis_prefix, router_id, telemetry.background, keep_s=keep_s)
@@ -190,7 +190,7 @@ async def _opened(settings: RouterSettings) -> Journal:
         return await SqliteJournal.open(path, settings.lease_s, _retention_s(settings), settings.max_journal_bytes)
     # An optional dependency: it is installed only where it is used.
     from ryzanstein.router.journal.stores.redis import RedisJournal
-    from ryzanstein.router.storage.redis_client import redis_client
+    from ryzanstein.storage.redis_client import redis_client
 
     client = redis_client(settings.redis_url.get_secret_value(), decode_responses=False)
     return RedisJournal(client, f"{settings.redis_prefix}journal:", settings.lease_s, _retention_s(settings))

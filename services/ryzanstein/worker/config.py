@@ -96,7 +96,7 @@ class WorkerSettings(ServiceSettings):
         16 * 2**20, ge=2**16, le=2**26, description="maximum size of a router's message, with session and generated tokens"
     )
     advertise_address: str = Field("", description="host:port, or IP address, for routers; empty: --host or the host name")
-    orchestrator: str = Field("", description="host:port of the orchestrator; empty: none")
+    orchestrator: str = Field("", description="host:port of the orchestrator, several with commas; empty: none")
 
     model: str = Field(
         "",

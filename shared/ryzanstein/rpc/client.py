@@ -7,11 +7,12 @@ reads `no_proxy` in lower case alone.
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from typing import Protocol, cast
 
 import grpc
 
-from ryzanstein.auth.peers.peer import Expect, Peer
+from ryzanstein.auth.peers.peer import Expect, Peer, PeerRole
+from ryzanstein.leaders.channel import LeaderChannel
 from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
 
 # Retries only UNAVAILABLE, and only before the first message; started streams are left to failover.
@@ -119,8 +120,14 @@ class Dialer:
     def open(self, address: str, expect: Expect, *, retries: bool = True) -> grpc.aio.Channel:
         """Returns a channel to host:port, which the caller closes; see `open_channel`.
 
-        With TLS it connects only to a server whose certificate is of the peer that is expected.
+        With TLS it connects only to a server whose certificate is of the peer that is expected. With `retries`, calls of an
+        orchestrator go to the one that leads; the address may then be several, with commas between them.
         """
+        if retries and expect == Peer(PeerRole.ORCHESTRATOR):
+            return cast(grpc.aio.Channel, LeaderChannel(address, lambda each: self._open(each, expect, retries)))
+        return self._open(address, expect, retries)
+
+    def _open(self, address: str, expect: Expect, retries: bool) -> grpc.aio.Channel:
         if self._certificates is None:
             return open_channel(address, retries=retries)
         options = (*client_options(retries=retries), *_name(expect, self._certificates))

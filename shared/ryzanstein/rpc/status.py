@@ -64,6 +64,15 @@ def error_from_rpc(failure: grpc.RpcError) -> RyzansteinError:
     return _with_reason(error_of_call(failure))
 
 
+NOT_LEADER = "NOT_LEADER"
+
+
+def leader_named_by(failure: grpc.RpcError) -> str:
+    """Returns the address of the leader that an orchestrator names which stands by; empty: it names none."""
+    error = error_from_rpc(failure)
+    return str(error.metadata.get("leader", "")) if error.reason == NOT_LEADER else ""
+
+
 async def answered(call: Awaitable[T]) -> T:
     """Returns the result of a call. Raises its failure as the server's error."""
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ryzanstein.cluster import (
     OWN_ENGINE,
     Beat,
@@ -19,6 +21,7 @@ from ryzanstein.cluster import (
     Numerics,
 )
 from ryzanstein.generation.request import NO_DEFAULTS
+from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.adapters import deployed_adapters_from_wire, deployed_adapters_to_wire
@@ -180,7 +183,25 @@ def _progress_from_wire(wire: orchestrator.LoadProgress) -> LoadProgress:
     return LoadProgress(phase, wire.loaded_bytes, wire.total_bytes, wire.packed_bytes, wire.pack_bytes)
 
 
-def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orchestrator.HeartbeatRequest:
+class _SaysLeader(Protocol):
+    leader_epoch: int
+    leader_id: str
+
+
+def leader_from_wire(wire: _SaysLeader) -> LeaderEpoch:
+    return LeaderEpoch(wire.leader_epoch, wire.leader_id)
+
+
+class _KnowsLeader(Protocol):
+    known_epoch: int
+    known_leader_id: str
+
+
+def known_leader_from_wire(wire: _KnowsLeader) -> LeaderEpoch:
+    return LeaderEpoch(wire.known_epoch, wire.known_leader_id)
+
+
+def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport, sequence: int = 0) -> orchestrator.HeartbeatRequest:
     return orchestrator.HeartbeatRequest(
         node_id=node_id,
         lease_id=lease_id,
@@ -190,6 +211,7 @@ def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport) -> orches
         needs=[orchestrator.ModelNeed(path=need.path, bytes=need.bytes, error=need.error) for need in report.needs],
         members_digest=report.members_digest,
         adapters_digest=report.adapters_digest,
+        sequence=sequence,
     )
 
 

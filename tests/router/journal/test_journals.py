@@ -22,7 +22,7 @@ from ryzanstein.router.journal.journal import (
 )
 from ryzanstein.router.journal.stores.redis import RedisJournal
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
-from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.storage.redis_client import redis_client
 
 Opener = Callable[..., Awaitable[Journal]]
 ONE, OTHER = Owner("one/1", "127.0.0.1:1"), Owner("other/1", "127.0.0.1:2")

@@ -22,9 +22,9 @@ from ryzanstein.router.journal.keys import JournalKeys
 from ryzanstein.router.journal.metrics import JournalMetrics, JournalOutage
 from ryzanstein.router.journal.stores.redis import RedisJournal
 from ryzanstein.router.journal.stores.sqlite import SqliteJournal
-from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.storage.redis_client import redis_client
 from ryzanstein.v1 import inference_pb2 as inference
 
 pytestmark = pytest.mark.long

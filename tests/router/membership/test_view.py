@@ -46,6 +46,8 @@ class ScriptedOrchestrator(OrchestratorServiceServicer):
         self.epoch = "e"
         self.watches: list[asyncio.Queue[Message | None]] = []
         self.num_watches = 0
+        self.leader: tuple[int, str] = (0, "")
+        self.known: list[tuple[int, str]] = []
         self.port = 0
         self._server: RpcServer | None = None
 
@@ -68,8 +70,11 @@ class ScriptedOrchestrator(OrchestratorServiceServicer):
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self.watches.append(messages)
         self.num_watches += 1
+        self.known.append((request.known_epoch, request.known_leader_id))
         try:
-            yield snapshot(1, *self.nodes, epoch=self.epoch)
+            first = snapshot(1, *self.nodes, epoch=self.epoch)
+            first.leader_epoch, first.leader_id = self.leader
+            yield first
             while (message := await messages.get()) is not None:
                 yield message
         finally:
@@ -305,3 +310,60 @@ async def test_a_node_that_shall_drain_gets_nothing_new(
     scripted.say(joined(2, node(first, workers[first].address, drain_requested=True)))
     await until(lambda: any(view.drain_requested for view in client.router.links.snapshot()))
     assert (await ask(client)).node_id != first
+
+
+async def test_a_leader_of_an_earlier_epoch_is_not_followed(
+    scripted: ScriptedOrchestrator, followed: tuple[Followed, RouterTelemetry]
+) -> None:
+    links, _ = followed
+    scripted.leader, scripted.nodes = (5, "b"), [node("a")]
+    async with asyncio.timeout(10):
+        while "127.0.0.1:97" not in links.addresses:
+            scripted.say(None)
+            await asyncio.sleep(0.01)
+    for stale in ((4, "a"), (5, "a")):
+        scripted.leader, scripted.nodes = stale, [node("z")]
+        scripted.known.clear()
+        scripted.say(None)
+        async with asyncio.timeout(10):
+            while len(scripted.known) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert set(scripted.known) == {(5, "b")}
+        assert "127.0.0.1:97" in links.addresses
+        assert "127.0.0.1:122" not in links.addresses
+    scripted.leader = (6, "a")
+    async with asyncio.timeout(10):
+        while "127.0.0.1:122" not in links.addresses:
+            scripted.say(None)
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("several", [True, False])
+async def test_one_of_several_orchestrators_that_falls_silent_is_left(
+    scripted: ScriptedOrchestrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    monkeypatch.setattr("ryzanstein.router.membership.view.SILENT_S", 0.2)
+    other = ScriptedOrchestrator()
+    await other.start()
+    scripted.nodes, other.nodes = [node("a")], [node("b")]
+    links = Followed()
+    view = ClusterView("r", [], links, ViewCache(tmp_path / "view.json"), RouterTelemetry())
+    addresses = f"127.0.0.1:{scripted.port}" + (f",127.0.0.1:{other.port}" if several else "")
+    task = asyncio.create_task(view.run(addresses))
+    try:
+        async with asyncio.timeout(10):
+            while not links.addresses:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if several:
+                while links.addresses != {"127.0.0.1:98"}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            else:
+                await asyncio.sleep(0.5)
+                assert scripted.num_watches == 1, "a single one may be silent"
+                scripted.say(Message())
+                while scripted.num_watches < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await other.stop()

@@ -13,7 +13,7 @@ from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
-from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.storage.redis_client import redis_client
 
 Opener = Callable[..., Awaitable[SessionStore]]
 

@@ -23,8 +23,8 @@ from ryzanstein.router.sessions.store import Session, SessionBounds, SessionStor
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
-from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.storage.redis_client import redis_client
 
 Opener = Callable[..., Awaitable[SessionStore]]
 DIGEST = "0" * 16

@@ -27,8 +27,8 @@ from ryzanstein.router.sessions.store import SessionBounds, SessionStore
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.sessions.turn import Turns
-from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.storage.redis_client import redis_client
 
 STORED = Path(__file__).parent / "stored"
 EARLIER = (

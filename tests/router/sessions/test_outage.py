@@ -26,9 +26,9 @@ from ryzanstein.router.sessions.store import Session, SessionBounds, store_unava
 from ryzanstein.router.sessions.stores.memory import MemorySessions
 from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
-from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.status import error_from_rpc
+from ryzanstein.storage.redis_client import redis_client
 from ryzanstein.v1 import inference_pb2 as inference
 
 ANSWER = "0.0 0.1 "

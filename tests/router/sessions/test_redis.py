@@ -12,8 +12,8 @@ from ryzanstein.generation.prompts import Message, Role
 from ryzanstein.router.sessions.claims import ClaimRequest
 from ryzanstein.router.sessions.store import SessionBounds
 from ryzanstein.router.sessions.stores.redis import RedisSessions
-from ryzanstein.router.storage.redis_client import redis_client
-from ryzanstein.router.storage.redis_url import address, checked_redis_url
+from ryzanstein.storage.redis_client import redis_client
+from ryzanstein.storage.redis_url import address, checked_redis_url
 
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))
 

@@ -23,8 +23,8 @@ from ryzanstein.router.sessions.stores.redis import RedisSessions
 from ryzanstein.router.sessions.stores.sqlite import SqliteSessions
 from ryzanstein.router.sessions.stores.sqlite_file import SCHEMA_VERSION
 from ryzanstein.router.sessions.turn import Turns
-from ryzanstein.router.storage.redis_client import redis_client
 from ryzanstein.router.telemetry import RouterTelemetry
+from ryzanstein.storage.redis_client import redis_client
 
 Opener = Callable[..., Awaitable[SessionStore]]
 HELLO = (Message(Role.USER, "hello"), Message(Role.ASSISTANT, "hi"))

@@ -13,8 +13,8 @@ from tests.public_certificates import PublicAuthority
 
 from ryzanstein.auth.keys.redis_keys import KeysRedisError, RedisKeys
 from ryzanstein.cli.processes.ports import free_ports
-from ryzanstein.router.storage.redis_client import redis_client
-from ryzanstein.router.storage.redis_url import checked_redis_url
+from ryzanstein.storage.redis_client import redis_client
+from ryzanstein.storage.redis_url import checked_redis_url
 
 
 @contextlib.asynccontextmanager

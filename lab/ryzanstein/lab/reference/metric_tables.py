@@ -11,7 +11,6 @@ from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.console.telemetry import ConsoleTelemetry
 from ryzanstein.lab.reference.markdown import GENERATED, table
-from ryzanstein.orchestrator.model_loads import ModelLoads
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.router.access.authenticator import Anonymous
 from ryzanstein.router.access.entrance import Entrance
@@ -48,17 +47,11 @@ def metrics_page() -> str:
 
 def registries() -> dict[str, CollectorRegistry]:
     """Returns the registry of each service, with everything that it may have."""
-    made = {"router": _router(), "worker": _worker(), "orchestrator": _orchestrator()}
+    made = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
     for service, registry in made.items():
         RpcMetrics(service, registry)
         TlsMetrics(service, registry)
     return {**made, "console": ConsoleTelemetry().registry}
-
-
-def _orchestrator() -> CollectorRegistry:
-    registry = OrchestratorTelemetry().registry
-    registry.register(ModelLoads(tuple))
-    return registry
 
 
 def _router() -> CollectorRegistry:

@@ -67,7 +67,7 @@ def services_of(view: ClusterStatus, orchestrator: str, router: KeyedRouter) -> 
     return [
         Service(name, router.address, router=router),
         *nodes,
-        Service("orchestrator", orchestrator, peer=ORCHESTRATOR),
+        *(Service("orchestrator", each.strip(), peer=ORCHESTRATOR) for each in orchestrator.split(",")),
     ]
 
 

@@ -12,8 +12,9 @@ from ryzanstein.cli import display
 from ryzanstein.cli.fitted_table import Column, FittedTable
 from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_value
 from ryzanstein.errors import RyzansteinError
-from ryzanstein.rpc.client import open_channel
+from ryzanstein.rpc.client import PLAIN
 from ryzanstein.rpc.status import answered
+from ryzanstein.survey.reach import ORCHESTRATOR
 from ryzanstein.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 
 _TIMEOUT_S = 10.0
@@ -46,7 +47,7 @@ def audit(
 async def _asked(orchestrator: str, limit: int, method: str, target: str) -> list[orchestrator_pb2.AuditedAct]:
     """Returns the acts, page after page."""
     acts: list[orchestrator_pb2.AuditedAct] = []
-    async with open_channel(orchestrator) as channel:
+    async with PLAIN.open(orchestrator, ORCHESTRATOR) as channel:
         stub, token = orchestrator_pb2_grpc.OrchestratorServiceStub(channel), ""
         while True:
             request = orchestrator_pb2.ListAuditRequest(

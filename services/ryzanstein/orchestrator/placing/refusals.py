@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import Assigned
+from ryzanstein.orchestrator.state.stored import StoredRefusal
 
 # After this time a node may have been repaired, or its ranks recovered.
 REMEMBER_S = 600.0
@@ -29,9 +30,33 @@ class _Failure:
 class Refusals:
     """The failures of nodes, by node and model. `now` is monotonic seconds."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], stored: Iterable[StoredRefusal] = ()) -> None:
         self._now = now
-        self._failures: dict[tuple[str, str], _Failure] = {}
+        self._failures = {
+            (each.node_id, each.model): _Failure(
+                each.incarnation, each.revision, now() + max(0.0, min(each.left_s, REMEMBER_S)), each.reason
+            )
+            for each in stored
+        }
+        self._present: frozenset[tuple[str, str]] = frozenset()
+        self._written = self._facts()
+
+    def unwritten(self) -> tuple[StoredRefusal, ...] | None:
+        """Returns what to store; None: it is stored as it is."""
+        if self._facts() == self._written:
+            return None
+        now = self._now()
+        return tuple(
+            StoredRefusal(node_id, model, each.incarnation, each.revision, max(0.0, each.expires - now), each.reason)
+            for (node_id, model), each in self._failures.items()
+        )
+
+    def wrote(self, stored: Iterable[StoredRefusal]) -> None:
+        """Notes what is stored now."""
+        self._written = {(each.node_id, each.model): (each.incarnation, each.revision, each.reason) for each in stored}
+
+    def _facts(self) -> dict[tuple[str, str], tuple[str, int, str]]:
+        return {key: (each.incarnation, each.revision, each.reason) for key, each in self._failures.items()}
 
     def note(self, nodes: Iterable[Node], assigned: Assigned) -> None:
         """Records the nodes that report FAILED with a deployment that they were given.
@@ -49,7 +74,8 @@ class Refusals:
     def of(self, deployments: Collection[Deployment], nodes: Iterable[Node]) -> frozenset[tuple[str, str]]:
         """Returns the nodes and models of failures that still count; forgets the others.
 
-        A restart of the node, another revision and the passage of time each end a failure.
+        A restart of the node, another revision and the passage of time each end a failure. Those of nodes
+        that are away are kept: after a restart of the orchestrator all are, at first.
         """
         revisions = {deployment.model: deployment.revision for deployment in deployments}
         incarnations = {node.node_id: node.incarnation for node in nodes}
@@ -57,14 +83,16 @@ class Refusals:
         self._failures = {
             key: failure
             for key, failure in self._failures.items()
-            if (revisions.get(key[1]), incarnations.get(key[0])) == (failure.revision, failure.incarnation)
+            if revisions.get(key[1]) == failure.revision
+            and incarnations.get(key[0], failure.incarnation) == failure.incarnation
             and failure.expires > now
         }
-        return frozenset(self._failures)
+        self._present = frozenset(key for key in self._failures if key[0] in incarnations)
+        return self._present
 
     def reasons(self, model: str) -> dict[str, str]:
         """Returns why nodes failed to serve a model, by node id."""
-        return {node_id: failure.reason for (node_id, name), failure in sorted(self._failures.items()) if name == model}
+        return {key[0]: self._failures[key].reason for key in sorted(self._present & self._failures.keys()) if key[1] == model}
 
     def forget(self, model: str) -> None:
         """Forgets the failures of a model, because it is deployed again."""

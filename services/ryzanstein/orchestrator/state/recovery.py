@@ -9,12 +9,14 @@ beat what it serves, but at most for `settle_s`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.orchestrator.state.store import Store, StoredMembership
+from ryzanstein.orchestrator.state.stored import StateStore, StoredMembership, StoredRefusal
 
 log = structlog.get_logger(__name__)
 
@@ -25,8 +27,10 @@ _SPACING_S = 0.2
 class Settling:
     """The time between a restart and the moment when the members are known again."""
 
-    def __init__(self, expected: frozenset[str], started: float, settle_s: float) -> None:
+    def __init__(self, expected: frozenset[str], started: float, settle_s: float, share: float = 1.0) -> None:
+        """`share` of the expected members is enough."""
         self._missing = set(expected)
+        self._spared = len(expected) - math.ceil(share * len(expected))
         self._started = started
         self._until = started + settle_s
 
@@ -35,8 +39,8 @@ class Settling:
         self._missing.discard(node_id)
 
     def over(self, now: float) -> bool:
-        """Returns whether all members beat again, or the others had enough time."""
-        return not self._missing or now >= self._until
+        """Returns whether enough members beat again, or the others had enough time."""
+        return len(self._missing) <= self._spared or now >= self._until
 
     def elapsed_s(self, now: float) -> float:
         return now - self._started
@@ -47,12 +51,19 @@ class Settling:
         return frozenset(self._missing)
 
 
-class MembershipRecorder:
-    """Writes the membership to the store in the background, many changes in one transaction."""
+class UnwrittenRefusals(Protocol):
+    """The refusals, as far as they are not stored."""
 
-    def __init__(self, store: Store, current: Callable[[], StoredMembership]) -> None:
-        self._store = store
-        self._current = current
+    def unwritten(self) -> tuple[StoredRefusal, ...] | None: ...
+
+    def wrote(self, stored: Iterable[StoredRefusal]) -> None: ...
+
+
+class MembershipRecorder:
+    """Writes the membership and the refusals to the store in the background, many changes in one transaction."""
+
+    def __init__(self, store: StateStore, current: Callable[[], StoredMembership], refusals: UnwrittenRefusals) -> None:
+        self._store, self._current, self._refusals = store, current, refusals
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -66,6 +77,13 @@ class MembershipRecorder:
         """
         await self._store.save_membership(self._current())
 
+    async def flush_all(self) -> None:
+        """The same, and the refusals."""
+        await self.flush()
+        if (refusals := self._refusals.unwritten()) is not None:
+            await self._store.save_refusals(refusals)
+            self._refusals.wrote(refusals)
+
     async def run(self) -> None:
         """Writes until cancelled.
 
@@ -75,7 +93,7 @@ class MembershipRecorder:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self.flush()
+                await self.flush_all()
             except errors.RyzansteinError:
                 self._changed.set()
             except Exception:

@@ -1,4 +1,4 @@
-"""What survives a restart, in SQLite: deployments, drain requests, the ids of the last members, and operators' acts.
+"""What survives a restart, in SQLite: deployments, drain requests, refusals, the ids of the last members, operators' acts.
 
 All access runs in a thread of its own, so that a slow disk never delays a heartbeat. The file is
 locked while it is open: two orchestrators on one store would each undo what the other wrote.
@@ -10,9 +10,9 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from ryzanstein.auth.audit.audit_record import AuditRecord
 from ryzanstein.cluster import Deployment
 from ryzanstein.files.private_files import private_file
 from ryzanstein.orchestrator.state.audit_table import AUDIT_SCHEMA, AuditPage, AuditQuery, read_records, write_record
+from ryzanstein.orchestrator.state.stored import StoredMembership, StoredRefusal, StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
@@ -40,12 +41,17 @@ CREATE TABLE IF NOT EXISTS adapters (
     name TEXT PRIMARY KEY, model TEXT NOT NULL, path TEXT NOT NULL, pinned INTEGER NOT NULL, revision INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS members (node_id TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS leading (only INTEGER PRIMARY KEY CHECK (only = 1), epoch INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS refusals (
+    node_id TEXT NOT NULL, model TEXT NOT NULL, incarnation TEXT NOT NULL, revision INTEGER NOT NULL, left_s REAL NOT NULL,
+    reason TEXT NOT NULL, PRIMARY KEY (node_id, model)
+) STRICT;
 {AUDIT_SCHEMA}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-# Version 1 had neither revisions nor idle unloading, version 2 no audit. An earlier version 3 had no adapters; a program of
-# then leaves their table as it is, so that an upgrade can be taken back.
+# Version 1 had neither revisions nor idle unloading, version 2 no audit. Earlier versions 3 had no adapters, epochs
+# or refusals; programs of then leave those tables as they are, so that an upgrade can be taken back.
 _FROM_VERSION_1 = """
 BEGIN EXCLUSIVE;
 ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
@@ -57,20 +63,8 @@ COMMIT;
 _T = TypeVar("_T")
 
 
-class StoreError(Exception):
-    """The store cannot be opened; the message names the file and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMembership:
-    """The members, and the drain requests: node id to the incarnation that they are for."""
-
-    members: frozenset[str] = frozenset()
-    drains: Mapping[str, str] = field(default_factory=dict)
-
-
 class Store:
-    """The orchestrator's SQLite file. Open it with `Store.open`.
+    """A `StateStore` in a SQLite file. Open it with `Store.open`.
 
     Methods raise UNAVAILABLE (STORE_UNAVAILABLE) when the disk fails; nothing is written by half.
     """
@@ -81,6 +75,7 @@ class Store:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="orchestrator-store")
         self._connection: sqlite3.Connection
         self._written = StoredMembership()
+        self.fenced: Callable[[int], None] = lambda epoch: None
 
     @classmethod
     async def open(cls, path: Path, telemetry: OrchestratorTelemetry) -> Store:
@@ -106,6 +101,20 @@ class Store:
     async def membership(self) -> StoredMembership:
         """Returns the membership as it was last written, before or after a restart."""
         return await self._run("read", lambda: self._written)
+
+    async def next_epoch(self, known: int = 0) -> int:
+        """Returns the epoch of a new leader, which is stored: above all before, and above `known`."""
+        return await self._run("epoch", lambda: self._next_epoch(known))
+
+    async def begin(self, epoch: int) -> None:
+        """Does nothing: no other orchestrator has the file."""
+
+    async def refusals(self) -> tuple[StoredRefusal, ...]:
+        return await self._run("read", self._read_refusals)
+
+    async def save_refusals(self, refusals: Iterable[StoredRefusal]) -> None:
+        rows = [astuple(each) for each in refusals]
+        await self._run("refusals", lambda: self._save_refusals(rows))
 
     async def put_deployment(self, deployment: Deployment) -> None:
         row = (deployment.model, deployment.path, deployment.replicas, deployment.revision, deployment.idle_unload_s)
@@ -176,9 +185,28 @@ class Store:
             self._connection.close()
             raise
 
+    def _next_epoch(self, known: int) -> int:
+        statement = (
+            "INSERT INTO leading VALUES (1, ? + 1) ON CONFLICT (only) DO UPDATE SET epoch = max(epoch, ?) + 1 RETURNING epoch"
+        )
+        (row,) = self._connection.execute(statement, (known, known)).fetchall()
+        return int(row[0])
+
     def _read_deployments(self) -> tuple[Deployment, ...]:
         rows = self._connection.execute("SELECT model, path, replicas, revision, idle_unload_s FROM deployments ORDER BY model")
         return tuple(Deployment(*row) for row in rows)
+
+    def _read_refusals(self) -> tuple[StoredRefusal, ...]:
+        rows = self._connection.execute(
+            "SELECT node_id, model, incarnation, revision, left_s, reason FROM refusals ORDER BY node_id, model"
+        )
+        return tuple(StoredRefusal(*row) for row in rows)
+
+    def _save_refusals(self, rows: list[tuple[str | int | float, ...]]) -> None:
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("DELETE FROM refusals")
+            self._write("INSERT INTO refusals VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _read_adapters(self) -> tuple[DeployedAdapter, ...]:
         rows = self._connection.execute("SELECT name, model, path, pinned, revision FROM adapters ORDER BY name")

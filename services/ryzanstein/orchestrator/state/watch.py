@@ -44,7 +44,12 @@ class ClusterDelta:
     change: Change
 
 
-Update = Snapshot | ClusterDelta
+@dataclass(frozen=True, slots=True)
+class SignOfLife:
+    """Nothing changed. A watcher that gets these, and then none, looks for another orchestrator."""
+
+
+Update = Snapshot | ClusterDelta | SignOfLife
 
 
 class Watcher:
@@ -55,6 +60,7 @@ class Watcher:
         self._bound = bound
         self._queue: deque[ClusterDelta] = deque()
         self._behind = "first"
+        self.owed_sign = False
         self._wake = asyncio.Event()
 
     def offer(self, delta: ClusterDelta) -> None:
@@ -114,6 +120,12 @@ class WatchHub:
         for watcher in self._watchers:
             watcher.offer(delta)
 
+    def show_life(self) -> None:
+        """Sends each watcher a sign of life."""
+        for watcher in self._watchers:
+            watcher.owed_sign = True
+            watcher.wake()
+
     def open(self) -> None:
         """Starts to serve watchers."""
         self._opened = True
@@ -153,6 +165,9 @@ class WatchHub:
             while not self._closed:
                 while self._opened and not self._closed and (update := watcher.take()) is not None:
                     yield update
+                if watcher.owed_sign and not self._closed:
+                    watcher.owed_sign = False
+                    yield SignOfLife()
                 if not self._closed:
                     await watcher.woken()
         raise errors.unavailable("STOPPING", "the orchestrator is stopping")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 from logging import DEBUG, WARNING
 from typing import Any, Protocol
@@ -20,17 +20,21 @@ import structlog
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import NO_MODEL, Node, NodeState
 from ryzanstein.generation.prompts import MAX_NAME_CHARS
+from ryzanstein.leaders.addresses import OrchestratorAddresses
+from ryzanstein.leaders.epochs import KnownLeader, StaleLeaderError
 from ryzanstein.router.membership.cache import ViewCache
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.client import PLAIN, Dialer
+from ryzanstein.rpc.status import leader_named_by
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire.membership import node_from_wire
+from ryzanstein.wire.membership import leader_from_wire, node_from_wire
 
 log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
+SILENT_S = 5.0
 
 
 class ViewObserver(Protocol):
@@ -100,6 +104,25 @@ def _models_of(node: Node) -> Iterator[str]:
             yield report.model
 
 
+async def _while_alive(call: Any, limit_s: float | None) -> AsyncIterator[orchestrator.WatchClusterResponse]:
+    """Yields the messages of a watch. Raises TimeoutError when none comes for so long.
+
+    One of several orchestrators sends signs of life. From the first one on there is a limit in any case.
+    """
+    messages = aiter(call)
+    try:
+        while True:
+            async with asyncio.timeout(limit_s):
+                message = await anext(messages, None)
+            if message is None:
+                return
+            if message.WhichOneof("kind") is None:
+                limit_s = SILENT_S
+            yield message
+    finally:
+        call.cancel()
+
+
 class ClusterView:
     """Keeps a `ViewObserver` up to date.
 
@@ -123,6 +146,7 @@ class ClusterView:
         self._cache = cache
         self._telemetry = telemetry
         self._view = View()
+        self._leader = KnownLeader()
         self._notified: tuple[frozenset[str], ...] | None = None
 
     async def start(self) -> None:
@@ -130,20 +154,31 @@ class ClusterView:
         self._tell(self._fixed | await self._cache.load(), frozenset(), frozenset())
 
     async def run(self, address: str) -> None:
-        """Follows the orchestrator until cancelled, through its restarts and its absence."""
+        """Follows the orchestrator, or that of several which leads, until cancelled, through restarts and absence."""
         backoff_s = FIRST_BACKOFF_S
+        addresses = OrchestratorAddresses(address)
         while True:
-            async with self._dialer.open(address, Peer(PeerRole.ORCHESTRATOR), retries=False) as channel:
-                if await self._watch(OrchestratorServiceStub(channel)):
-                    backoff_s = FIRST_BACKOFF_S
+            async with self._dialer.open(addresses.current, Peer(PeerRole.ORCHESTRATOR), retries=False) as channel:
+                limit_s = SILENT_S if addresses.several else None
+                came, leader, silent = await self._watch(OrchestratorServiceStub(channel), limit_s)
+            if came:
+                backoff_s = FIRST_BACKOFF_S
+                addresses.answered()
+            if addresses.failed(leader, silent=silent):
+                continue
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
-    async def _watch(self, stub: Any) -> bool:
-        """Follows one watch to its end. Returns False if nothing came."""
-        view, came = View(self._dialer.secure), False
+    async def _watch(self, stub: Any, limit_s: float | None) -> tuple[bool, str, bool]:
+        """Follows one watch to its end. Returns whether anything came, the leader that was named, whether it fell silent."""
+        view, came, leader, silent = View(self._dialer.secure), False, "", False
+        known = self._leader.latest
+        request = orchestrator.WatchClusterRequest(
+            watcher_id=self._router_id, known_epoch=known.epoch, known_leader_id=known.leader_id
+        )
         try:
-            async for message in stub.WatchCluster(orchestrator.WatchClusterRequest(watcher_id=self._router_id)):
+            async for message in _while_alive(stub.WatchCluster(request), limit_s):
+                self._leader.follow(leader_from_wire(message))
                 came = True
                 view.apply(message)
                 if message.HasField("snapshot"):
@@ -151,11 +186,17 @@ class ClusterView:
                     self._view = view
                 await self._changed()
         except grpc.aio.AioRpcError as error:
+            leader = leader_named_by(error)
             refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
             log.log(WARNING if refused else DEBUG, "orchestrator watch ended", code=error.code().name, why=error.details())
+        except TimeoutError:
+            silent = True
+            log.warning("orchestrator fell silent")
+        except StaleLeaderError as stale:
+            log.warning("view of a stale leader refused", what=str(stale))
         except ChangeMissedError as gap:
             log.warning("view has a gap", what=str(gap))
-        return came
+        return came, leader, silent
 
     def _count_resync(self, taken: View) -> None:
         """Counts a new snapshot, except the first.

@@ -65,8 +65,13 @@ class NodeMetrics:
             ["cause"],
             registry=registry,
         )
+        self.late_instructions = Counter(
+            "ryzanstein_worker_late_instructions_total",
+            "Answers of the orchestrator that were dropped because they answered an old beat.",
+            registry=registry,
+        )
         # So that `increase()` sees the first time.
-        for cause in ("ended", "silent", "unavailable", "deadline_exceeded"):
+        for cause in ("ended", "silent", "stale_leader", "unavailable", "deadline_exceeded"):
             self.orchestrator_losses.labels(cause)
         for limit in RenderLimit:
             self.template_limits.labels(limit.value)

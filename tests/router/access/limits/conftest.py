@@ -16,7 +16,7 @@ from ryzanstein.router.access.limits.allowance import SharedLimits, TenantAllowa
 from ryzanstein.router.access.limits.books.redis import RedisLimits
 from ryzanstein.router.access.limits.metrics import LimitMetrics
 from ryzanstein.router.access.limits.usage import UsageBook, UsageCount
-from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.storage.redis_client import redis_client
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ryzanstein.router.access.limits.books.memory import MemoryUsage
 from ryzanstein.router.access.limits.books.redis import RedisLimits
 from ryzanstein.router.access.limits.books.sqlite import SqliteUsage
 from ryzanstein.router.access.limits.usage import OTHER_TENANTS, UsageBook, UsageCount, UsageReport, this_month
-from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.storage.redis_client import redis_client
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

@@ -23,7 +23,7 @@ from ryzanstein.router.access.limits.bounds import LimitAnswer, LimitBounds, bou
 from ryzanstein.router.access.limits.gcra import EPOCH_S, MAX_DEBT_US, Rate
 from ryzanstein.router.access.limits.ledger import LocalLedger
 from ryzanstein.router.access.limits.usage import NOTHING, UsageCount, UsageReport
-from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.storage.redis_client import redis_client
 
 BEGAN_US = 50_000_000_000_000
 """August 2026."""

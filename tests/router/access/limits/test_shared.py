@@ -15,7 +15,7 @@ import pytest
 from ryzanstein.auth.tenants import TenantLimits
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.router.access.limits.usage import UsageCount
-from ryzanstein.router.storage.redis_client import redis_client
+from ryzanstein.storage.redis_client import redis_client
 
 
 async def request(router: Any, prompt: int, generated: int, estimate: int | None = None, hold_s: float = 0.0) -> int:

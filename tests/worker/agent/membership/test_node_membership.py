@@ -23,6 +23,7 @@ from ryzanstein.cluster import (
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.wire.membership import instruction_to_wire
 from ryzanstein.worker.agent.membership.node_membership import NodeMembership
+from ryzanstein.worker.agent.membership.obedience import LateAnswers
 from ryzanstein.worker.agent.pages.tiers.known_nodes import KnownNodes
 from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 
@@ -194,3 +195,57 @@ async def test_a_missing_orchestrator_is_asked_again_and_again():
     labels = {"cause": grpc.StatusCode.UNAVAILABLE.name.lower()}
     losses = membership._metrics.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", labels)
     assert losses >= 2
+
+
+async def test_a_leader_of_an_earlier_epoch_is_refused_and_told_what_is_known(orchestrator, member):
+    orchestrator.leader = (5, "b")
+    await member.until(Instruction(plural=False))
+    while (await orchestrator.next_beat()).sequence < 2:
+        pass
+    for stale in ((4, "a"), (5, "a")):
+        orchestrator.leader = stale
+        refused = losses(member, "stale_leader")
+        orchestrator.known.clear()
+        orchestrator.answer = pb.HeartbeatResponse(drain=True)
+        async with asyncio.timeout(10):
+            while losses(member, "stale_leader") < refused + 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert set(orchestrator.known) == {(5, "b")}
+    given = [member.desired.get_nowait() for _ in range(member.desired.qsize())]
+    assert not any(instruction.drain for instruction in given)
+    orchestrator.leader = (6, "a")
+    await member.until(Instruction(drain=True, plural=False))
+    orchestrator.leader = (0, "")
+    orchestrator.answer = pb.HeartbeatResponse()
+    await member.until(Instruction(plural=False))
+
+
+def losses(member, cause: str) -> float:
+    return member.telemetry.registry.get_sample_value("ryzanstein_worker_orchestrator_losses_total", {"cause": cause})
+
+
+async def test_an_answer_to_nothing_that_was_asked_is_dropped(orchestrator, member):
+    orchestrator.answers_by = lambda sequence: sequence + 1000
+    orchestrator.answer = pb.HeartbeatResponse(drain=True)
+    await orchestrator.next_beat()
+    async with asyncio.timeout(10):
+        while not member.telemetry.registry.get_sample_value("ryzanstein_worker_late_instructions_total"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert member.desired.empty()
+
+
+def test_an_answer_is_void_three_seconds_after_its_beat_was_made():
+    clock = [0.0]
+    late = LateAnswers(lambda: clock[0])
+    first = late.sent()
+    clock[0] = 2.0
+    second = late.sent()
+    assert not late.are_void(0), "an older orchestrator does not say what it answers"
+    clock[0] = 3.1
+    assert late.are_void(first)
+    assert not late.are_void(second)
+    assert late.are_void(second), "the second answer to one beat"
+    assert late.are_void(99)
+    for _ in range(5000):
+        late.sent()
+    assert len(late._sent) <= 1024

@@ -57,6 +57,7 @@ def install() -> None:
     replaced: tuple[tuple[object, str, object], ...] = (
         (time, "monotonic", CLOCK.monotonic),
         (time, "monotonic_ns", CLOCK.monotonic_ns),
+        (time, "clock_gettime", lambda clock: CLOCK.now),
         (time, "perf_counter", CLOCK.monotonic),
         (time, "perf_counter_ns", CLOCK.monotonic_ns),
         (time, "time", CLOCK.unix),

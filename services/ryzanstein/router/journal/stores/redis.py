@@ -27,7 +27,7 @@ from ryzanstein.router.journal.journal import (
     KeyClaim,
     Owner,
 )
-from ryzanstein.router.storage.redis_client import redis_failures
+from ryzanstein.storage.redis_client import redis_failures
 
 _OUTCOMES = (AppendOutcome.WRITTEN, AppendOutcome.FENCED, AppendOutcome.MISSING, AppendOutcome.EXPIRED)
 

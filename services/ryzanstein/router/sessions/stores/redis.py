@@ -39,7 +39,7 @@ from ryzanstein.router.sessions.store import (
 )
 from ryzanstein.router.sessions.stores import redis_scripts as scripts
 from ryzanstein.router.sessions.stores.message_rows import read_rows, readable, rows_of
-from ryzanstein.router.storage.redis_client import redis_failures
+from ryzanstein.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from ryzanstein.router.storage.redis_client import redis_failures
+from ryzanstein.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
 

@@ -16,12 +16,16 @@ import structlog
 
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import Instruction, Node, NodeReport
+from ryzanstein.leaders.addresses import OrchestratorAddresses
+from ryzanstein.leaders.epochs import KnownLeader, StaleLeaderError
 from ryzanstein.rpc.client import PLAIN, Dialer
+from ryzanstein.rpc.status import leader_named_by
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, node_to_wire
+from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, leader_from_wire, node_to_wire
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.membership.deployed_adapters import AdapterFollower
+from ryzanstein.worker.agent.membership.obedience import LateAnswers
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
@@ -80,6 +84,8 @@ log = structlog.get_logger(__name__)
 CALL_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
+_LONGEST_OF_SEVERAL_S = 2.0
+_REGISTER_OF_SEVERAL_S = 2.0
 
 
 class MembershipObserver(Protocol):
@@ -109,25 +115,29 @@ class NodeMembership:
     """
 
     def __init__(self, address: str, member: MembershipObserver, metrics: NodeMetrics, dialer: Dialer = PLAIN) -> None:
-        self._address = address
+        """`address`: host:port of the orchestrator, or of several, with commas between them."""
+        self._addresses = OrchestratorAddresses(address)
         self._dialer = dialer
         self._member = member
         self._metrics = metrics
         self._lease_id = ""
         self._registrations = 0
+        self._leader = KnownLeader()
 
     async def run(self) -> None:
         """Registers and sends beats until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
-            registered, why = self._registrations, ""
+            registered, why, leader = self._registrations, "", ""
             try:
                 # A channel for each attempt: certificates may have changed.
                 async with self._open() as channel:
                     await self._live(OrchestratorServiceStub(channel))
                 cause = "ended"
             except grpc.aio.AioRpcError as error:
-                cause, why = error.code().name.lower(), str(error.details())
+                cause, why, leader = error.code().name.lower(), str(error.details()), leader_named_by(error)
+            except StaleLeaderError as stale:
+                cause, why = "stale_leader", str(stale)
             except TimeoutError:
                 cause = "silent"
             except asyncio.CancelledError:
@@ -138,9 +148,11 @@ class NodeMembership:
                 cause = "failed"
             backoff_s = _FIRST_BACKOFF_S if self._registrations > registered else backoff_s
             self._metrics.orchestrator_losses.labels(cause).inc()
-            log.warning("orchestrator unavailable", address=self._address, cause=cause, why=why)
+            log.warning("orchestrator unavailable", address=self._addresses.current, cause=cause, why=why)
+            if self._addresses.failed(leader, silent=cause in ("silent", "deadline_exceeded")):
+                continue
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+            backoff_s = min(2 * backoff_s, _LONGEST_OF_SEVERAL_S if self._addresses.several else _LONGEST_BACKOFF_S)
 
     async def _live(self, stub: Any) -> None:
         """Registers and sends beats until the stream of them ends."""
@@ -149,7 +161,7 @@ class NodeMembership:
         await self._beat(stub, interval_s)
 
     def _open(self) -> grpc.aio.Channel:
-        return self._dialer.open(self._address, Peer(PeerRole.ORCHESTRATOR), retries=False)
+        return self._dialer.open(self._addresses.current, Peer(PeerRole.ORCHESTRATOR), retries=False)
 
     async def leave(self) -> None:
         """Leaves the cluster if the orchestrator answers; otherwise the lease expires."""
@@ -165,11 +177,17 @@ class NodeMembership:
     async def _register(self, stub: Any) -> float:
         """Registers the node; returns the seconds between beats."""
         await self._member.locate()
-        request = orchestrator.RegisterNodeRequest(node=node_to_wire(self._member.describe()))
-        response = await stub.RegisterNode(request, timeout=CALL_TIMEOUT_S)
+        known = self._leader.latest
+        request = orchestrator.RegisterNodeRequest(
+            node=node_to_wire(self._member.describe()), known_epoch=known.epoch, known_leader_id=known.leader_id
+        )
+        timeout_s = _REGISTER_OF_SEVERAL_S if self._addresses.several else CALL_TIMEOUT_S
+        response = await stub.RegisterNode(request, timeout=timeout_s)
+        self._leader.follow(leader_from_wire(response))
         self._lease_id = response.lease_id
+        self._addresses.answered()
         interval_s: float = response.heartbeat_interval.ToNanoseconds() / 1e9
-        log.info("registered", address=self._address, heartbeat_interval_s=interval_s)
+        log.info("registered", address=self._addresses.current, heartbeat_interval_s=interval_s)
         return max(interval_s, 0.01)
 
     async def _beat(self, stub: Any, interval_s: float) -> None:
@@ -177,22 +195,27 @@ class NodeMembership:
 
         Raises TimeoutError when no answer came for several beats.
         """
-        call = stub.Heartbeat(self._beats(interval_s))
+        late = LateAnswers()
+        call = stub.Heartbeat(self._beats(interval_s, late))
         answers = aiter(call)
         try:
             while True:
                 async with asyncio.timeout(max(CALL_TIMEOUT_S, 3 * interval_s)):
                     answer = await anext(answers)
-                self._member.follow(instruction_from_wire(answer))
+                self._leader.follow(leader_from_wire(answer))
+                if late.are_void(answer.sequence):
+                    self._metrics.late_instructions.inc()
+                else:
+                    self._member.follow(instruction_from_wire(answer))
         except StopAsyncIteration:
             return
         finally:
             call.cancel()
 
-    async def _beats(self, interval_s: float) -> AsyncIterator[orchestrator.HeartbeatRequest]:
+    async def _beats(self, interval_s: float, late: LateAnswers) -> AsyncIterator[orchestrator.HeartbeatRequest]:
         node_id = self._member.describe().node_id
         while True:
-            yield heartbeat_to_wire(node_id, self._lease_id, self._member.report())
+            yield heartbeat_to_wire(node_id, self._lease_id, self._member.report(), late.sent())
             await self._member.wanted(interval_s)
 
 

@@ -25,7 +25,7 @@ from ryzanstein.router.access.limits.usage import (
     UsageRow,
     this_month,
 )
-from ryzanstein.router.storage.redis_client import redis_failures
+from ryzanstein.storage.redis_client import redis_failures
 
 HOLD_S = 60.0
 """How long a generation counts as running without being renewed, for example after its router died."""

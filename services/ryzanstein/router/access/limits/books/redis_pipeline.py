@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from ryzanstein.process.background import Background
-from ryzanstein.router.storage.redis_client import redis_failures
+from ryzanstein.storage.redis_client import redis_failures
 
 ScriptCall = tuple[str, Sequence[str], Sequence[Any]]
 """A script, its keys and its arguments."""

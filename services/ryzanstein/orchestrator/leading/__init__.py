@@ -1,0 +1,1 @@
+"""Which of the orchestrators acts, and how the others, nodes and routers know."""

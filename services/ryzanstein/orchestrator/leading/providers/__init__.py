@@ -1,0 +1,1 @@
+"""Services that hold the lease."""

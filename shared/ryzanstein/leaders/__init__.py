@@ -1,0 +1,1 @@
+"""Which orchestrator leads, as nodes, routers and tools know it."""

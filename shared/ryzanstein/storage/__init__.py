@@ -1,0 +1,1 @@
+"""Clients of storage that several services use."""
