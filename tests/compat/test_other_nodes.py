@@ -50,7 +50,7 @@ def test_a_node_of_another_version_serves(processes: Processes, version: str) ->
     _, url = processes.router(address)
     hello = node.event("hello")["message"]
     # It tells any node how seldom this one may beat while it has no work. An earlier one goes on as it did.
-    assert hello["unknown"] == ["hello.4"]
+    assert hello["unknown"] == (["hello.4"] if version == "earlier" else [])
     answer = chat(url, max_tokens=12).json()
     assert answer["choices"][0]["message"]["content"] == "".join(text for _, text in ANSWER[:12])
     assert answer["choices"][0]["finish_reason"] == "length"
