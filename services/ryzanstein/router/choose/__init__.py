@@ -1,12 +1,14 @@
-"""Chooses the node for a request: filters, scores and picks from a frozen snapshot.
+"""Chooses the node for a request: filters, scores and picks from what events keep of the nodes.
 
 Plain Python: imports neither grpc nor torch. From the same key and the same members, every router
 computes the same order, without a shared map.
 """
 
 from ryzanstein.router.choose.affinity import Affinity, affinity, beginning
+from ryzanstein.router.choose.members import Members, NodeGroup
 from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Chooser, Ranking
-from ryzanstein.router.choose.node_view import NodeView, is_usable
+from ryzanstein.router.choose.node_view import NodeView
+from ryzanstein.router.choose.order import Heads, LazyOrder
 from ryzanstein.router.choose.policies import PolicyBounds, PolicyChoice, PolicyName
 from ryzanstein.router.choose.recent_load import Imbalance, ImbalanceThresholds
 from ryzanstein.router.choose.rendezvous import ranked
@@ -17,8 +19,12 @@ __all__ = [
     "ChoiceObserver",
     "ChoiceOutcome",
     "Chooser",
+    "Heads",
     "Imbalance",
     "ImbalanceThresholds",
+    "LazyOrder",
+    "Members",
+    "NodeGroup",
     "NodeView",
     "PolicyBounds",
     "PolicyChoice",
@@ -26,6 +32,5 @@ __all__ = [
     "Ranking",
     "affinity",
     "beginning",
-    "is_usable",
     "ranked",
 ]

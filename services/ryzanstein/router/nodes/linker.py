@@ -61,7 +61,10 @@ class Linker:
 
         `draining`: node ids. `models`: what the nodes serve, as the orchestrator knows it.
         """
+        changed = self._table.draining.symmetric_difference(draining)
         self._table.draining, self._table.listed_models = frozenset(draining), frozenset(models)
+        for node_id in changed:
+            self._table.renew(node_id)
         known = {link.address: link for link in self._running() if not link.model}
         for address in sorted(addresses):
             link = known.pop(address, None)
@@ -138,6 +141,7 @@ class Linker:
         for node_id in [name for name, known in self._table.nodes.items() if known is link and name != but]:
             del self._table.nodes[node_id]
             del self._table.breakers[node_id]
+            self._table.renew(node_id)
             self._suspected.discard(node_id)
             self._telemetry.forget_node(node_id)
 
@@ -176,6 +180,7 @@ class Linker:
             self._table.breakers[node_id].reset()
         self._telemetry.know_node(node_id)
         self._telemetry.link_up.labels(node_id).set(1)
+        self._table.renew(node_id)
         self._follow_models(link)
         self._notify()
 
@@ -192,6 +197,7 @@ class Linker:
         self._trust(link)
         if self._table.nodes.get(link.node_id) is link:
             self._telemetry.link_up.labels(link.node_id).set(0)
+        self._table.renew(link.node_id)
         self._notify()
 
     def link_changed(self, link: NodeLink) -> None:
@@ -199,6 +205,7 @@ class Linker:
             self._suspect(link)
         else:
             self._trust(link)
+        self._table.renew(link.node_id)
         self._follow_models(link)
         self._notify()
 
@@ -215,6 +222,9 @@ class Linker:
         self._telemetry.beats.labels(link.node_id).inc()
         self._telemetry.clock_skew.labels(link.node_id).set(link.clock_skew_s)
 
+    def link_loaded(self, link: NodeLink) -> None:
+        self._table.renew(link.node_id)
+
     def link_suspected(self, link: NodeLink, cause: str) -> None:
         self._telemetry.suspicions.labels(link.node_id, cause).inc()
 
@@ -223,6 +233,7 @@ class Linker:
 
     def _breaker_changed(self, node_id: str, state: BreakerState) -> None:
         self._telemetry.breaker.labels(node_id).set(state.value)
+        self._table.renew(node_id)
         self._notify()
 
     def _notify(self) -> None:

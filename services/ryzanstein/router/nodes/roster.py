@@ -7,14 +7,15 @@ What a generation does with an attempt once it is sent is here too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 
 from ryzanstein.cluster import NO_MODEL, NodeState, TokenOrigin
 from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, Attempt, GenerationRequest, NodePlace, SamplingDefaults
 from ryzanstein.process.awake import AwakeClock
-from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
+from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.links.frames import AttemptSink
 from ryzanstein.router.nodes.links.link import NodeLink
@@ -68,21 +69,7 @@ class Roster:
 
     def snapshot(self) -> list[NodeView]:
         """Returns the linked nodes at this moment."""
-        return [self._view(link) for link in self._table.nodes.values() if link.connected]
-
-    def _view(self, link: NodeLink) -> NodeView:
-        return NodeView(
-            link.node_id,
-            link.beat.model,
-            link.beat.state,
-            link.beat.load,
-            link.inflight,
-            self._table.breakers[link.node_id].admits,
-            link.suspected,
-            link.node_id in self._table.draining,
-            link.connected,
-            link.beat.reserve,
-        )
+        return [self._table.view(node_id) for node_id, link in self._table.nodes.items() if link.connected]
 
     def reports(self) -> list[LinkReport]:
         """Returns a report of every link at this moment, by node id, for operators."""
@@ -168,7 +155,7 @@ class Roster:
 
         A member without a link is ranked too, because a key still belongs to it.
         """
-        return self._chooser.rank([self._view(link) for link in self._table.nodes.values()], model, affinity, excluded)
+        return self._chooser.rank(self._table.members(model), model, affinity, excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
         """Records that the node is given an attempt now."""
@@ -180,15 +167,9 @@ class Roster:
         Such a node serves the model, and nothing is known against it except that it is full or that
         another request is probing it. Places nothing.
         """
-        return any(link.node_id not in excluded for link in self._serving(model))
-
-    def _serving(self, model: str) -> Iterator[NodeLink]:
-        """Yields the links of nodes that serve the model. Their breakers may be half-open."""
-        for node_id, link in self._table.nodes.items():
-            ready = link.connected and link.beat.state is NodeState.READY and link.beat.model == model
-            wanted = not link.suspected and node_id not in self._table.draining
-            if ready and wanted and self._table.breakers[node_id].state is not BreakerState.OPEN:
-                yield link
+        nodes, reserve = self._table.members(model).divided
+        wanted = (node_id for node_id in chain(nodes.wanted, reserve.wanted) if node_id not in excluded)
+        return any(self._table.breakers[node_id].state is not BreakerState.OPEN for node_id in wanted)
 
     def lacking(self, features: frozenset[str], used: frozenset[str] = frozenset()) -> frozenset[str]:
         """Returns the nodes that would ignore one of a request's features, or whose engines do not support what it uses."""
@@ -284,11 +265,11 @@ class Roster:
 
         `excluding`: what nodes were sent beside their streams. None: no other node serves the model.
         """
-        usable = [node for node in self.snapshot() if is_usable(node, model) and node.node_id not in excluded]
-        if not usable:
-            return None
-        least = min(usable, key=lambda node: (node.reserve, node.sequences + excluding.get(node.node_id, 0)))
-        return self._table.nodes[least.node_id]
+        for nodes in self._table.members(model).divided:
+            if takers := nodes.able_but(excluded):
+                least = min(takers, key=lambda node_id: nodes.sequences[node_id] + excluding.get(node_id, 0))
+                return self._table.nodes[least]
+        return None
 
     def place_of(self, node_id: str) -> NodePlace | None:
         """Returns where a node is reached; None when it is not linked."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from ryzanstein.cluster import Beat
 from ryzanstein.generation.prompts import MAX_NAME_CHARS
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.router.nodes.breaker import Breaker
+from ryzanstein.router.choose import Heads, Members, NodeView
+from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import RecentLosses
 
@@ -77,7 +78,58 @@ class NodeTable:
     listed_models: frozenset[str] = frozenset()
     departed_models: DepartedModels = field(default_factory=_departed_models)
     losses: RecentLosses = field(default_factory=RecentLosses)
+    _members: dict[str, Members] = field(default_factory=dict)
+    _views: dict[str, NodeView] = field(default_factory=dict)
+    _tripped: set[str] = field(default_factory=set)
+    """The nodes whose breakers are not closed."""
+    _heads: Heads = field(default_factory=Heads)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def view(self, node_id: str) -> NodeView:
+        """Returns a node at this moment."""
+        link = self.nodes[node_id]
+        return NodeView(
+            node_id,
+            link.beat.model,
+            link.beat.state,
+            link.beat.load,
+            link.inflight,
+            self.breakers[node_id].admits,
+            link.suspected,
+            node_id in self.draining,
+            link.connected,
+            link.beat.reserve,
+        )
+
+    def renew(self, node_id: str) -> None:
+        """Brings the choice up to date with a node of which something changed. Looks at no other."""
+        before, view = self._views.pop(node_id, None), self.view(node_id) if node_id in self.nodes else None
+        if before is not None and (view is None or view.model != before.model):
+            self._leave(before)
+        self._tripped.discard(node_id)
+        if view is not None:
+            self._views[node_id] = view
+            self._join(view)
+            if self.breakers[node_id].state is not BreakerState.CLOSED:
+                self._tripped.add(node_id)
+
+    def _join(self, view: NodeView) -> None:
+        if view.model not in self._members:
+            self._members[view.model] = Members(self._heads)
+        self._members[view.model].put(view)
+
+    def _leave(self, view: NodeView) -> None:
+        members = self._members[view.model]
+        members.remove(view.node_id)
+        if not members:
+            del self._members[view.model]
+
+    def members(self, model: str) -> Members:
+        """Returns the nodes of a model at this moment, for the choice among them."""
+        # The end of a breaker's pause is no event.
+        for node_id in [each for each in self._tripped if self.breakers[each].admits is not self._views[each].admits]:
+            self.renew(node_id)
+        return self._members.get(model) or Members(self._heads)
 
     def notify(self) -> None:
         """Wakes all who wait for a change."""

@@ -66,6 +66,10 @@ class LinkObserver(Protocol):
 
     def link_beat(self, link: NodeLink) -> None: ...
 
+    def link_loaded(self, link: NodeLink) -> None:
+        """Called when the load changed: the node's own, or the number of this router's attempts there."""
+        ...
+
     def link_suspected(self, link: NodeLink, cause: str) -> None: ...
 
     def link_progressed(self, link: NodeLink, num_tokens: int) -> None:
@@ -193,16 +197,19 @@ class NodeLink:
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
         self._connection.send(worker.ConnectRequest(submit=submit_now(attempt, self._last_handle)), sink.submitted)
+        self._observer.link_loaded(self)
         return self._last_handle
 
     def cancel(self, handle: int) -> None:
         """Ends an attempt on the node. Its sink receives nothing more."""
         if self._sinks.pop(handle, None) is not None:
             self._tell_cancelled(handle)
+            self._observer.link_loaded(self)
 
     def release(self, handle: int) -> None:
         """Forgets an attempt that has ended on the node."""
-        self._sinks.pop(handle, None)
+        if self._sinks.pop(handle, None) is not None:
+            self._observer.link_loaded(self)
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -284,6 +291,7 @@ class NodeLink:
     def _lose_all(self, cause: str) -> int:
         now = time.monotonic()
         lost, self._sinks = self._sinks, {}
+        self._observer.link_loaded(self)
         for sink in lost.values():
             sink.lost(cause, now)
         return len(lost)
@@ -314,6 +322,7 @@ class NodeLink:
         self._remember_ranks()
         self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
         self._observer.link_beat(self)
+        self._observer.link_loaded(self)
         if self._watch is not None:
             self._watch.beat(beat)
         if _constant(beat) != _constant(before):
