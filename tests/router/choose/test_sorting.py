@@ -59,7 +59,8 @@ AFFINITIES = st.builds(
 )
 ASKED = st.tuples(AFFINITIES, st.frozensets(st.sampled_from(NAMES), max_size=3) | st.just(frozenset()), st.integers(0, 2))
 PASSED = st.floats(0.0, 40.0)
-EVENTS = st.lists(VIEWS | VIEWS | ASKED | ASKED | PASSED | st.sampled_from(NAMES), max_size=80)
+EVENTS = st.lists(VIEWS | ASKED | ASKED | PASSED | st.sampled_from(NAMES), min_size=30, max_size=60)
+START = [NodeView(name, "m", NodeState.READY, Load(capacity=8)) for name in NAMES]
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Both:
         self.now = 100.0
         self.told = Told()
         self.views: dict[str, NodeView] = {}
-        self.members = Members(Heads(max_entries=3))
+        self.members = Members()
         choice = PolicyChoice(policy, bounds=BOUNDS)
         self.chooser = Chooser(choice, BalanceSettings(WINDOW_S, NEVER), self.told, lambda: self.now)
         self.sorting = SortingChooser(policy, BOUNDS, WINDOW_S, lambda: self.now)
@@ -126,11 +127,11 @@ class Both:
                 assert ours.value(node_id) == pytest.approx(theirs.value(node_id))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=100)
 @given(policy=st.sampled_from(POLICIES), events=EVENTS)
 def test_the_choice_equals_a_full_sort_after_any_events(policy: PolicyName, events: list[Any]) -> None:
     both = Both(policy)
-    for event in events:
+    for event in [*START, *events]:
         both.happen(event)
 
 
@@ -138,8 +139,8 @@ def test_the_choice_equals_a_full_sort_after_any_events(policy: PolicyName, even
 def test_the_first_two_are_decided_when_they_are_ranked(policy: PolicyName) -> None:
     """The backup is read after the placement has changed loads, turns and beginnings."""
     both = Both(policy)
-    for name in NAMES:
-        both.happen(NodeView(name, "m", NodeState.READY, Load(capacity=8)))
+    for view in START:
+        both.happen(view)
     affinity = Affinity(b"session:s", True, (b"1",))
     for number in range(200):
         ranking = both.chooser.rank(both.members, "m", affinity)
@@ -165,6 +166,16 @@ def test_a_load_makes_no_new_order_and_another_member_does() -> None:
     members.remove(NAMES[0])
     assert list(nodes.order(b"k", nodes.able)) == ranked(b"k", NAMES[1:])
     assert len(heads) == 2
+
+
+def test_another_capacity_makes_a_new_order_where_capacities_count() -> None:
+    both = Both("weighted")
+    for view in START:
+        both.happen(view)
+    for capacity in (1, 64, 8):
+        for number in range(6):
+            both.happen((Affinity(b"session:%d" % number, True), frozenset(), 0))
+        both.happen(NodeView("n3", "m", NodeState.READY, Load(capacity=capacity)))
 
 
 def test_a_known_key_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ class NodePlacement:
             left_s = self._left_s()
             if left_s <= 0:
                 raise self._no_nodes(lost)
-            await self._links.changed(min(left_s, _LOOK_AGAIN_S))
+            await self._links.changed(min(left_s, _LOOK_AGAIN_S), self._model)
             self._readmit()
         self._nobody_since = None
         return nodes[0]

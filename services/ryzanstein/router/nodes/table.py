@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
-from ryzanstein.cluster import Beat
-from ryzanstein.generation.prompts import MAX_NAME_CHARS
+from ryzanstein.cluster import NodeState
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 from ryzanstein.router.choose import Heads, Members, NodeView
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
+from ryzanstein.router.nodes.index import LinkPhases, NodeIndex
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import RecentLosses
 
@@ -34,6 +34,7 @@ class ServedModel:
     parent: str = ""
 
 
+ANY_MODEL = ""
 _KEEP_S = 3600.0
 
 
@@ -52,9 +53,6 @@ class DepartedModels:
 
     def __contains__(self, model: str) -> bool:
         return self._until.get(model, 0.0) > self._now()
-
-
-MAX_FURTHER_MODELS = 31  # of one node
 
 
 def _departed_models() -> DepartedModels:
@@ -78,12 +76,14 @@ class NodeTable:
     listed_models: frozenset[str] = frozenset()
     departed_models: DepartedModels = field(default_factory=_departed_models)
     losses: RecentLosses = field(default_factory=RecentLosses)
+    index: NodeIndex = field(default_factory=NodeIndex)
+    phases: LinkPhases = field(default_factory=LinkPhases)
     _members: dict[str, Members] = field(default_factory=dict)
     _views: dict[str, NodeView] = field(default_factory=dict)
     _tripped: set[str] = field(default_factory=set)
     """The nodes whose breakers are not closed."""
     _heads: Heads = field(default_factory=Heads)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def view(self, node_id: str) -> NodeView:
         """Returns a node at this moment."""
@@ -101,8 +101,14 @@ class NodeTable:
             link.beat.reserve,
         )
 
-    def renew(self, node_id: str) -> None:
-        """Brings the choice up to date with a node of which something changed. Looks at no other."""
+    def renew(self, node_id: str) -> Set[str]:
+        """Takes what changed of a node, and looks at no other. Returns the models for which more than its load is new."""
+        self.reload(node_id)
+        link = self.nodes.get(node_id)
+        return self.index.remove(node_id) if link is None else self.index.put(node_id, link)
+
+    def reload(self, node_id: str) -> None:
+        """Brings the choice up to date with a node."""
         before, view = self._views.pop(node_id, None), self.view(node_id) if node_id in self.nodes else None
         if before is not None and (view is None or view.model != before.model):
             self._leave(before)
@@ -128,24 +134,26 @@ class NodeTable:
         """Returns the nodes of a model at this moment, for the choice among them."""
         # The end of a breaker's pause is no event.
         for node_id in [each for each in self._tripped if self.breakers[each].admits is not self._views[each].admits]:
-            self.renew(node_id)
+            self.reload(node_id)
         return self._members.get(model) or Members(self._heads)
 
-    def notify(self) -> None:
-        """Wakes all who wait for a change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def settle(self, link: NodeLink) -> None:
+        """Takes whether a link is open, up and drained."""
+        wanted = link.node_id in self.draining and link.beat.state is NodeState.READY
+        self.phases.put(link, drained=wanted or link.beat.drained, is_open=link in self.links)
 
-    async def changed(self, timeout_s: float) -> None:
-        """Returns when a node came, went or changed, or after `timeout_s`."""
+    def notify(self, models: Iterable[str]) -> None:
+        """Wakes all who wait for a change of one of these models, or of any."""
+        for model in (*models, ANY_MODEL):
+            event = self._waiting.pop(model, None)
+            if event is not None:
+                event.set()
+
+    async def changed(self, timeout_s: float, model: str = ANY_MODEL) -> None:
+        """Returns when a node of the model came, went or changed, or after `timeout_s`."""
+        event = self._waiting.setdefault(model, asyncio.Event())
         try:
             async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
+                await event.wait()
         except TimeoutError:
             return
-
-
-def further_models(beat: Beat) -> Sequence[str]:
-    """Returns the valid names of a node's other models without duplicates, at most MAX_FURTHER_MODELS."""
-    names = dict.fromkeys(name for name in beat.other_models if 0 < len(name) <= MAX_NAME_CHARS)
-    return tuple(names)[:MAX_FURTHER_MODELS]

@@ -64,10 +64,12 @@ class LinkObserver(Protocol):
         """Called when the node's state, model or health changed."""
         ...
 
-    def link_beat(self, link: NodeLink) -> None: ...
+    def link_beat(self, link: NodeLink) -> None:
+        """Called after each beat, before what it changed is told by the others."""
+        ...
 
     def link_loaded(self, link: NodeLink) -> None:
-        """Called when the load changed: the node's own, or the number of this router's attempts there."""
+        """Called when the number of this router's attempts there changed."""
         ...
 
     def link_suspected(self, link: NodeLink, cause: str) -> None: ...
@@ -182,6 +184,11 @@ class NodeLink:
         if self.beat.state is NodeState.STARTING and self.beat.reason == NO_MODEL:
             return ""
         return self.beat.model or self.model or self._held[0]
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """The model that the node had when it was last ready, and its context; empty if it never was."""
+        return self._held
 
     def context_of(self, model: str) -> int:
         """Returns the node's context for the model; 0 if unknown.
@@ -322,7 +329,6 @@ class NodeLink:
         self._remember_ranks()
         self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
         self._observer.link_beat(self)
-        self._observer.link_loaded(self)
         if self._watch is not None:
             self._watch.beat(beat)
         if _constant(beat) != _constant(before):
