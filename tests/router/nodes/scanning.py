@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from ryzanstein.cluster import NO_MODEL, NodeState, TokenOrigin
-from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, SamplingDefaults
 from ryzanstein.router.choose import NodeView
 from ryzanstein.router.nodes.breaker import BreakerState
 from ryzanstein.router.nodes.compatibility import kinds_of
@@ -57,6 +57,17 @@ class Scan:
             return features <= link.features and used.isdisjoint(link.engine.unsupported)
 
         return frozenset(node_id for node_id, link in self.table.nodes.items() if not able(link))
+
+    def adapter(self, name: str) -> tuple[str, AdapterRef] | None:
+        links = [link for link in self.table.nodes.values() if link.known_model and name in link.adapters.by_name]
+        found = [(link.adapters.by_name[name], link.connected, link.known_model) for link in links]
+        if not found:
+            return None
+        newest, _, model = max(found, key=lambda each: (each[1], each[0].revision, each[0].ref.digest))
+        return model, newest.ref
+
+    def without_adapter(self, adapter: AdapterRef) -> frozenset[str]:
+        return frozenset(node_id for node_id, link in self.table.nodes.items() if not link.adapters.has(adapter.digest))
 
     def incompatible(self, origin: TokenOrigin) -> frozenset[str]:
         return frozenset(node_id for node_id, link in self.table.nodes.items() if link.origin.incompatible(origin))

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.router.nodes.scanning import Scan, ScanningLinker
 
+from ryzanstein.adapters import AdapterReport, NodeAdapter
 from ryzanstein.cluster import NO_MODEL, Numerics, TokenOrigin
 from ryzanstein.generation.prompts import TextPrompt
-from ryzanstein.generation.request import GenerationRequest, SamplingParams
+from ryzanstein.generation.request import AdapterRef, GenerationRequest, SamplingParams
 from ryzanstein.process.awake import AwakeClock
 from ryzanstein.router.choose import BalanceSettings, Chooser, PolicyChoice
 from ryzanstein.router.choose.telemetry import ChoiceTelemetry
@@ -28,6 +29,7 @@ from ryzanstein.router.nodes.roster import Roster
 from ryzanstein.router.nodes.table import NodeTable
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.wire.adapters import report_to_wire
 
 ADDRESSES = ["a:1", "b:1", "c:1", "d:1"]
 MODELS = ["m", "n"]
@@ -87,6 +89,10 @@ class Side:
         if link.connected:
             link._receive(worker.ConnectResponse(beat=beat))
 
+    def _adapters(self, link: NodeLink, report: AdapterReport) -> None:
+        if link.connected:
+            link._receive(worker.ConnectResponse(adapters=report_to_wire(report)))
+
     def _suspected(self, link: NodeLink, level: SuspicionLevel) -> None:
         if link._watch is not None:
             link._watch.level = level
@@ -124,6 +130,13 @@ BEATS = st.builds(
     continues_inexactly=st.sampled_from([False, False, True]),
     reserve=st.sampled_from([False, False, False, True]),
 )
+REFS = [AdapterRef(name, digest * 32) for name in "xy" for digest in (b"1", b"2")]
+REPORTS = st.builds(
+    AdapterReport,
+    st.lists(st.builds(NodeAdapter, st.sampled_from(REFS), st.integers(1, 2)), max_size=2).map(tuple),
+    st.booleans(),
+    st.lists(st.sampled_from(REFS), max_size=1).map(tuple),
+)
 PLACES = (st.sampled_from(ADDRESSES), st.sampled_from(["", "", "", *MODELS]))
 SOME = st.frozensets(st.sampled_from(ADDRESSES))
 NAMES = ["a", "b", "c", "d"]
@@ -138,6 +151,7 @@ EVENTS = (
     | st.tuples(st.just("down"), *PLACES, st.sampled_from(["link_lost", "closed", "not_trusted"]))
     | st.tuples(st.just("beat"), *PLACES, BEATS)
     | st.tuples(st.just("beat"), *PLACES, BEATS)
+    | st.tuples(st.just("adapters"), *PLACES, REPORTS)
     | st.tuples(st.just("suspected"), *PLACES, st.sampled_from([SuspicionLevel.FINE, SuspicionLevel.SUSPECT]))
     | st.tuples(st.sampled_from(["submit", "submit", "cancel", "release"]), *PLACES)
     | st.tuples(
@@ -183,6 +197,9 @@ def agree(side: Side) -> None:
     for features in (frozenset(), frozenset(FEATURES[:1]), frozenset(FEATURES)):
         for used in (frozenset(), frozenset(["top_k"])):
             assert roster.lacking(features, used) == scan.lacking(features, used)
+    for ref in REFS:
+        assert roster.adapter(ref.name) == scan.adapter(ref.name)
+        assert roster.without_adapter(ref) == scan.without_adapter(ref)
     for origin in (TokenOrigin(), TokenOrigin(Numerics("x", b"1")), TokenOrigin(Numerics("y"), False)):
         assert roster.incompatible(origin) == scan.incompatible(origin)
 
@@ -200,7 +217,7 @@ async def until_departed(self: NodeLink) -> None:
         await asyncio.sleep(0)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=20)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=12)
 @given(events=st.lists(EVENTS, min_size=20, max_size=40))
 def test_tables_and_links_equal_those_of_scans_after_any_events(events: list[tuple[Any, ...]]) -> None:
     now = [1000.0]

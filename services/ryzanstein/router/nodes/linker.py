@@ -260,10 +260,13 @@ class Linker:
             self._suspected.discard(link.node_id)
             self._telemetry.suspected.labels(link.node_id).set(0)
 
-    def link_beat(self, link: NodeLink) -> None:
+    def link_beat(self, link: NodeLink, load_only: bool) -> None:
         self._telemetry.beats.labels(link.node_id).inc()
         self._telemetry.clock_skew.labels(link.node_id).set(link.clock_skew_s)
-        self._renew(link)
+        if load_only:
+            self._table.reload(link.node_id)
+        else:
+            self._renew(link)
 
     def link_loaded(self, link: NodeLink) -> None:
         self._table.reload(link.node_id)

@@ -173,18 +173,26 @@ class Roster:
         """Returns the nodes that do not have an adapter with this content; none where a request has no adapter."""
         if adapter is None:
             return frozenset()
-        return frozenset(node_id for node_id, link in self._table.nodes.items() if not link.adapters.has(adapter.digest))
+        found = self._table.adapters.lacking.get(adapter.digest)
+        if found is None:
+            nodes = self._table.nodes.items()
+            found = frozenset(node_id for node_id, link in nodes if not link.adapters.has(adapter.digest))
+            self._table.adapters.lacking[adapter.digest] = found
+        return found
 
     def adapter(self, name: str) -> tuple[str, AdapterRef] | None:
         """Returns the model of an adapter and what it is now; None: no node has one of this name, or lately had.
 
         While nodes change from one content to another, the newer one counts as soon as a node has it.
         """
+        if name in self._table.adapters.newest:
+            return self._table.adapters.newest[name]
         links = [link for link in self._table.nodes.values() if link.known_model and name in link.adapters.by_name]
         found = [(link.adapters.by_name[name], link.connected, link.known_model) for link in links]
         if not found:
             return None
         newest, _, model = max(found, key=lambda each: (each[1], each[0].revision, each[0].ref.digest))
+        self._table.adapters.newest[name] = model, newest.ref
         return model, newest.ref
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
 from ryzanstein.cluster import NodeState
-from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, SamplingDefaults
 from ryzanstein.router.choose import Heads, Members, NodeView
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.index import LinkPhases, NodeIndex
@@ -60,6 +60,18 @@ def _departed_models() -> DepartedModels:
 
 
 @dataclass(slots=True)
+class AdapterAnswers:
+    """What was found of adapters since a link last changed: the newest of a name with its model, and who lacks a content."""
+
+    newest: dict[str, tuple[str, AdapterRef]] = field(default_factory=dict)
+    lacking: dict[bytes, frozenset[str]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.newest.clear()
+        self.lacking.clear()
+
+
+@dataclass(slots=True)
 class NodeTable:
     """The links of a router, and its nodes by their ids.
 
@@ -78,6 +90,7 @@ class NodeTable:
     losses: RecentLosses = field(default_factory=RecentLosses)
     index: NodeIndex = field(default_factory=NodeIndex)
     phases: LinkPhases = field(default_factory=LinkPhases)
+    adapters: AdapterAnswers = field(default_factory=AdapterAnswers)
     _members: dict[str, Members] = field(default_factory=dict)
     _views: dict[str, NodeView] = field(default_factory=dict)
     _tripped: set[str] = field(default_factory=set)
@@ -104,6 +117,7 @@ class NodeTable:
     def renew(self, node_id: str) -> Set[str]:
         """Takes what changed of a node, and looks at no other. Returns the models for which more than its load is new."""
         self.reload(node_id)
+        self.adapters.clear()
         link = self.nodes.get(node_id)
         return self.index.remove(node_id) if link is None else self.index.put(node_id, link)
 

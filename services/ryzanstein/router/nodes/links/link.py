@@ -64,8 +64,8 @@ class LinkObserver(Protocol):
         """Called when the node's state, model or health changed."""
         ...
 
-    def link_beat(self, link: NodeLink) -> None:
-        """Called after each beat, before what it changed is told by the others."""
+    def link_beat(self, link: NodeLink, load_only: bool) -> None:
+        """Called after each beat, before what it changed is told by the others. `load_only`: at most its load changed."""
         ...
 
     def link_loaded(self, link: NodeLink) -> None:
@@ -328,7 +328,7 @@ class NodeLink:
         before, self.beat = self.beat, beat
         self._remember_ranks()
         self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
-        self._observer.link_beat(self)
+        self._observer.link_beat(self, _but_load(beat) == _but_load(before))
         if self._watch is not None:
             self._watch.beat(beat)
         if _constant(beat) != _constant(before):
@@ -358,6 +358,11 @@ class NodeLink:
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)
         self._observer.link_changed(self)
+
+
+def _but_load(beat: Beat) -> tuple[object, ...]:
+    """Returns what the router keeps of a beat, without what changes in most of them."""
+    return beat.state, beat.model, beat.context_length, beat.reason, *_constant(beat)
 
 
 def _constant(beat: Beat) -> tuple[object, ...]:
