@@ -15,16 +15,17 @@ from ryzanstein.router.choose import (
     Affinity,
     BalanceSettings,
     Chooser,
-    Heads,
     ImbalanceThresholds,
     LazyOrder,
     Members,
     NodeView,
+    OrderMemory,
     PolicyBounds,
     PolicyChoice,
     PolicyName,
     ranked,
 )
+from ryzanstein.router.choose.order import RecentOrders
 
 POLICIES: list[PolicyName] = list(get_args(PolicyName))
 NAMES = [f"n{number}" for number in range(12)]
@@ -152,8 +153,8 @@ def test_the_first_two_are_decided_when_they_are_ranked(policy: PolicyName) -> N
 
 
 def test_a_load_makes_no_new_order_and_another_member_does() -> None:
-    heads = Heads()
-    members = Members(heads)
+    memory = OrderMemory()
+    members = Members(memory)
     for name in NAMES:
         members.put(NodeView(name, "m", NodeState.READY, Load(capacity=8)))
     nodes, _ = members.divided
@@ -161,11 +162,11 @@ def test_a_load_makes_no_new_order_and_another_member_does() -> None:
     for number in range(100):
         members.put(NodeView(NAMES[number % 12], "m", NodeState.READY, Load(number, number, 8), inflight=number))
         assert list(nodes.order(b"k", nodes.able)) == ranked(b"k", NAMES)
-    assert (nodes.version, len(heads)) == (version, 1)
+    assert (nodes.version, len(memory.heads), len(memory.whole)) == (version, 1, 1)
     assert nodes.able is able
     members.remove(NAMES[0])
     assert list(nodes.order(b"k", nodes.able)) == ranked(b"k", NAMES[1:])
-    assert len(heads) == 2
+    assert (len(memory.heads), len(memory.whole)) == (2, 2)
 
 
 def test_another_capacity_makes_a_new_order_where_capacities_count() -> None:
@@ -201,7 +202,7 @@ def test_a_known_key_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_memory_of_keys_is_bounded_and_forgets_what_was_not_asked_for_longest() -> None:
-    heads = Heads(max_entries=3)
+    heads = RecentOrders(max_entries=3)
     for key in range(5):
         heads.put(key, (str(key),))
         heads.find(2)

@@ -8,7 +8,7 @@ from ryzanstein.router.choose.affinity import Affinity, affinity, beginning
 from ryzanstein.router.choose.members import Members, NodeGroup
 from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Chooser, Ranking
 from ryzanstein.router.choose.node_view import NodeView
-from ryzanstein.router.choose.order import Heads, LazyOrder
+from ryzanstein.router.choose.order import LazyOrder, OrderMemory
 from ryzanstein.router.choose.policies import PolicyBounds, PolicyChoice, PolicyName
 from ryzanstein.router.choose.recent_load import Imbalance, ImbalanceThresholds
 from ryzanstein.router.choose.rendezvous import ranked
@@ -19,13 +19,13 @@ __all__ = [
     "ChoiceObserver",
     "ChoiceOutcome",
     "Chooser",
-    "Heads",
     "Imbalance",
     "ImbalanceThresholds",
     "LazyOrder",
     "Members",
     "NodeGroup",
     "NodeView",
+    "OrderMemory",
     "PolicyBounds",
     "PolicyChoice",
     "PolicyName",

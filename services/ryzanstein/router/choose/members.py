@@ -11,8 +11,10 @@ from heapq import nlargest
 from typing import Self
 
 from ryzanstein.router.choose.node_view import NodeView
-from ryzanstein.router.choose.order import HEAD, Heads
+from ryzanstein.router.choose.order import HEAD, OrderMemory, RecentOrders
 from ryzanstein.router.choose.rendezvous import scaled, weights
+
+_FEW = 8  # of so many nodes, one is scored for itself
 
 
 class NodeGroup:
@@ -22,14 +24,14 @@ class NodeGroup:
     `sequences` and `relative_loads` those of the usable ones.
     """
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, memory: OrderMemory) -> None:
         self.views: dict[str, NodeView] = {}
         self.wanted: set[str] = set()
         self.sequences: dict[str, int] = {}
         self.relative_loads: dict[str, float] = {}
         self.version = object()
         """Another one after each change of the nodes or their capacities."""
-        self._heads = heads
+        self._memory = memory
         self._num_sequences = self._num_capacity = 0
         # Made when they are asked for after a change.
         self._able: frozenset[str] | None = None
@@ -93,36 +95,37 @@ class NodeGroup:
         return self._num_capacity if node_ids is self._able else sum(self.views[node_id].capacity for node_id in node_ids)
 
     def order(self, key: bytes, node_ids: Collection[str], *, weighted: bool = False) -> Iterator[str]:
-        """Yields these of the nodes in the key's order; `weighted`: each node has keys in proportion to its capacity.
-
-        Nodes that leave while the order is read are left out beyond the first ones.
-        """
-        head = self._head(key, weighted)
+        """Yields these of the nodes in the key's order; `weighted`: each node has keys in proportion to its capacity."""
+        head = self._first(HEAD, self._memory.heads, key, weighted)
         yield from (node_id for node_id in head if node_id in node_ids)
-        if len(head) == HEAD:
-            rest = [node_id for node_id in node_ids if node_id in self.views and node_id not in head]
-            scores = self._scores(key, rest, map(str.encode, rest), weighted)
-            yield from (node_id for _, node_id in sorted(zip(scores, rest, strict=True), reverse=True))
+        if len(head) < HEAD:
+            return
+        if len(node_ids) > len(self.views) // _FEW:
+            # If the first nodes of a key are full, they are so for the next request with this key too.
+            whole = self._first(len(self.views), self._memory.whole, key, weighted)
+            yield from (node_id for node_id in whole[HEAD:] if node_id in node_ids)
+        else:
+            few = [node_id for node_id in node_ids if node_id in self.views and node_id not in head]
+            yield from self._best(len(few), key, few, map(str.encode, few), weighted)
 
-    def _head(self, key: bytes, weighted: bool) -> tuple[str, ...]:
-        """Returns the first nodes of all."""
-        head = self._heads.find((self.version, key, weighted))
-        if head is None:
+    def _first(self, num: int, memory: RecentOrders, key: bytes, weighted: bool) -> tuple[str, ...]:
+        """Returns so many nodes, those that come first for the key."""
+        asked = self.version, key, weighted
+        first = memory.find(asked)
+        if first is None:
             if self._names is None:
                 self._names = tuple(map(str.encode, self.views))
-            scores = self._scores(key, self.views, self._names, weighted)
-            head = tuple(node_id for _, node_id in nlargest(HEAD, zip(scores, self.views, strict=True)))
-            self._heads.put((self.version, key, weighted), head)
-        return head
+            first = self._best(num, key, self.views, self._names, weighted)
+            memory.put(asked, first)
+        return first
 
-    def _scores(
-        self, key: bytes, node_ids: Iterable[str], names: Iterable[bytes], weighted: bool
-    ) -> Sequence[bytes] | Sequence[float]:
+    def _best(self, num: int, key: bytes, node_ids: Collection[str], names: Iterable[bytes], weighted: bool) -> tuple[str, ...]:
         plain = weights(key, names)
-        if not weighted:
-            return plain
-        capacities = (self.views[node_id].capacity for node_id in node_ids)
-        return [scaled(int.from_bytes(each, "big"), capacity) for each, capacity in zip(plain, capacities, strict=True)]
+        scores: Sequence[bytes] | Sequence[float] = plain
+        if weighted:
+            capacities = [self.views[node_id].capacity for node_id in node_ids]
+            scores = [scaled(int.from_bytes(each, "big"), own) for each, own in zip(plain, capacities, strict=True)]
+        return tuple(node_id for _, node_id in nlargest(num, zip(scores, node_ids, strict=True)))
 
     def _renew(self) -> None:
         self.version, self._names = object(), None
@@ -142,9 +145,9 @@ class NodeGroup:
 class Members:
     """All nodes of one model. A change of one costs the same however many there are."""
 
-    def __init__(self, heads: Heads | None = None) -> None:
-        heads = Heads() if heads is None else heads
-        self._regular, self._reserve, self._none = NodeGroup(heads), NodeGroup(heads), NodeGroup(heads)
+    def __init__(self, memory: OrderMemory | None = None) -> None:
+        memory = OrderMemory() if memory is None else memory
+        self._regular, self._reserve, self._none = NodeGroup(memory), NodeGroup(memory), NodeGroup(memory)
 
     @classmethod
     def of(cls, views: Iterable[NodeView]) -> Self:

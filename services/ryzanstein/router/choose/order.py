@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import overload
 
 HEAD = 4
 """The nodes of a key that are remembered: its own, its backup, and two where these are away or have failed."""
-_MAX_HEADS = 65_536
 
 
 class LazyOrder(Sequence[str]):
@@ -49,27 +50,37 @@ class LazyOrder(Sequence[str]):
         return True
 
 
-class Heads:
-    """The first nodes of recently asked keys. Above `max_entries` it forgets those that were not asked for longest.
+class RecentOrders:
+    """Orders of recently asked keys. Above `max_entries` it forgets those that were not asked for longest.
 
-    An entry takes about 400 bytes. A key has a version of the nodes in it, so that what is remembered of an
-    earlier version is not found any more.
+    A key has a version of the nodes in it, so that what is remembered of an earlier version is not found
+    any more.
     """
 
-    def __init__(self, max_entries: int = _MAX_HEADS) -> None:
+    def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._heads: OrderedDict[Hashable, tuple[str, ...]] = OrderedDict()
+        self._orders: OrderedDict[Hashable, tuple[str, ...]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self._orders)
 
     def find(self, key: Hashable) -> tuple[str, ...] | None:
-        head = self._heads.get(key)
-        if head is not None:
-            self._heads.move_to_end(key)
-        return head
+        order = self._orders.get(key)
+        if order is not None:
+            self._orders.move_to_end(key)
+        return order
 
-    def put(self, key: Hashable, head: tuple[str, ...]) -> None:
-        self._heads[key] = head
-        if len(self._heads) > self._max_entries:
-            self._heads.popitem(last=False)
+    def put(self, key: Hashable, order: tuple[str, ...]) -> None:
+        self._orders[key] = order
+        if len(self._orders) > self._max_entries:
+            self._orders.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderMemory:
+    """What a router remembers of keys, of all models together."""
+
+    heads: RecentOrders = field(default_factory=partial(RecentOrders, 65_536))
+    """The first nodes of each: about 300 bytes a key, 20 MB in all."""
+    whole: RecentOrders = field(default_factory=partial(RecentOrders, 64))
+    """All nodes of those whose first ones did not suffice: 8 bytes a node."""

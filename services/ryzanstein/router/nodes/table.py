@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ryzanstein.cluster import NodeState
 from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, SamplingDefaults
-from ryzanstein.router.choose import Heads, Members, NodeView
+from ryzanstein.router.choose import Members, NodeView, OrderMemory
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.index import LinkPhases, NodeIndex
 from ryzanstein.router.nodes.links.link import NodeLink
@@ -95,7 +95,7 @@ class NodeTable:
     _views: dict[str, NodeView] = field(default_factory=dict)
     _tripped: set[str] = field(default_factory=set)
     """The nodes whose breakers are not closed."""
-    _heads: Heads = field(default_factory=Heads)
+    _memory: OrderMemory = field(default_factory=OrderMemory)
     _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def view(self, node_id: str) -> NodeView:
@@ -135,7 +135,7 @@ class NodeTable:
 
     def _join(self, view: NodeView) -> None:
         if view.model not in self._members:
-            self._members[view.model] = Members(self._heads)
+            self._members[view.model] = Members(self._memory)
         self._members[view.model].put(view)
 
     def _leave(self, view: NodeView) -> None:
@@ -149,7 +149,7 @@ class NodeTable:
         # The end of a breaker's pause is no event.
         for node_id in [each for each in self._tripped if self.breakers[each].admits is not self._views[each].admits]:
             self.reload(node_id)
-        return self._members.get(model) or Members(self._heads)
+        return self._members.get(model) or Members(self._memory)
 
     def settle(self, link: NodeLink) -> None:
         """Takes whether a link is open, up and drained."""
