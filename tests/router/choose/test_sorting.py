@@ -25,7 +25,7 @@ from ryzanstein.router.choose import (
     PolicyName,
     ranked,
 )
-from ryzanstein.router.choose.order import RecentOrders
+from ryzanstein.router.choose.members import RecentOrders
 
 POLICIES: list[PolicyName] = list(get_args(PolicyName))
 NAMES = [f"n{number}" for number in range(12)]

@@ -5,10 +5,9 @@ computes the same order, without a shared map.
 """
 
 from ryzanstein.router.choose.affinity import Affinity, affinity, beginning
-from ryzanstein.router.choose.members import Members, NodeGroup
-from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Chooser, Ranking
+from ryzanstein.router.choose.members import Members, NodeGroup, OrderMemory
+from ryzanstein.router.choose.model_routing import BalanceSettings, ChoiceObserver, ChoiceOutcome, Chooser, LazyOrder, Ranking
 from ryzanstein.router.choose.node_view import NodeView
-from ryzanstein.router.choose.order import LazyOrder, OrderMemory
 from ryzanstein.router.choose.policies import PolicyBounds, PolicyChoice, PolicyName
 from ryzanstein.router.choose.recent_load import Imbalance, ImbalanceThresholds
 from ryzanstein.router.choose.rendezvous import ranked

@@ -6,15 +6,54 @@ seldom change, make a new version and new orders.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
 from heapq import nlargest
 from typing import Self
 
 from ryzanstein.router.choose.node_view import NodeView
-from ryzanstein.router.choose.order import HEAD, OrderMemory, RecentOrders
 from ryzanstein.router.choose.rendezvous import scaled, weights
 
+_HEAD = 4  # nodes of a key: its own, its backup, and two where these are away or have failed
 _FEW = 8  # of so many nodes, one is scored for itself
+
+
+class RecentOrders:
+    """Orders of recently asked keys. Above `max_entries` it forgets those that were not asked for longest.
+
+    A key has a version of the nodes in it, so that what is remembered of an earlier version is not found
+    any more.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._orders: OrderedDict[Hashable, tuple[str, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def find(self, key: Hashable) -> tuple[str, ...] | None:
+        order = self._orders.get(key)
+        if order is not None:
+            self._orders.move_to_end(key)
+        return order
+
+    def put(self, key: Hashable, order: tuple[str, ...]) -> None:
+        self._orders[key] = order
+        if len(self._orders) > self._max_entries:
+            self._orders.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderMemory:
+    """What a router remembers of keys, of all models together."""
+
+    heads: RecentOrders = field(default_factory=partial(RecentOrders, 65_536))
+    """The first nodes of each: about 300 bytes a key, 20 MB in all."""
+    whole: RecentOrders = field(default_factory=partial(RecentOrders, 64))
+    """All nodes of those whose first ones did not suffice: 8 bytes a node."""
 
 
 class NodeGroup:
@@ -96,14 +135,14 @@ class NodeGroup:
 
     def order(self, key: bytes, node_ids: Collection[str], *, weighted: bool = False) -> Iterator[str]:
         """Yields these of the nodes in the key's order; `weighted`: each node has keys in proportion to its capacity."""
-        head = self._first(HEAD, self._memory.heads, key, weighted)
+        head = self._first(_HEAD, self._memory.heads, key, weighted)
         yield from (node_id for node_id in head if node_id in node_ids)
-        if len(head) < HEAD:
+        if len(head) < _HEAD:
             return
         if len(node_ids) > len(self.views) // _FEW:
             # If the first nodes of a key are full, they are so for the next request with this key too.
             whole = self._first(len(self.views), self._memory.whole, key, weighted)
-            yield from (node_id for node_id in whole[HEAD:] if node_id in node_ids)
+            yield from (node_id for node_id in whole[_HEAD:] if node_id in node_ids)
         else:
             few = [node_id for node_id in node_ids if node_id in self.views and node_id not in head]
             yield from self._best(len(few), key, few, map(str.encode, few), weighted)

@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, overload
 
 from pydantic import Field
 
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity
 from ryzanstein.router.choose.members import Members, NodeGroup
-from ryzanstein.router.choose.order import LazyOrder
 from ryzanstein.router.choose.policies import PolicyChoice, PolicyName
 from ryzanstein.router.choose.policy import pick
 from ryzanstein.router.choose.recent_load import Balance, Imbalance, ImbalanceThresholds, RecentLoad
@@ -66,6 +65,40 @@ class BalanceSettings:
     window_s: Annotated[float, Field(ge=1, le=86_400)] = 900.0
     """How far back the load counts, in seconds."""
     thresholds: ImbalanceThresholds = field(default_factory=ImbalanceThresholds)
+
+
+class LazyOrder(Sequence[str]):
+    """Node ids from an iterator, each read once, when it is asked for."""
+
+    def __init__(self, node_ids: Iterator[str]) -> None:
+        self._left = node_ids
+        self._read: list[str] = []
+
+    def __bool__(self) -> bool:
+        return self._reaches(0)
+
+    def __len__(self) -> int:
+        self._read.extend(self._left)
+        return len(self._read)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice) or at < 0 or not self._reaches(at):
+            self._read.extend(self._left)
+        return self._read[at]
+
+    def _reaches(self, at: int) -> bool:
+        while len(self._read) <= at:
+            node_id = next(self._left, None)
+            if node_id is None:
+                return False
+            self._read.append(node_id)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
