@@ -309,7 +309,7 @@ async def _following(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await cache.close()
+        await cache.save()
 
 
 async def _end_refused(entrance: Entrance, core: LocalCore) -> None:

@@ -252,7 +252,9 @@ async def test_a_broken_cache_is_an_empty_view(tmp_path: Path, content: str) -> 
 
 async def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    await ViewCache(tmp_path / "file" / "view.json").save(["a:1"])
+    cache = ViewCache(tmp_path / "file" / "view.json")
+    cache.keep(["a:1"])
+    await cache.save()
     assert await ViewCache(tmp_path / "file" / "view.json").load() == frozenset()
 
 
@@ -271,9 +273,16 @@ async def test_the_cache_is_written_at_most_once_in_a_while_and_has_the_last_vie
     assert written == [["a:1"]]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await cache.close()
-    await cache.close()
+    await cache.save()
+    await cache.save()
     assert written == [["a:1"], ["99:1"]]
+
+
+async def test_a_write_that_comes_late_does_not_replace_a_later_one(tmp_path: Path) -> None:
+    cache = ViewCache(tmp_path / "view.json")
+    cache._save_in_order(2, ["later:1"])
+    cache._save_in_order(1, ["earlier:1"])
+    assert await cache.load() == {"later:1"}
 
 
 CHANGES = st.tuples(

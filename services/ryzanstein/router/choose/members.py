@@ -142,7 +142,7 @@ class NodeGroup:
         if len(node_ids) > len(self.views) // _FEW:
             # If the first nodes of a key are full, they are so for the next request with this key too.
             whole = self._first(len(self.views), self._memory.whole, key, weighted)
-            yield from (node_id for node_id in whole[_HEAD:] if node_id in node_ids)
+            yield from (node_id for node_id in whole if node_id in node_ids and node_id not in head)
         else:
             few = [node_id for node_id in node_ids if node_id in self.views and node_id not in head]
             yield from self._best(len(few), key, few, map(str.encode, few), weighted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class ViewCache:
     """The view's addresses in a JSON file.
 
     A missing or broken file is an empty view: the cache is only an aid. `keep` never waits. Start `run` as
-    a task, which writes at most once a second, and call `close` after its end.
+    a task, which writes at most once a second, and call `save` after its end.
     """
 
     def __init__(self, path: Path, pause_s: float = _PAUSE_S) -> None:
@@ -30,9 +31,11 @@ class ViewCache:
         self._pause_s = pause_s
         self._unsaved: Collection[str] | None = None
         self._changed = asyncio.Event()
+        self._writing = threading.Lock()
+        self._begun = self._written = 0
 
     def keep(self, addresses: Collection[str]) -> None:
-        """Lets `run` or `close` save these addresses, unless there are others before."""
+        """Lets `save` write these addresses, unless there are others before."""
         self._unsaved = addresses
         self._changed.set()
 
@@ -40,25 +43,26 @@ class ViewCache:
         """Saves what is to be kept until it is cancelled."""
         while True:
             await self._changed.wait()
-            await self._save_kept()
+            self._changed.clear()
+            await self.save()
             await asyncio.sleep(self._pause_s)
 
-    async def close(self) -> None:
-        """Saves what is not saved yet."""
-        if self._unsaved is not None:
-            await self._save_kept()
-
-    async def _save_kept(self) -> None:
+    async def save(self) -> None:
+        """Saves what is to be kept and is not saved yet."""
         addresses, self._unsaved = self._unsaved, None
-        self._changed.clear()
         if addresses is not None:
-            await self.save(addresses)
+            self._begun += 1
+            await asyncio.to_thread(self._save_in_order, self._begun, sorted(addresses))
+
+    def _save_in_order(self, number: int, addresses: list[str]) -> None:
+        # The thread of a `run` that was cancelled goes on, perhaps after the one that saves the last state.
+        with self._writing:
+            if number > self._written:
+                self._written = number
+                self._save(addresses)
 
     async def load(self) -> frozenset[str]:
         return await asyncio.to_thread(self._load)
-
-    async def save(self, addresses: Collection[str]) -> None:
-        await asyncio.to_thread(self._save, sorted(addresses))
 
     def _load(self) -> frozenset[str]:
         try:
