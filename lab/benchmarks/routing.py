@@ -31,7 +31,16 @@ from typing import get_args
 from ryzanstein.cluster import Load, NodeState
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role
 from ryzanstein.generation.request import GenerationRequest, SamplingParams
-from ryzanstein.router.choose import BalanceSettings, ChoiceOutcome, Chooser, Imbalance, NodeView, PolicyChoice, PolicyName
+from ryzanstein.router.choose import (
+    BalanceSettings,
+    ChoiceOutcome,
+    Chooser,
+    Imbalance,
+    Members,
+    NodeView,
+    PolicyChoice,
+    PolicyName,
+)
 
 HOUR_S = 3600.0
 MEAN_TURNS = 8
@@ -138,6 +147,7 @@ class Cluster:
         self.listener = Listener()
         names = [f"node-{i}" for i in range(case.nodes)]
         self.views = {name: NodeView(name, "m", NodeState.READY, Load(capacity=CAPACITY)) for name in names}
+        self.members = Members.of(self.views.values())
         self.caches = {name: Cache(cache_tokens) for name in names}
         self._routers = [self._router(i) for i in range(case.routers)]
         self._draw = random.Random(seed)
@@ -155,7 +165,7 @@ class Cluster:
         self._advance(turn.at)
         chooser = self._draw.choice(self._routers)
         request = _request(turn, self.case.key, last_node)
-        ranking = chooser.rank(list(self.views.values()), "m", chooser.affinity_of(request))
+        ranking = chooser.rank(self.members, "m", chooser.affinity_of(request))
         node = ranking.node_ids[0]
         chooser.place(ranking, node)
         heapq.heappush(self._running, (turn.at + ANSWER_S * turn.answer_tokens / ANSWER_TOKENS, node))
@@ -169,10 +179,14 @@ class Cluster:
 
     def _run(self, node: str, more: int) -> None:
         view = self.views[node]
-        self.views[node] = replace(view, load=replace(view.load, running=view.load.running + more))
+        self._put(replace(view, load=replace(view.load, running=view.load.running + more)))
+
+    def _put(self, view: NodeView) -> None:
+        self.views[view.node_id] = view
+        self.members.put(view)
 
     def drain(self, node: str, draining: bool) -> None:
-        self.views[node] = replace(self.views[node], drain_requested=draining)
+        self._put(replace(self.views[node], drain_requested=draining))
 
 
 def _request(turn: Turn, key: str, last_node: str) -> GenerationRequest:

@@ -293,18 +293,24 @@ async def _following(
     settings: RouterSettings, router_id: str, linker: Linker, telemetry: RouterTelemetry, dialer: Dialer
 ) -> AsyncIterator[None]:
     fixed = [address.strip() for address in settings.nodes.split(",") if address.strip()]
-    view = ClusterView(router_id, fixed, linker, ViewCache(settings.state_dir / "view.json"), telemetry, dialer=dialer)
+    cache = ViewCache(settings.state_dir / "view.json")
+    view = ClusterView(router_id, fixed, linker, cache, telemetry, dialer=dialer)
     if not settings.orchestrator:
         linker.follow(fixed)
         yield
         return
     await view.start()
-    task = telemetry.background.supervise("view", partial(view.run, settings.orchestrator))
+    tasks = [
+        telemetry.background.supervise("view", partial(view.run, settings.orchestrator)),
+        telemetry.background.supervise("view_cache", cache.run),
+    ]
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await cache.save()
 
 
 async def _end_refused(entrance: Entrance, core: LocalCore) -> None:

@@ -15,6 +15,7 @@ from ryzanstein.router.choose import (
     ChoiceOutcome,
     Chooser,
     Imbalance,
+    Members,
     NodeView,
     PolicyBounds,
     PolicyChoice,
@@ -57,7 +58,7 @@ class PlacingChooser(Chooser):
     def candidates(
         self, nodes: Sequence[NodeView], model: str, affinity: Affinity, excluded: Collection[str] = ()
     ) -> list[str]:
-        ranking = self.rank(nodes, model, affinity, excluded)
+        ranking = self.rank(Members.of(node for node in nodes if node.model == model), model, affinity, excluded)
         if ranking.node_ids:
             self.place(ranking, ranking.node_ids[0])
         return list(ranking.node_ids)

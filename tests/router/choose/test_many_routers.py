@@ -10,7 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ryzanstein.cluster import Load, NodeState
-from ryzanstein.router.choose import Affinity, BalanceSettings, Chooser, NodeView, PolicyBounds, PolicyChoice, PolicyName
+from ryzanstein.router.choose import (
+    Affinity,
+    BalanceSettings,
+    Chooser,
+    Members,
+    NodeView,
+    PolicyBounds,
+    PolicyChoice,
+    PolicyName,
+)
 
 POLICIES: list[PolicyName] = ["affinity", "bounded", "weighted", "prefix"]
 MEMBERS = st.dictionaries(st.text("abcdef0123456789-", min_size=1, max_size=8), st.integers(1, 256), min_size=2, max_size=10)
@@ -30,7 +39,7 @@ def router(policy: PolicyName, clock: Callable[[], float] = time.monotonic) -> C
 
     def choose(members: dict[str, int], key: bytes) -> list[str]:
         views = [NodeView(node, "m", NodeState.READY, Load(capacity=size)) for node, size in members.items()]
-        ranking = chooser.rank(views, "m", Affinity(key, True))
+        ranking = chooser.rank(Members.of(views), "m", Affinity(key, True))
         chooser.place(ranking, ranking.node_ids[0])
         return list(ranking.node_ids)
 

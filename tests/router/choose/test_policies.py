@@ -13,7 +13,7 @@ import pytest
 from ryzanstein.cluster import Load, NodeState
 from ryzanstein.generation.prompts import ChatPrompt, Message, Role, TextPrompt
 from ryzanstein.generation.request import GenerationRequest, SamplingParams
-from ryzanstein.router.choose import Affinity, ChoiceOutcome, NodeView, PolicyName, ranked
+from ryzanstein.router.choose import Affinity, ChoiceOutcome, Members, NodeView, PolicyName, ranked
 
 
 def nodes(count: int = 4, **capacities: int) -> list[NodeView]:
@@ -190,7 +190,7 @@ def test_asking_who_would_be_the_backup_is_no_placement(make_desk: Any, policy: 
     members, asked, unasked = nodes(2), make_desk(policy), make_desk(policy)
     for number in range(400):
         for _ in range(5):
-            asked.chooser.rank(members, "m", session(number % 40), ("n0",))
+            asked.chooser.rank(Members.of(members), "m", session(number % 40), ("n0",))
         assert asked.chooser.candidates(members, "m", session(number)) == unasked.chooser.candidates(
             members, "m", session(number)
         )
@@ -202,7 +202,7 @@ def test_questions_move_no_requests_to_the_other_node(make_desk: Any) -> None:
     chooser = make_desk("bounded").chooser
     counts: Counter[str] = Counter()
     for _ in range(2000):
-        chooser.rank(nodes(2), "m", session(1), ("n0",))
+        chooser.rank(Members.of(nodes(2)), "m", session(1), ("n0",))
     for number in range(400):
         counts[chooser.candidates(nodes(2), "m", session(number))[0]] += 1
     assert max(counts.values()) < 230

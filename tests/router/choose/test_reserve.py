@@ -16,6 +16,7 @@ from ryzanstein.router.choose import (
     BalanceSettings,
     ChoiceOutcome,
     Chooser,
+    Members,
     NodeView,
     PolicyBounds,
     PolicyChoice,
@@ -72,15 +73,15 @@ def test_the_reserve_comes_last_and_the_others_are_ranked_as_without_it(
     regular = [each for each in members if not each.reserve]
     mixed, alone = new_chooser(policy), new_chooser(policy)
     for key in keys:
-        ranking = mixed.rank(members, "m", key)
+        ranking = mixed.rank(Members.of(members), "m", key)
         first = [node_id for node_id in ranking.node_ids if node_id in {each.node_id for each in regular}]
         if regular:
-            assert first == list(alone.rank(regular, "m", key).node_ids)
+            assert first == list(alone.rank(Members.of(regular), "m", key).node_ids)
             assert list(ranking.node_ids[: len(first)]) == first
         if ranking.node_ids:
             mixed.place(ranking, ranking.node_ids[0])
         if first:
-            alone.place(alone.rank(regular, "m", key), first[0])
+            alone.place(alone.rank(Members.of(regular), "m", key), first[0])
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -89,7 +90,7 @@ def test_the_reserve_is_there_when_no_other_is(policy: PolicyName, members: list
     usable = {each.node_id for each in members if each.linked and each.admits and not each.suspected}
     regular = usable & {each.node_id for each in members if not each.reserve}
     chooser = new_chooser(policy)
-    ranking = chooser.rank(members, "m", key, regular)
+    ranking = chooser.rank(Members.of(members), "m", key, regular)
     assert set(ranking.node_ids) == usable - regular
     for chosen in ranking.node_ids:
         chooser.place(ranking, chosen)

@@ -47,7 +47,7 @@ class Links:
     def drained(self, model: str) -> tuple[str, ...]:
         return ()
 
-    async def changed(self, timeout_s: float) -> None:
+    async def changed(self, timeout_s: float, model: str = "") -> None:
         await asyncio.sleep(timeout_s)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ryzanstein.cluster import NO_MODEL, ModelReport, Node, NodeState
 from ryzanstein.router.membership.cache import ViewCache
-from ryzanstein.router.membership.view import ChangeMissedError, ClusterView, View
+from ryzanstein.router.membership.view import ChangeMissedError, ClusterView, View, _models_of
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import inference_pb2 as inference
@@ -254,8 +257,89 @@ async def test_a_broken_cache_is_an_empty_view(tmp_path: Path, content: str) -> 
 
 async def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    await ViewCache(tmp_path / "file" / "view.json").save(["a:1"])
+    cache = ViewCache(tmp_path / "file" / "view.json")
+    cache.keep(["a:1"])
+    await cache.save()
     assert await ViewCache(tmp_path / "file" / "view.json").load() == frozenset()
+
+
+async def test_the_cache_is_written_at_most_once_in_a_while_and_has_the_last_view_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    written: list[list[str]] = []
+    monkeypatch.setattr(ViewCache, "_save", lambda self, addresses: written.append(addresses))
+    cache = ViewCache(tmp_path / "view.json", pause_s=60.0)
+    task = asyncio.create_task(cache.run())
+    cache.keep({"a:1"})
+    await until(lambda: bool(written))
+    for number in range(100):
+        cache.keep({f"{number}:1"})
+        await asyncio.sleep(0)
+    assert written == [["a:1"]]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await cache.save()
+    await cache.save()
+    assert written == [["a:1"], ["99:1"]]
+
+
+async def test_a_write_that_comes_late_does_not_replace_a_later_one(tmp_path: Path) -> None:
+    cache = ViewCache(tmp_path / "view.json")
+    cache._save_in_order(2, ["later:1"])
+    cache._save_in_order(1, ["earlier:1"])
+    assert await cache.load() == {"later:1"}
+
+
+CHANGES = st.tuples(
+    st.sampled_from("abc"),
+    st.none()
+    | st.builds(
+        Node,
+        st.just(""),
+        st.sampled_from(["x:1", "y:1", "z:1"]),
+        drain_requested=st.booleans(),
+        model=st.sampled_from(["", "m", "n"]),
+        beat_time=st.floats(0, 9),
+        tls_address=st.sampled_from(["", "t:1"]),
+        memory_bytes=st.sampled_from([0, 1]),
+        models=st.lists(
+            st.builds(ModelReport, st.sampled_from(["m", "o", "x" * 200]), state=st.sampled_from(list(NodeState))), max_size=2
+        ).map(tuple),
+    ),
+)
+
+
+@given(secure=st.booleans(), changes=st.lists(CHANGES, min_size=5, max_size=20), again=st.integers(0, 20))
+def test_the_membership_of_a_view_is_that_of_its_nodes_after_any_changes(
+    secure: bool, changes: list[tuple[str, Node | None]], again: int
+) -> None:
+    view, nodes, version = View(secure), dict[str, Node](), 1
+    view.apply(snapshot(version))
+    for number, (node_id, change) in enumerate(changes):
+        version += 1
+        nodes.pop(node_id, None)
+        if change is not None:
+            nodes[node_id] = replace(change, node_id=node_id)
+        if number == again:
+            view.apply(snapshot(version, *map(node_to_wire, nodes.values())))
+        else:
+            view.apply(left(version, node_id) if change is None else joined(version, node_to_wire(nodes[node_id])))
+        addresses = {node.address_with(tls=secure) for node in nodes.values()} - {""}
+        models = {name for node in nodes.values() for name in _models_of(node) if 0 < len(name) <= 128}
+        draining = {node.node_id for node in nodes.values() if node.drain_requested}
+        assert (view.addresses, view.draining, view.models) == (addresses, draining, models)
+        assert view.nodes.keys() == nodes.keys()
+
+
+def test_a_change_of_load_leaves_the_membership_as_it_is() -> None:
+    view = View()
+    view.apply(snapshot(1, node("a", model="m"), node("b", model="m")))
+    membership = view.membership
+    view.apply(joined(2, node("a", model="m", beat_time=7.0)))
+    assert view.membership is membership
+    assert view.nodes["a"].beat_time == 7.0
+    view.apply(joined(3, node("a", model="m", drain_requested=True)))
+    assert view.membership is not membership
 
 
 def ask(client: Any, tokens: int = 2) -> Any:

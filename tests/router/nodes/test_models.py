@@ -8,7 +8,7 @@ from typing import Any
 
 from ryzanstein.cluster import NO_MODEL
 from ryzanstein.router.nodes.breaker import BreakerState
-from ryzanstein.router.nodes.table import MAX_FURTHER_MODELS
+from ryzanstein.router.nodes.index import MAX_FURTHER_MODELS
 from ryzanstein.v1 import inference_pb2 as inference
 from ryzanstein.v1 import worker_pb2 as worker
 

@@ -9,16 +9,17 @@ Chooses nodes for all models of a router.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Protocol
+from itertools import chain
+from typing import Annotated, Protocol, overload
 
 from pydantic import Field
 
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity
-from ryzanstein.router.choose.node_view import NodeView, divided, is_usable
+from ryzanstein.router.choose.members import Members, NodeGroup
 from ryzanstein.router.choose.policies import PolicyChoice, PolicyName
 from ryzanstein.router.choose.policy import pick
 from ryzanstein.router.choose.recent_load import Balance, Imbalance, ImbalanceThresholds, RecentLoad
@@ -66,26 +67,58 @@ class BalanceSettings:
     thresholds: ImbalanceThresholds = field(default_factory=ImbalanceThresholds)
 
 
+class LazyOrder(Sequence[str]):
+    """Node ids from an iterator, each read once, when it is asked for."""
+
+    def __init__(self, node_ids: Iterator[str]) -> None:
+        self._left = node_ids
+        self._read: list[str] = []
+
+    def __bool__(self) -> bool:
+        return self._reaches(0)
+
+    def __len__(self) -> int:
+        self._read.extend(self._left)
+        return len(self._read)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice) or at < 0 or not self._reaches(at):
+            self._read.extend(self._left)
+        return self._read[at]
+
+    def _reaches(self, at: int) -> bool:
+        while len(self._read) <= at:
+            node_id = next(self._left, None)
+            if node_id is None:
+                return False
+            self._read.append(node_id)
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """The result of a ranking, which changes no state.
 
-    `node_ids`: the nodes that can take the request, best first, the reserve behind all others. `ranked`:
-    every node that the policy ranked, whether or not it can take the request. The rest is what a placement
-    counts by: `usable` are the nodes that share the load.
+    `node_ids`: the nodes that can take the request, best first, the reserve behind all others. The rest is
+    what a placement counts by. `primary`: the node of the request's key, and `wanted`: of those that take new work,
+    whatever they have to do; both empty where the policy is not keyed. `nodes` share the load, and those of
+    them that are `able` take new work.
     """
 
     model: str
-    node_ids: tuple[str, ...]
+    node_ids: Sequence[str]
     affinity: Affinity
     excluded: Collection[str]
-    ranked: tuple[str, ...]
-    usable: Sequence[NodeView]
-
-    @property
-    def able(self) -> frozenset[str]:
-        """The usable nodes, without the reserve."""
-        return frozenset(node.node_id for node in self.usable)
+    primary: str
+    wanted: str
+    nodes: NodeGroup
+    able: frozenset[str]
 
 
 class ModelRouting:
@@ -107,25 +140,38 @@ class ModelRouting:
         self._balance = Balance(settings.thresholds, clock)
         self._placed = RecentLoad(settings.window_s, clock)
         self._wanted = RecentLoad(settings.window_s, clock)
+        self._seen: tuple[object, ...] = ()
         self._clock = clock
         self._judge_at = clock() + _JUDGED_EVERY_S
 
-    def rank(self, affinity: Affinity, members: Sequence[NodeView], excluded: Collection[str]) -> Ranking:
+    def rank(self, affinity: Affinity, members: Members, excluded: Collection[str]) -> Ranking:
         """Returns a ranking; its `node_ids` are empty when no node can take the request.
 
         The reserve is ranked apart, as if there were no others, and has no part in how even the load is.
         """
-        regular, reserve = divided(members)
-        usable = [node for node in regular if is_usable(node, self._model)]
-        for load in (self._placed, self._wanted):
-            load.see(regular, usable)
-        ranked = self.policy.rank(affinity, regular if self.policy.keyed else usable)
-        behind = self.policy.rank(affinity, [node for node in reserve if is_usable(node, self._model)])
-        able = {node.node_id for node in usable}
-        takers = [node for node in ranked if node.node_id in able and node.node_id not in excluded]
-        last = [node for node in behind if node.node_id not in excluded]
-        ordered = [node for part in (takers, last) for node in pick(self.policy, affinity, part, self._placed)]
-        return Ranking(self._model, _ids(ordered), affinity, excluded, _ids([*ranked, *behind]), usable)
+        regular, _ = members.divided
+        self._see(regular)
+        parts = [self._pick(affinity, nodes, excluded) for nodes in members.divided if nodes.able]
+        primary, wanted = self._belongs(affinity, regular)
+        return Ranking(self._model, LazyOrder(chain(*parts)), affinity, excluded, primary, wanted, regular, regular.able)
+
+    def _see(self, regular: NodeGroup) -> None:
+        """Records which nodes are present, if others are than at the choice before."""
+        seen = regular.version, regular.able
+        if seen != self._seen:
+            for load in (self._placed, self._wanted):
+                load.see(regular.views.values(), regular.usable)
+            self._seen = seen
+
+    def _pick(self, affinity: Affinity, nodes: NodeGroup, excluded: Collection[str]) -> Iterator[str]:
+        return pick(self.policy, affinity, nodes, nodes.able_but(excluded), self._placed)
+
+    def _belongs(self, affinity: Affinity, nodes: NodeGroup) -> tuple[str, str]:
+        """Returns the node of the request's key, of all and of the usable nodes."""
+        if not self.policy.keyed:
+            return "", ""
+        primary = next(self.policy.order(affinity, nodes, nodes.views.keys()), "")
+        return primary, primary if primary in nodes.able else next(self.policy.order(affinity, nodes, nodes.able), "")
 
     def place(self, ranking: Ranking, chosen: str) -> None:
         """Records that a node of the ranking was given the request."""
@@ -133,34 +179,27 @@ class ModelRouting:
         if chosen in ranking.able:
             self._placed.placed(chosen)
             if not ranking.excluded:
-                self._wanted.placed(self._wanted_node(ranking, chosen))
+                self._wanted.placed(ranking.wanted if self.policy.keyed else chosen)
         self._observer.chosen(self._model, self.name, self._outcome(ranking, chosen))
-        self._judge(ranking.usable)
-
-    def _wanted_node(self, ranking: Ranking, chosen: str) -> str:
-        """Returns the node that affinity alone would have chosen."""
-        if not self.policy.keyed:
-            return chosen
-        able = ranking.able
-        return next(node_id for node_id in ranking.ranked if node_id in able)
+        self._judge(ranking.nodes)
 
     def _outcome(self, ranking: Ranking, chosen: str) -> ChoiceOutcome:
-        primary = ranking.ranked[0]
         if chosen not in ranking.able:
             return ChoiceOutcome.RESERVE
         if not self.policy.keyed:
             return ChoiceOutcome.BALANCED
-        if chosen == primary:
+        if chosen == ranking.primary:
             return ChoiceOutcome.PRIMARY
         if self.policy.homing and chosen == ranking.affinity.home:
             return ChoiceOutcome.HOME
-        if primary in ranking.excluded:
+        if ranking.primary in ranking.excluded:
             return ChoiceOutcome.EXCLUDED
-        return ChoiceOutcome.OVERFLOWED if primary in ranking.able else ChoiceOutcome.UNUSABLE
+        return ChoiceOutcome.OVERFLOWED if ranking.primary in ranking.able else ChoiceOutcome.UNUSABLE
 
-    def _judge(self, usable: Sequence[NodeView]) -> None:
+    def _judge(self, nodes: NodeGroup) -> None:
         if self._clock() < self._judge_at:
             return
+        usable = nodes.usable
         self._judge_at = self._clock() + _JUDGED_EVERY_S
         placed, wanted = self._placed.imbalance(usable), self._wanted.imbalance(usable)
         self._balance.judge(placed, wanted)
@@ -169,10 +208,6 @@ class ModelRouting:
         if self.configured == "affinity" and name != self.name:
             self.name, self.policy = name, self._choice.make(name)
             self._observer.switched(self._model, name, wanted)
-
-
-def _ids(nodes: Sequence[NodeView]) -> tuple[str, ...]:
-    return tuple(node.node_id for node in nodes)
 
 
 class Chooser:
@@ -195,13 +230,13 @@ class Chooser:
         """Returns what the request stays near under its model's policy."""
         return self._routing(request.model).policy.affinity_of(request)
 
-    def rank(self, nodes: Sequence[NodeView], model: str, affinity: Affinity, excluded: Collection[str] = ()) -> Ranking:
-        """Returns the primary, its backup, and the rest; no node when none can take the request.
+    def rank(self, members: Members, model: str, affinity: Affinity, excluded: Collection[str] = ()) -> Ranking:
+        """Returns the primary, its backup, and the rest of the model's members; no node when none can take the request.
 
         `excluded` are nodes that failed the request or run it already. May be called any number of
         times: only `place` counts.
         """
-        return self._routing(model).rank(affinity, [node for node in nodes if node.model == model], excluded)
+        return self._routing(model).rank(affinity, members, excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
         """Records that the request was given to this node of the ranking."""

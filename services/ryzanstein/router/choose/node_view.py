@@ -1,8 +1,7 @@
-"""A frozen view of a node for one choice, and the filter for usable nodes."""
+"""A frozen view of a node, and whether it is usable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ryzanstein.cluster import Load, NodeState
@@ -49,15 +48,12 @@ class NodeView:
     def relative_load(self) -> float:
         return self.sequences / self.capacity
 
+    @property
+    def wanted(self) -> bool:
+        """Whether it is there and serves, and nothing speaks against it but perhaps its breaker."""
+        return self.linked and self.state is NodeState.READY and not self.suspected and not self.drain_requested
 
-def is_usable(node: NodeView, model: str) -> bool:
-    """Returns whether the node serves the model, takes new work, and nothing speaks against it."""
-    if not node.linked or node.model != model or node.state is not NodeState.READY:
-        return False
-    return node.admits and not node.suspected and not node.drain_requested
-
-
-def divided(nodes: Sequence[NodeView]) -> tuple[list[NodeView], list[NodeView]]:
-    """Returns the regular nodes and the reserve. Where all are of the reserve, none is."""
-    regular = [node for node in nodes if not node.reserve]
-    return (regular, [node for node in nodes if node.reserve]) if regular else (list(nodes), [])
+    @property
+    def usable(self) -> bool:
+        """Whether it takes new work, and nothing speaks against it."""
+        return self.admits and self.wanted

@@ -15,10 +15,10 @@ system prompt share no mark, however long it is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -27,7 +27,7 @@ from ryzanstein.bounds import PositiveSize, Size
 from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, Role, TextPrompt, TokenPrompt
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity, beginning, scope_key
-from ryzanstein.router.choose.node_view import NodeView
+from ryzanstein.router.choose.members import NodeGroup
 from ryzanstein.router.choose.policy import (
     AnyLimit,
     LeastLoaded,
@@ -37,8 +37,6 @@ from ryzanstein.router.choose.policy import (
     RecentLimit,
     RoundRobin,
     Sticky,
-    by_capacity,
-    rendezvous,
 )
 
 # About 64 tokens, four blocks of a typical KV cache. A shorter match is not worth a preference.
@@ -111,7 +109,7 @@ class PrefixIndex:
 
 
 class Prefix:
-    """Ranks by the longest beginning that a node recently got, then by the order of the key."""
+    """Orders by the longest beginning that a node recently got, then by the order of the key."""
 
     keyed = True
     homing = False
@@ -119,16 +117,14 @@ class Prefix:
     def __init__(self, name: str, limit: Limit, max_entries: int) -> None:
         self.name = name
         self.limit = limit
-        self._by_key = Sticky(name, rendezvous, limit)
         self._index = PrefixIndex(max_entries)
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
         return Affinity(beginning(request), True, marks(request.prompt, scope_key(request)))
 
-    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        ranked = self._by_key.rank(affinity, nodes)
-        depth = {node_id: depth for depth, node_id in enumerate(self._index.find(affinity.marks))}
-        return sorted(ranked, key=lambda node: depth.get(node.node_id, len(depth)))
+    def order(self, affinity: Affinity, nodes: NodeGroup, node_ids: Set[str]) -> Iterator[str]:
+        found = [node_id for node_id in self._index.find(affinity.marks) if node_id in node_ids]
+        return chain(found, (node_id for node_id in nodes.order(affinity.key, node_ids) if node_id not in found))
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
         self._index.put(affinity.marks, node_id)
@@ -173,11 +169,11 @@ class PolicyChoice:
         recent = RecentLimit(self.bounds.load_bound, self.bounds.bound_floor)
         match name:
             case "affinity":
-                return Sticky(name, rendezvous, queue)
+                return Sticky(name, queue)
             case "bounded":
-                return Sticky(name, rendezvous, AnyLimit((queue, recent)), homing=True)
+                return Sticky(name, AnyLimit((queue, recent)), homing=True)
             case "weighted":
-                return Sticky(name, by_capacity, queue)
+                return Sticky(name, queue, weighted=True)
             case "prefix":
                 # A node that has the beginning is preferred, but a request does not wait for it.
                 return Prefix(name, AnyLimit((QueueLimit(queue_bound=0), recent)), self.bounds.prefix_entries)

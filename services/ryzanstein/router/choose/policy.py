@@ -1,4 +1,4 @@
-"""Policies rank nodes for a request; `pick` moves those back that a limit finds too full.
+"""Policies order nodes for a request; `pick` moves those back that a limit finds too full.
 
 Limits: when a node has too much for a request.
 
@@ -8,16 +8,18 @@ Each limit is a value; `exceeded` turns it into a test of a node, for one choice
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from typing import Protocol
 
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.router.choose.affinity import Affinity, affinity
+from ryzanstein.router.choose.members import NodeGroup
 from ryzanstein.router.choose.node_view import NodeView
 from ryzanstein.router.choose.recent_load import RecentLoad
-from ryzanstein.router.choose.rendezvous import scaled, tie_breaker, weight
+from ryzanstein.router.choose.rendezvous import tie_breaker, weight
 
 IsFull = Callable[[NodeView], bool]
 
@@ -25,14 +27,16 @@ IsFull = Callable[[NodeView], bool]
 class Limit(Protocol):
     """A rule for which nodes a request should avoid, whatever it prefers."""
 
-    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull: ...
+    def exceeded(self, affinity: Affinity, nodes: NodeGroup, takers: frozenset[str], recent: RecentLoad) -> IsFull:
+        """Returns a test of the takers, which are usable nodes of a group."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoLimit:
     """A limit that no node ever exceeds."""
 
-    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
+    def exceeded(self, affinity: Affinity, nodes: NodeGroup, takers: frozenset[str], recent: RecentLoad) -> IsFull:
         return lambda node: False
 
 
@@ -48,11 +52,11 @@ class QueueLimit:
     queue_bound: int
     share_factor: float = 1.25
 
-    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
+    def exceeded(self, affinity: Affinity, nodes: NodeGroup, takers: frozenset[str], recent: RecentLoad) -> IsFull:
         if affinity.sticky:
             return lambda node: node.waiting > self.queue_bound
-        total = 1 + sum(node.sequences for node in nodes)
-        share = math.ceil(self.share_factor * total / max(1, len(nodes)))
+        total = 1 + nodes.num_sequences(takers)
+        share = math.ceil(self.share_factor * total / max(1, len(takers)))
         return lambda node: node.sequences >= share
 
 
@@ -77,12 +81,11 @@ class RecentLimit:
     load_bound: float
     floor: int
 
-    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
-        share = recent.share(nodes)
-        loads = dict(zip((node.node_id for node in nodes), recent.values(nodes), strict=True))
+    def exceeded(self, affinity: Affinity, nodes: NodeGroup, takers: frozenset[str], recent: RecentLoad) -> IsFull:
+        share = recent.total(takers) / max(1, nodes.num_capacity(takers))
 
         def is_full(node: NodeView) -> bool:
-            load = loads[node.node_id]
+            load = recent.value(node.node_id)
             excess = load / (share * node.capacity) - 1.0 if load else -1.0
             at_home = affinity.home == node.node_id
             if load < self.floor or excess < 0.0 or (at_home and not node.sequences):
@@ -98,16 +101,16 @@ class AnyLimit:
 
     limits: tuple[Limit, ...]
 
-    def exceeded(self, affinity: Affinity, nodes: Sequence[NodeView], recent: RecentLoad) -> IsFull:
-        tests = [limit.exceeded(affinity, nodes, recent) for limit in self.limits]
+    def exceeded(self, affinity: Affinity, nodes: NodeGroup, takers: frozenset[str], recent: RecentLoad) -> IsFull:
+        tests = [limit.exceeded(affinity, nodes, takers, recent) for limit in self.limits]
         return lambda node: any(is_full(node) for is_full in tests)
 
 
-Score = Callable[[bytes, NodeView], float]
-
-
 class Policy(Protocol):
-    """How one model's requests find their nodes."""
+    """How one model's requests find their nodes.
+
+    An order is read no further than it is needed. The nodes must be usable where the policy is not `keyed`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -133,8 +136,8 @@ class Policy(Protocol):
         """Returns what the request stays near."""
         ...
 
-    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        """Returns all these nodes, best first. Does not consider a session's home."""
+    def order(self, affinity: Affinity, nodes: NodeGroup, node_ids: Set[str]) -> Iterator[str]:
+        """Returns these of the nodes, best first, as they are at this moment. Does not consider a session's home."""
         ...
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
@@ -142,48 +145,47 @@ class Policy(Protocol):
         ...
 
 
-def pick(policy: Policy, affinity: Affinity, ranked: Sequence[NodeView], recent: RecentLoad) -> list[NodeView]:
-    """Returns the ranked nodes in the order in which to use them.
+def pick(policy: Policy, affinity: Affinity, nodes: NodeGroup, takers: frozenset[str], recent: RecentLoad) -> Iterator[str]:
+    """Returns usable nodes of a group in the order in which to use them.
 
-    The first two are the first nodes of the ranking that are not too full: the request's node and
-    its backup. The others follow as ranked. When all are too full, the order is by load relative to
+    The first two are the first nodes of the policy's order that are not too full: the request's node and
+    its backup. The others follow in that order. When all are too full, the order is by load relative to
     capacity, the lowest first.
     """
-    if policy.homing:
-        ranked = sorted(ranked, key=lambda node: node.node_id != affinity.home)
-    is_full = policy.limit.exceeded(affinity, ranked, recent)
-    free = list(islice((node for node in ranked if not is_full(node)), 2))
+    order = policy.order(affinity, nodes, takers)
+    if policy.homing and affinity.home in takers:
+        order = chain((affinity.home,), _without(affinity.home, order))
+    is_full = policy.limit.exceeded(affinity, nodes, takers, recent)
+    free: list[str] = []
+    full: list[str] = []
+    for node_id in order:
+        (full if is_full(nodes.views[node_id]) else free).append(node_id)
+        if len(free) == 2:
+            break
     if not free:
-        return sorted(ranked, key=lambda node: node.relative_load)
-    chosen = {node.node_id for node in free}
-    return free + [node for node in ranked if node.node_id not in chosen]
+        return iter(sorted(full, key=nodes.relative_loads.__getitem__))
+    return chain(free, full, order)
 
 
-def rendezvous(key: bytes, node: NodeView) -> float:
-    """Returns a score that gives every node the same number of keys."""
-    return weight(key, node.node_id)
-
-
-def by_capacity(key: bytes, node: NodeView) -> float:
-    """Returns a score that gives every node keys in proportion to the sequences that it can run."""
-    return scaled(weight(key, node.node_id), node.capacity)
+def _without(node_id: str, order: Iterator[str]) -> Iterator[str]:
+    return (other for other in order if other != node_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """A policy that ranks nodes in the key's own order."""
+    """A policy that orders nodes by the key, each with the same number of keys or `weighted` by its capacity."""
 
     name: str
-    score: Score
     limit: Limit
     homing: bool = False
     keyed: bool = True
+    weighted: bool = False
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
-    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        return sorted(nodes, key=lambda node: (self.score(affinity.key, node), node.node_id), reverse=True)
+    def order(self, affinity: Affinity, nodes: NodeGroup, node_ids: Set[str]) -> Iterator[str]:
+        return nodes.order(affinity.key, node_ids, weighted=self.weighted)
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
         """Does nothing: this policy has no state."""
@@ -205,8 +207,11 @@ class LeastLoaded:
     def affinity_of(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
-    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        return sorted(nodes, key=lambda node: (node.relative_load, -weight(affinity.key, node.node_id), node.node_id))
+    def order(self, affinity: Affinity, nodes: NodeGroup, node_ids: Set[str]) -> Iterator[str]:
+        alike: dict[float, set[str]] = defaultdict(set)
+        for node_id in node_ids:
+            alike[nodes.relative_loads[node_id]].add(node_id)
+        return chain.from_iterable(nodes.order(affinity.key, alike[load]) for load in sorted(alike))
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
         """Does nothing: a placement shows in the load."""
@@ -228,10 +233,10 @@ class RoundRobin:
     def affinity_of(self, request: GenerationRequest) -> Affinity:
         return affinity(request)
 
-    def rank(self, affinity: Affinity, nodes: Sequence[NodeView]) -> list[NodeView]:
-        ordered = sorted(nodes, key=lambda node: node.node_id)
-        first = self.turn % max(1, len(ordered))
-        return ordered[first:] + ordered[:first]
+    def order(self, affinity: Affinity, nodes: NodeGroup, node_ids: Set[str]) -> Iterator[str]:
+        names = nodes.able_by_name
+        first = self.turn % max(1, len(names))
+        return (node_id for node_id in names[first:] + names[:first] if node_id in node_ids)
 
     def placed(self, affinity: Affinity, node_id: str) -> None:
         self.turn += 1

@@ -19,7 +19,7 @@ even. With few requests nothing is judged and the state does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,15 +45,27 @@ class DecayedCounts:
         self._clock = clock
         self._landmark = clock()
         self._scaled: dict[str, float] = {}
+        self._summed: frozenset[str] = frozenset()
+        self._sum = 0.0
 
     def add(self, node_id: str, amount: float = 1.0) -> None:
         # Compute the unit first: this may fold all counts.
         unit = self._unit()
         self._scaled[node_id] = self._scaled.get(node_id, 0.0) + amount * unit
+        if node_id in self._summed:
+            self._sum += amount * unit
 
     def value(self, node_id: str) -> float:
         """Returns the events in the window; 0 for a node that had none."""
-        return self.values((node_id,))[node_id]
+        unit = self._unit()
+        return self._scaled.get(node_id, 0.0) / unit
+
+    def total(self, node_ids: frozenset[str]) -> float:
+        """Returns the events of these nodes in the window. Of the same set of nodes again, it is there already."""
+        unit = self._unit()
+        if node_ids is not self._summed:
+            self._summed, self._sum = node_ids, sum(self._scaled.get(node_id, 0.0) for node_id in node_ids)
+        return self._sum / unit
 
     def values(self, node_ids: Collection[str]) -> dict[str, float]:
         unit = self._unit()
@@ -67,6 +79,7 @@ class DecayedCounts:
         """Forgets all other nodes."""
         for node_id in [node_id for node_id in self._scaled if node_id not in node_ids]:
             del self._scaled[node_id]
+            self._summed, self._sum = frozenset(), 0.0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._scaled)
@@ -80,6 +93,7 @@ class DecayedCounts:
         if exponent > _LARGEST_EXPONENT:
             self._landmark += exponent * self._window_s
             self._scaled = {node_id: value * math.exp(-exponent) for node_id, value in self._scaled.items()}
+            self._summed, self._sum = frozenset(), 0.0
             return 1.0
         return math.exp(exponent)
 
@@ -117,8 +131,8 @@ class RecentLoad:
     def placed(self, node_id: str) -> None:
         self._counts.add(node_id)
 
-    def see(self, members: Sequence[NodeView], usable: Sequence[NodeView]) -> None:
-        """Records which nodes are present. Called at each choice, before the loads are used."""
+    def see(self, members: Iterable[NodeView], usable: Sequence[NodeView]) -> None:
+        """Records which nodes are present. Called at a choice after each change of them, before the loads are used."""
         present = {node.node_id for node in usable}
         if present == self._known and not self._away_since:
             return
@@ -143,6 +157,14 @@ class RecentLoad:
         """Returns the requests in the window, in the order of the nodes."""
         counts = self._counts.values([node.node_id for node in nodes])
         return [counts[node.node_id] for node in nodes]
+
+    def value(self, node_id: str) -> float:
+        """Returns the node's requests in the window."""
+        return self._counts.value(node_id)
+
+    def total(self, node_ids: frozenset[str]) -> float:
+        """Returns the requests of these nodes in the window."""
+        return self._counts.total(node_ids)
 
     def share(self, nodes: Sequence[NodeView]) -> float:
         """Returns the fair load of one unit of capacity."""

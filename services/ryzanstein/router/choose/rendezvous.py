@@ -24,6 +24,17 @@ def weight(key: bytes, node_id: str) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
+def weights(key: bytes, names: Iterable[bytes]) -> list[bytes]:
+    """Returns the weights of encoded node ids, as bytes of the same order. Half the cost of `weight` for each."""
+    begun = blake2b(len(key).to_bytes(4, "big") + key, digest_size=8)
+    found = []
+    for name in names:
+        digest = begun.copy()
+        digest.update(name)
+        found.append(digest.digest())
+    return found
+
+
 def ranked(key: bytes, node_ids: Iterable[str]) -> list[str]:
     """Returns the nodes in the key's order: the primary first, the backup second."""
     return sorted(node_ids, key=lambda node_id: (weight(key, node_id), node_id), reverse=True)

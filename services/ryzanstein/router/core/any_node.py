@@ -92,7 +92,7 @@ class AnyNode:
             left_s = min(left_s, deadline - clock.unix_s())
             if left_s <= 0:
                 raise errors.deadline_exceeded()
-        await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s)
+        await self._links.changed(min(left_s, _PROBE_S) if last is None else left_s, model)
 
 
 async def filled(request: GenerationRequest, deadline: float, nodes: AnyNode) -> GenerationRequest:

@@ -8,7 +8,7 @@ the request itself may have caused.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -19,7 +19,7 @@ from ryzanstein.cluster import TokenOrigin
 from ryzanstein.errors import Code
 from ryzanstein.generation.prompts import ChatPrompt, Role
 from ryzanstein.generation.request import GenerationRequest, NodePlace
-from ryzanstein.router.choose import Ranking, beginning
+from ryzanstein.router.choose import LazyOrder, Ranking, beginning
 from ryzanstein.router.failover.ability import Ability
 from ryzanstein.router.failover.attempt import BACK_PRESSURE, OTHER_PROMPT, REFUSED, REQUEST_FAULT, SLOW, Lost
 from ryzanstein.router.failover.patience import AttemptPatience
@@ -92,7 +92,8 @@ class NodePlacement:
 
     def backup(self, node_id: str) -> NodePlace | None:
         """Returns where the generation would go from this node, by the last ranking: if possible to one like it."""
-        others = [] if self._ranking is None else [other for other in self._ranking.node_ids if other != node_id]
+        ranked = () if self._ranking is None else self._ranking.node_ids
+        others = LazyOrder(other for other in ranked if other != node_id)
         if not others:
             return None
         unlike = self._links.incompatible(self._links.origin_of(node_id))
@@ -138,7 +139,7 @@ class NodePlacement:
         self._slow.clear()
         self._strikes.clear()
 
-    def hedge_nodes(self, node_id: str) -> list[str]:
+    def hedge_nodes(self, node_id: str) -> Sequence[str]:
         """Returns the nodes that may run a hedge for the attempt on `node_id`, best first.
 
         A hedge's node must itself be on time. In a cluster that is slow as a whole, or after a
@@ -150,11 +151,11 @@ class NodePlacement:
         """Returns whether a node could take over from `node_id` that was not too slow for the generation itself."""
         return bool(self._punctual(node_id, *self._slow))
 
-    def _punctual(self, *excluded: str) -> list[str]:
+    def _punctual(self, *excluded: str) -> Sequence[str]:
         """Returns the candidates that are on time; of the reserve only where no other node is usable."""
-        nodes = [each for each in self._candidates(*excluded) if self._links.punctual(each)]
+        nodes = self._candidates(*excluded)
         able = frozenset[str]() if self._ranking is None else self._ranking.able
-        return [each for each in nodes if each in able or not able]
+        return LazyOrder(each for each in nodes if (each in able or not able) and self._links.punctual(each))
 
     async def first(self) -> str:
         """Waits for a node for the first attempt and returns it.
@@ -200,7 +201,7 @@ class NodePlacement:
             return 0.0
         return _STRIKE if lost.run.was_accepted or lost.error is not None else _HALF_STRIKE
 
-    def _candidates(self, *excluded: str) -> tuple[str, ...]:
+    def _candidates(self, *excluded: str) -> Sequence[str]:
         """Returns the nodes for the next attempt, best first; for a hedge, which has `excluded` nodes, only like ones."""
         barred, incompatible = {*excluded, *self._excluded, *self._barred, *self._ability.unable}, self._incompatible()
         nodes = self._ranked(barred | incompatible)
@@ -208,7 +209,7 @@ class NodePlacement:
             return nodes
         return self._ranked(barred)
 
-    def _ranked(self, excluded: Collection[str]) -> tuple[str, ...]:
+    def _ranked(self, excluded: Collection[str]) -> Sequence[str]:
         self._ranking = self._links.rank(self._model, self._affinity, excluded)
         return self._ranking.node_ids
 
@@ -230,7 +231,7 @@ class NodePlacement:
             left_s = self._left_s()
             if left_s <= 0:
                 raise self._no_nodes(lost)
-            await self._links.changed(min(left_s, _LOOK_AGAIN_S))
+            await self._links.changed(min(left_s, _LOOK_AGAIN_S), self._model)
             self._readmit()
         self._nobody_since = None
         return nodes[0]

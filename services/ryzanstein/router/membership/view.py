@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from logging import DEBUG, WARNING
 from typing import Any, Protocol
 
@@ -49,6 +50,15 @@ class ChangeMissedError(Exception):
     """A version is missing: a new snapshot is needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a router needs of a view: the addresses to link, the ids of nodes that take nothing new, and all models."""
+
+    addresses: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class View:
     """The orchestrator's members at a version of an epoch. Pure: it only applies messages.
@@ -60,13 +70,20 @@ class View:
     epoch: str = ""
     version: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
+    _addresses: Counter[str] = field(default_factory=Counter)
+    _draining: set[str] = field(default_factory=set)
+    _models: Counter[str] = field(default_factory=Counter)
+    _membership: Membership | None = None
 
     def apply(self, message: orchestrator.WatchClusterResponse) -> None:
         """Applies a message. Raises ChangeMissedError when a delta is not the next one."""
         if message.HasField("snapshot"):
             snapshot = message.snapshot
             self.epoch, self.version = snapshot.epoch, snapshot.version
-            self.nodes = {node.node_id: node_from_wire(node) for node in snapshot.nodes}
+            for node_id in list(self.nodes):
+                self._remove(node_id)
+            for node in snapshot.nodes:
+                self._put(node_from_wire(node))
         elif message.HasField("delta"):
             self._change(message.delta)
 
@@ -76,23 +93,61 @@ class View:
         self.version = delta.version
         match delta.WhichOneof("change"):
             case "node":
-                self.nodes[delta.node.node_id] = node_from_wire(delta.node)
+                self._put(node_from_wire(delta.node))
             case "node_left":
-                self.nodes.pop(delta.node_left, None)
+                self._remove(delta.node_left)
+
+    def _put(self, node: Node) -> None:
+        before = self.nodes.get(node.node_id)
+        if before is None or self._share(node) != self._share(before):
+            self._remove(node.node_id)
+            self._count(node, 1)
+        self.nodes[node.node_id] = node
+
+    def _remove(self, node_id: str) -> None:
+        node = self.nodes.pop(node_id, None)
+        if node is not None:
+            self._count(node, -1)
+
+    def _share(self, node: Node) -> tuple[str, bool, frozenset[str]]:
+        """Returns what a node adds to the membership: most changes are only of its load."""
+        models = frozenset(name for name in _models_of(node) if 0 < len(name) <= MAX_NAME_CHARS)
+        return node.address_with(tls=self.secure), node.drain_requested, models
+
+    def _count(self, node: Node, times: int) -> None:
+        address, draining, models = self._share(node)
+        _add(self._addresses, [address] if address else [], times)
+        _add(self._models, models, times)
+        if draining:
+            (self._draining.add if times > 0 else self._draining.discard)(node.node_id)
+        self._membership = None
+
+    @property
+    def membership(self) -> Membership:
+        """What a router needs of it. The same object as long as nothing of it changes."""
+        if self._membership is None:
+            self._membership = Membership(frozenset(self._addresses), frozenset(self._draining), frozenset(self._models))
+        return self._membership
 
     @property
     def addresses(self) -> frozenset[str]:
-        return frozenset(filter(None, (node.address_with(tls=self.secure) for node in self.nodes.values())))
+        return self.membership.addresses
 
     @property
     def draining(self) -> frozenset[str]:
-        return frozenset(node.node_id for node in self.nodes.values() if node.drain_requested)
+        return self.membership.draining
 
     @property
     def models(self) -> frozenset[str]:
         """The models of all nodes, ready or not, without those that a node refused or unloaded for good."""
-        names = (name for node in self.nodes.values() for name in _models_of(node))
-        return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
+        return self.membership.models
+
+
+def _add(counts: Counter[str], names: Iterable[str], times: int) -> None:
+    for name in names:
+        counts[name] += times
+        if not counts[name]:
+            del counts[name]
 
 
 def _models_of(node: Node) -> Iterator[str]:
@@ -147,11 +202,12 @@ class ClusterView:
         self._telemetry = telemetry
         self._view = View()
         self._leader = KnownLeader()
-        self._notified: tuple[frozenset[str], ...] | None = None
+        self._seen: Membership | None = None
+        self._told: Membership | None = None
 
     async def start(self) -> None:
         """Notifies the observer of what is known before the orchestrator was contacted."""
-        self._tell(self._fixed | await self._cache.load(), frozenset(), frozenset())
+        self._tell(Membership(self._fixed | await self._cache.load()))
 
     async def run(self, address: str) -> None:
         """Follows the orchestrator, or that of several which leads, until cancelled, through restarts and absence."""
@@ -184,7 +240,7 @@ class ClusterView:
                 if message.HasField("snapshot"):
                     self._count_resync(view)
                     self._view = view
-                await self._changed()
+                self._changed()
         except grpc.aio.AioRpcError as error:
             leader = leader_named_by(error)
             refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -206,18 +262,18 @@ class ClusterView:
         if self._view.epoch:
             self._telemetry.view_resyncs.labels("gap" if taken.epoch == self._view.epoch else "epoch").inc()
 
-    async def _changed(self) -> None:
-        addresses = self._view.addresses | self._fixed
-        if self._tell(addresses, self._view.draining, self._view.models) and self._view.addresses:
-            await self._cache.save(self._view.addresses)
+    def _changed(self) -> None:
+        """Notifies the observer, and keeps the addresses, if anything of them changed: most messages only change a load."""
+        seen = self._view.membership
+        if seen is self._seen:
+            return
+        told = replace(seen, addresses=seen.addresses | self._fixed)
+        if told != self._told:
+            self._tell(told)
+            if seen.addresses:
+                self._cache.keep(seen.addresses)
+        self._seen = seen
 
-    def _tell(self, *text: frozenset[str]) -> bool:
-        """Notifies the observer of addresses, draining nodes and models.
-
-        Returns False if nothing changed: most deltas only change a load.
-        """
-        if text == self._notified:
-            return False
-        self._membership.follow(*text)
-        self._notified = text
-        return True
+    def _tell(self, membership: Membership) -> None:
+        self._membership.follow(membership.addresses, membership.draining, membership.models)
+        self._told = membership

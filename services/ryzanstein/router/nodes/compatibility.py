@@ -8,14 +8,14 @@ and so does a reserve: there it is meant, so only nodes of one maker and purpose
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import structlog
 
-from ryzanstein.cluster import Beat, EngineTraits, Numerics
-from ryzanstein.router.nodes.links.link import NodeLink
+from ryzanstein.cluster import Numerics
+from ryzanstein.router.nodes.index import ReadyNodes
 from ryzanstein.router.telemetry import CompatibilityMetrics
 
 log = structlog.get_logger(__name__)
@@ -28,16 +28,15 @@ class _HasNumerics(Protocol):
     def numerics(self) -> Numerics: ...
 
 
-class _Comparable(_HasNumerics, Protocol):
-    @property
-    def engine(self) -> EngineTraits: ...
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A node that computes so."""
 
-    @property
-    def beat(self) -> Beat: ...
+    numerics: Numerics
+    node_id: str
 
 
 _Node = TypeVar("_Node", bound=_HasNumerics)
-_LikeLink = TypeVar("_LikeLink", bound=_Comparable)
 
 
 class NumericsWatch:
@@ -47,31 +46,24 @@ class NumericsWatch:
         self._metrics = metrics
         self._kinds: dict[str, int] = {}
 
-    def judge(self, links: Iterable[NodeLink]) -> None:
-        """Looks at the nodes that serve a model now."""
-        by_model: dict[str, list[NodeLink]] = defaultdict(list)
-        for link in links:
-            if link.connected and link.serves:
-                by_model[link.beat.model].append(link)
-        for model in self._kinds.keys() - by_model.keys():
-            self._metrics.forget(model)
-        self._kinds = {model: self._judged(model, nodes) for model, nodes in by_model.items()}
-
-    def _judged(self, model: str, nodes: Sequence[NodeLink]) -> int:
-        examples = kinds_by_mistake(nodes)
-        self._metrics.show(model, len(examples), len({link.beat.context_length for link in nodes}))
+    def judge(self, model: str, nodes: ReadyNodes | None) -> None:
+        """Looks at the nodes that serve a model now; None: there is none."""
+        if nodes is None:
+            if self._kinds.pop(model, 0):
+                self._metrics.forget(model)
+            return
+        examples = _kinds_by_mistake(nodes)
+        self._metrics.show(model, len(examples), len(nodes.contexts))
         if len(examples) > max(1, self._kinds.get(model, 1)):
-            nodes_listed = {link.node_id: _listed(link.numerics) for link in examples[:_MAX_LISTED]}
+            nodes_listed = {each.node_id: _listed(each.numerics) for each in examples[:_MAX_LISTED]}
             log.warning("nodes of a model compute other tokens", model=model, kinds=len(examples), nodes=nodes_listed)
-        return len(examples)
+        self._kinds[model] = len(examples)
 
 
-def kinds_by_mistake(nodes: Sequence[_LikeLink]) -> list[_LikeLink]:
-    """Returns the first node of each kind, of those nodes with one product as engine and one purpose that have most kinds."""
-    groups: dict[tuple[str, bool], list[_LikeLink]] = defaultdict(list)
-    for node in nodes:
-        groups[node.engine.product, node.beat.reserve].append(node)
-    return max(map(kinds_of, groups.values()), key=len, default=[])
+def _kinds_by_mistake(nodes: ReadyNodes) -> list[_Example]:
+    """Returns a node of each kind, of those nodes with one product as engine and one purpose that have most kinds."""
+    groups = ([_Example(each, next(iter(alike[each]))) for each in alike] for alike in nodes.numerics.values())
+    return max(map(kinds_of, groups), key=len, default=[])
 
 
 def kinds_of(nodes: Sequence[_Node]) -> list[_Node]:

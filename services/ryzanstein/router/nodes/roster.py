@@ -7,19 +7,20 @@ What a generation does with an attempt once it is sent is here too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 
-from ryzanstein.cluster import NO_MODEL, NodeState, TokenOrigin
+from ryzanstein.cluster import NodeState, TokenOrigin
 from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, Attempt, GenerationRequest, NodePlace, SamplingDefaults
 from ryzanstein.process.awake import AwakeClock
-from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking, is_usable
+from ryzanstein.router.choose import Affinity, Chooser, NodeView, Ranking
 from ryzanstein.router.nodes.breaker import Breaker, BreakerState
 from ryzanstein.router.nodes.links.frames import AttemptSink
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import LinkLoss, LinkReport
-from ryzanstein.router.nodes.table import NodeTable, ServedModel, further_models
+from ryzanstein.router.nodes.table import ANY_MODEL, NodeTable, ServedModel
 
 _MAX_TENANTS = 4096  # pairs of tenant and priority whose newest begun attempt a link remembers
 
@@ -68,21 +69,7 @@ class Roster:
 
     def snapshot(self) -> list[NodeView]:
         """Returns the linked nodes at this moment."""
-        return [self._view(link) for link in self._table.nodes.values() if link.connected]
-
-    def _view(self, link: NodeLink) -> NodeView:
-        return NodeView(
-            link.node_id,
-            link.beat.model,
-            link.beat.state,
-            link.beat.load,
-            link.inflight,
-            self._table.breakers[link.node_id].admits,
-            link.suspected,
-            link.node_id in self._table.draining,
-            link.connected,
-            link.beat.reserve,
-        )
+        return [self._table.view(node_id) for node_id, link in self._table.nodes.items() if link.connected]
 
     def reports(self) -> list[LinkReport]:
         """Returns a report of every link at this moment, by node id, for operators."""
@@ -119,14 +106,8 @@ class Roster:
     @property
     def models(self) -> list[ServedModel]:
         """The models that ready nodes serve, by name. The context is the shortest of the nodes'."""
-        served: dict[str, ServedModel] = {}
-        for link in self._table.nodes.values():
-            if link.connected and link.beat.state is NodeState.READY and link.beat.model:
-                before = served.get(link.beat.model, ServedModel(link.beat.model, link.beat.context_length, 0))
-                shortest = min(before.context_length, link.beat.context_length)
-                defaults = self.sampling_defaults(before.name)
-                served[before.name] = ServedModel(before.name, shortest, before.ready_nodes + 1, defaults)
-        return sorted(served.values(), key=lambda model: model.name)
+        ready = sorted(self._table.index.ready.items())
+        return [ServedModel(name, min(nodes.contexts), nodes.num_nodes, self.sampling_defaults(name)) for name, nodes in ready]
 
     def sampling_defaults(self, model: str) -> SamplingDefaults:
         """Returns the values that the model has of its own for parameters that a request leaves out.
@@ -135,11 +116,10 @@ class Roster:
         last known counts while none is. What one of the model's engines does not support is left out: else
         all requests that say nothing would be refused, or go past that engine.
         """
-        links = [(not link.connected, name, link) for name, link in self._table.nodes.items() if link.beat.model == model]
-        if not links:
+        first = self._table.index.first(model)
+        if first is None:
             return NO_DEFAULTS
-        lacking = frozenset[str]().union(*(link.engine.unsupported for *_, link in links))
-        return min(links, key=lambda each: each[:2])[2].beat.sampling_defaults.without(lacking)
+        return self._table.nodes[first].beat.sampling_defaults.without(self._table.index.lacking(model))
 
     @property
     def known_models(self) -> frozenset[str]:
@@ -147,17 +127,16 @@ class Roster:
 
         Also those that the orchestrator lists.
         """
-        links = self._table.nodes.values()
-        listed = (model for link in links for model in (link.known_model, *further_models(link.beat)))
-        return self._table.listed_models | frozenset(model for model in listed if model)
+        return self._table.listed_models.union(self._table.index.known_models)
 
     def knows(self, model: str) -> bool:
         """Returns whether a node has the model, or had it lately and disappeared with it."""
-        return model in self.known_models or model in self._table.departed_models
+        table = self._table
+        return model in table.index.known_models or model in table.listed_models or model in table.departed_models
 
-    async def changed(self, timeout_s: float) -> None:
-        """Returns when a node came, went or changed, or after `timeout_s`."""
-        await self._table.changed(timeout_s)
+    async def changed(self, timeout_s: float, model: str = ANY_MODEL) -> None:
+        """Returns when a node of the model came, went or changed, or after `timeout_s`."""
+        await self._table.changed(timeout_s, model)
 
     def affinity_of(self, request: GenerationRequest) -> Affinity:
         """Returns what the request stays near."""
@@ -168,7 +147,7 @@ class Roster:
 
         A member without a link is ranked too, because a key still belongs to it.
         """
-        return self._chooser.rank([self._view(link) for link in self._table.nodes.values()], model, affinity, excluded)
+        return self._chooser.rank(self._table.members(model), model, affinity, excluded)
 
     def place(self, ranking: Ranking, node_id: str) -> None:
         """Records that the node is given an attempt now."""
@@ -180,42 +159,40 @@ class Roster:
         Such a node serves the model, and nothing is known against it except that it is full or that
         another request is probing it. Places nothing.
         """
-        return any(link.node_id not in excluded for link in self._serving(model))
-
-    def _serving(self, model: str) -> Iterator[NodeLink]:
-        """Yields the links of nodes that serve the model. Their breakers may be half-open."""
-        for node_id, link in self._table.nodes.items():
-            ready = link.connected and link.beat.state is NodeState.READY and link.beat.model == model
-            wanted = not link.suspected and node_id not in self._table.draining
-            if ready and wanted and self._table.breakers[node_id].state is not BreakerState.OPEN:
-                yield link
+        nodes, reserve = self._table.members(model).divided
+        wanted = (node_id for node_id in chain(nodes.wanted, reserve.wanted) if node_id not in excluded)
+        return any(self._table.breakers[node_id].state is not BreakerState.OPEN for node_id in wanted)
 
     def lacking(self, features: frozenset[str], used: frozenset[str] = frozenset()) -> frozenset[str]:
         """Returns the nodes that would ignore one of a request's features, or whose engines do not support what it uses."""
-        if not features and not used:
-            return frozenset()
-
-        def able(link: NodeLink) -> bool:
-            return features <= link.features and used.isdisjoint(link.engine.unsupported)
-
-        return frozenset(node_id for node_id, link in self._table.nodes.items() if not able(link))
+        abilities = self._table.index.abilities
+        unable = (each for each in abilities if not (features <= each[0] and used.isdisjoint(each[1])))
+        return frozenset().union(*(abilities[each] for each in unable))
 
     def without_adapter(self, adapter: AdapterRef | None) -> frozenset[str]:
         """Returns the nodes that do not have an adapter with this content; none where a request has no adapter."""
         if adapter is None:
             return frozenset()
-        return frozenset(node_id for node_id, link in self._table.nodes.items() if not link.adapters.has(adapter.digest))
+        found = self._table.adapters.lacking.get(adapter.digest)
+        if found is None:
+            nodes = self._table.nodes.items()
+            found = frozenset(node_id for node_id, link in nodes if not link.adapters.has(adapter.digest))
+            self._table.adapters.lacking[adapter.digest] = found
+        return found
 
     def adapter(self, name: str) -> tuple[str, AdapterRef] | None:
         """Returns the model of an adapter and what it is now; None: no node has one of this name, or lately had.
 
         While nodes change from one content to another, the newer one counts as soon as a node has it.
         """
+        if name in self._table.adapters.newest:
+            return self._table.adapters.newest[name]
         links = [link for link in self._table.nodes.values() if link.known_model and name in link.adapters.by_name]
         found = [(link.adapters.by_name[name], link.connected, link.known_model) for link in links]
         if not found:
             return None
         newest, _, model = max(found, key=lambda each: (each[1], each[0].revision, each[0].ref.digest))
+        self._table.adapters.newest[name] = model, newest.ref
         return model, newest.ref
 
     @property
@@ -246,7 +223,8 @@ class Roster:
 
     def incompatible(self, origin: TokenOrigin) -> frozenset[str]:
         """Returns the nodes that are known to go on with an answer otherwise than as it began."""
-        return frozenset(node_id for node_id, link in self._table.nodes.items() if link.origin.incompatible(origin))
+        origins = self._table.index.origins
+        return frozenset().union(*(origins[each] for each in origins if each.incompatible(origin)))
 
     def drained(self, model: str) -> tuple[str, ...]:
         """Returns the nodes of the model when all of them drain until an operator takes that back.
@@ -254,28 +232,20 @@ class Roster:
         Empty when any other node may help: every link must be up and lead to one of these nodes or
         to a node that serves another model.
         """
-        others = [link for link in self._table.links if not self._drained(link)]
-        if not all(link.connected and link.beat.state is NodeState.READY and link.beat.model != model for link in others):
-            return ()
-        return tuple(sorted(link.node_id for link in self._table.links if link not in others and link.beat.model == model))
+        return self._table.phases.drained(model)
 
-    def _drained(self, link: NodeLink) -> bool:
-        wanted = link.node_id in self._table.draining and link.beat.state is NodeState.READY
-        return link.connected and (wanted or link.beat.drained)
-
-    def contexts(self, model: str) -> dict[str, int]:
+    def contexts(self, model: str) -> Mapping[str, int]:
         """Returns the contexts of the nodes that serve the model, or did before they went away.
 
         Nodes that have failed to serve it are left out.
         """
-        links = ((node_id, link) for node_id, link in self._table.nodes.items() if not link.departed)
-        known = {node_id: link.context_of(model) for node_id, link in links if link.beat.state is not NodeState.FAILED}
-        return {node_id: context for node_id, context in known.items() if context}
+        return self._table.index.contexts(model)
 
     def starting(self, model: str, excluded: Collection[str]) -> bool:
         """Returns whether a node is starting that may serve the model with a context yet unknown."""
-        links = (link for node_id, link in self._table.nodes.items() if node_id not in excluded and not link.departed)
-        return any(_starts(link, model) for link in links)
+        starting, nodes = self._table.index.starting, self._table.nodes
+        node_ids = (node_id for node_id in (*starting[""], *starting[model]) if node_id not in excluded)
+        return any(not nodes[node_id].context_of(model) for node_id in node_ids)
 
     def least_loaded(
         self, model: str, excluded: Collection[str] = (), excluding: Mapping[str, int] = MappingProxyType({})
@@ -284,11 +254,11 @@ class Roster:
 
         `excluding`: what nodes were sent beside their streams. None: no other node serves the model.
         """
-        usable = [node for node in self.snapshot() if is_usable(node, model) and node.node_id not in excluded]
-        if not usable:
-            return None
-        least = min(usable, key=lambda node: (node.reserve, node.sequences + excluding.get(node.node_id, 0)))
-        return self._table.nodes[least.node_id]
+        for nodes in self._table.members(model).divided:
+            if takers := nodes.able_but(excluded):
+                least = min(takers, key=lambda node_id: nodes.sequences[node_id] + excluding.get(node_id, 0))
+                return self._table.nodes[least]
+        return None
 
     def place_of(self, node_id: str) -> NodePlace | None:
         """Returns where a node is reached; None when it is not linked."""
@@ -310,8 +280,3 @@ class Roster:
         self._table.breakers[node_id].sent()
         handle = link.submit(attempt, sink)
         return AttemptPlacement(link, node_id, handle, attempt.request.tenant, attempt.request.priority)
-
-
-def _starts(link: NodeLink, model: str) -> bool:
-    starts = link.connected and link.beat.state in (NodeState.STARTING, NodeState.RECOVERING) and link.beat.reason != NO_MODEL
-    return starts and not link.context_of(model) and link.beat.model in ("", model)

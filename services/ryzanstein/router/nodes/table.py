@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
-from ryzanstein.cluster import Beat
-from ryzanstein.generation.prompts import MAX_NAME_CHARS
-from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
-from ryzanstein.router.nodes.breaker import Breaker
+from ryzanstein.cluster import NodeState
+from ryzanstein.generation.request import NO_DEFAULTS, AdapterRef, SamplingDefaults
+from ryzanstein.router.choose import Members, NodeView, OrderMemory
+from ryzanstein.router.nodes.breaker import Breaker, BreakerState
+from ryzanstein.router.nodes.index import LinkPhases, NodeIndex
 from ryzanstein.router.nodes.links.link import NodeLink
 from ryzanstein.router.nodes.report import RecentLosses
 
@@ -33,6 +34,7 @@ class ServedModel:
     parent: str = ""
 
 
+ANY_MODEL = ""
 _KEEP_S = 3600.0
 
 
@@ -53,11 +55,20 @@ class DepartedModels:
         return self._until.get(model, 0.0) > self._now()
 
 
-MAX_FURTHER_MODELS = 31  # of one node
-
-
 def _departed_models() -> DepartedModels:
     return DepartedModels(time.monotonic)
+
+
+@dataclass(slots=True)
+class AdapterAnswers:
+    """What was found of adapters since a link last changed: the newest of a name with its model, and who lacks a content."""
+
+    newest: dict[str, tuple[str, AdapterRef]] = field(default_factory=dict)
+    lacking: dict[bytes, frozenset[str]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.newest.clear()
+        self.lacking.clear()
 
 
 @dataclass(slots=True)
@@ -77,23 +88,86 @@ class NodeTable:
     listed_models: frozenset[str] = frozenset()
     departed_models: DepartedModels = field(default_factory=_departed_models)
     losses: RecentLosses = field(default_factory=RecentLosses)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    index: NodeIndex = field(default_factory=NodeIndex)
+    phases: LinkPhases = field(default_factory=LinkPhases)
+    adapters: AdapterAnswers = field(default_factory=AdapterAnswers)
+    _members: dict[str, Members] = field(default_factory=dict)
+    _views: dict[str, NodeView] = field(default_factory=dict)
+    _tripped: set[str] = field(default_factory=set)
+    """The nodes whose breakers are not closed."""
+    _memory: OrderMemory = field(default_factory=OrderMemory)
+    _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    def notify(self) -> None:
-        """Wakes all who wait for a change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def view(self, node_id: str) -> NodeView:
+        """Returns a node at this moment."""
+        link = self.nodes[node_id]
+        return NodeView(
+            node_id,
+            link.beat.model,
+            link.beat.state,
+            link.beat.load,
+            link.inflight,
+            self.breakers[node_id].admits,
+            link.suspected,
+            node_id in self.draining,
+            link.connected,
+            link.beat.reserve,
+        )
 
-    async def changed(self, timeout_s: float) -> None:
-        """Returns when a node came, went or changed, or after `timeout_s`."""
+    def renew(self, node_id: str) -> Set[str]:
+        """Takes what changed of a node, and looks at no other. Returns the models for which more than its load is new."""
+        self.reload(node_id)
+        self.adapters.clear()
+        link = self.nodes.get(node_id)
+        return self.index.remove(node_id) if link is None else self.index.put(node_id, link)
+
+    def reload(self, node_id: str) -> None:
+        """Brings the choice up to date with a node."""
+        before, view = self._views.pop(node_id, None), self.view(node_id) if node_id in self.nodes else None
+        if before is not None and (view is None or view.model != before.model):
+            self._leave(before)
+        self._tripped.discard(node_id)
+        if view is not None:
+            self._views[node_id] = view
+            self._join(view)
+            if self.breakers[node_id].state is not BreakerState.CLOSED:
+                self._tripped.add(node_id)
+
+    def _join(self, view: NodeView) -> None:
+        if view.model not in self._members:
+            self._members[view.model] = Members(self._memory)
+        self._members[view.model].put(view)
+
+    def _leave(self, view: NodeView) -> None:
+        members = self._members[view.model]
+        members.remove(view.node_id)
+        if not members:
+            del self._members[view.model]
+
+    def members(self, model: str) -> Members:
+        """Returns the nodes of a model at this moment, for the choice among them."""
+        # The end of a breaker's pause is no event.
+        for node_id in [each for each in self._tripped if self.breakers[each].admits is not self._views[each].admits]:
+            self.reload(node_id)
+        return self._members.get(model) or Members(self._memory)
+
+    def settle(self, link: NodeLink) -> None:
+        """Takes whether a link is open, up and drained."""
+        wanted = link.node_id in self.draining and link.beat.state is NodeState.READY
+        self.phases.put(link, drained=wanted or link.beat.drained, is_open=link in self.links)
+
+    def notify(self, models: Iterable[str]) -> None:
+        """Wakes all who wait for a change of one of these models, or of any."""
+        for model in (*models, ANY_MODEL):
+            event = self._waiting.pop(model, None)
+            if event is not None:
+                event.set()
+
+    async def changed(self, timeout_s: float, model: str = ANY_MODEL) -> None:
+        """Returns when a node of the model came, went or changed, or after `timeout_s`."""
+        event = self._waiting.setdefault(model, asyncio.Event())
         try:
             async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
+                await event.wait()
         except TimeoutError:
             return
-
-
-def further_models(beat: Beat) -> Sequence[str]:
-    """Returns the valid names of a node's other models without duplicates, at most MAX_FURTHER_MODELS."""
-    names = dict.fromkeys(name for name in beat.other_models if 0 < len(name) <= MAX_NAME_CHARS)
-    return tuple(names)[:MAX_FURTHER_MODELS]

@@ -32,8 +32,9 @@ class LinkAdapters:
         return digest in self._num_names or digest in self._replaced
 
     def take(self, frame: worker.NodeAdapters) -> bool:
-        """Takes a node's report. Returns whether there are others now, and not only others in memory."""
+        """Takes a node's report. Returns whether it answers with others now, and not only has others in memory."""
         report = report_from_wire(frame)
+        replaced = bool(report.replaced) or (report.whole and bool(self._replaced))
         if report.whole:
             self._replaced.clear()
         self._replaced |= dict.fromkeys(ref.digest for ref in report.replaced)
@@ -43,7 +44,7 @@ class LinkAdapters:
         for name in gone:
             self._drop(name)
         changed = [self._put(each) for each in report.adapters]
-        return any(changed) or bool(gone)
+        return any(changed) or bool(gone) or replaced
 
     def _put(self, adapter: NodeAdapter) -> bool:
         before = self._by_name.get(adapter.ref.name)
@@ -55,7 +56,7 @@ class LinkAdapters:
         if changed:
             self._num_names[adapter.ref.digest] = self._num_names.get(adapter.ref.digest, 0) + 1
         self._by_name[adapter.ref.name] = adapter
-        return changed
+        return changed or (before is not None and before.revision != adapter.revision)
 
     def _drop(self, name: str) -> None:
         digest = self._by_name.pop(name).ref.digest

@@ -76,7 +76,13 @@ class LinkObserver(Protocol):
         """Called when the node's state, model or health changed."""
         ...
 
-    def link_beat(self, link: NodeLink) -> None: ...
+    def link_beat(self, link: NodeLink, load_only: bool) -> None:
+        """Called after each beat, before what it changed is told by the others. `load_only`: at most its load changed."""
+        ...
+
+    def link_loaded(self, link: NodeLink) -> None:
+        """Called when the number of this router's attempts there changed."""
+        ...
 
     def link_suspected(self, link: NodeLink, cause: str) -> None: ...
 
@@ -191,6 +197,11 @@ class NodeLink:
             return ""
         return self.beat.model or self.model or self._held[0]
 
+    @property
+    def held(self) -> tuple[str, int]:
+        """The model that the node had when it was last ready, and its context; empty if it never was."""
+        return self._held
+
     def context_of(self, model: str) -> int:
         """Returns the node's context for the model; 0 if unknown.
 
@@ -207,16 +218,19 @@ class NodeLink:
         self._connection.send(worker.ConnectRequest(submit=submit_now(attempt, self._last_handle)), sink.submitted)
         if self._watch is not None:
             self._watch.expect()
+        self._observer.link_loaded(self)
         return self._last_handle
 
     def cancel(self, handle: int) -> None:
         """Ends an attempt on the node. Its sink receives nothing more."""
         if self._sinks.pop(handle, None) is not None:
             self._tell_cancelled(handle)
+            self._observer.link_loaded(self)
 
     def release(self, handle: int) -> None:
         """Forgets an attempt that has ended on the node."""
-        self._sinks.pop(handle, None)
+        if self._sinks.pop(handle, None) is not None:
+            self._observer.link_loaded(self)
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -298,6 +312,7 @@ class NodeLink:
     def _lose_all(self, cause: str) -> int:
         now = time.monotonic()
         lost, self._sinks = self._sinks, {}
+        self._observer.link_loaded(self)
         for sink in lost.values():
             sink.lost(cause, now)
         return len(lost)
@@ -329,7 +344,7 @@ class NodeLink:
         before, self.beat = self.beat, beat
         self._remember_ranks()
         self.clock_skew_s = beat.time - time.time() if beat.time else 0.0
-        self._observer.link_beat(self)
+        self._observer.link_beat(self, _but_load(beat) == _but_load(before))
         if self._watch is not None:
             self._watch.beat(beat)
         if _constant(beat) != _constant(before):
@@ -359,6 +374,11 @@ class NodeLink:
             for sink in list(self._sinks.values()):
                 sink.suspected(cause, now)
         self._observer.link_changed(self)
+
+
+def _but_load(beat: Beat) -> tuple[object, ...]:
+    """Returns what the router keeps of a beat, without what changes in most of them."""
+    return beat.state, beat.model, beat.context_length, beat.reason, *_constant(beat)
 
 
 def _constant(beat: Beat) -> tuple[object, ...]:
