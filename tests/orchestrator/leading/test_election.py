@@ -70,6 +70,7 @@ def test_a_lease_that_nobody_holds_is_taken_after_its_length(clock):
     assert driven.step() is None, "it has not read the record yet"
     driven.election.read(LeaseRecord())
     clock.now += 4.9
+    assert driven.election.runs_out_in_s == pytest.approx(0.1)
     assert driven.step() is None
     clock.now += 0.2
     assert driven.step().record == LeaseRecord("", "me", "me:1", 1)

@@ -26,6 +26,9 @@ from ryzanstein.v1 import orchestrator_pb2_grpc as pb_grpc
 from ryzanstein.worker.agent.membership.node_membership import NodeMembership
 from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 
+LIMIT_S = 15.0
+"""It is 4 to 8 s on a machine that has nothing else to do."""
+
 pytestmark = [pytest.mark.cluster]
 
 ORCHESTRATOR = Peer(PeerRole.ORCHESTRATOR)
@@ -205,7 +208,7 @@ async def test_a_standby_takes_over_what_was_accepted_and_instructs_again(orches
         # The order of the two addresses is that of a client which asks the dead one first.
         await orchestrators.leader(but=leader)
         await deploy(f"{leader},{standby}" if end is not signal.SIGSTOP else standby, "after")
-        await until(lambda: deployed(nodes, "after", ended), 10 - (time.monotonic() - ended))
+        await until(lambda: deployed(nodes, "after", ended), LIMIT_S - (time.monotonic() - ended))
         took_s = time.monotonic() - ended
         assert links.addresses == {"a:1", "b:1", "c:1"}, "the router kept its view"
         listed = await call(standby, "ListDeployments", pb.ListDeploymentsRequest())
@@ -227,7 +230,7 @@ async def test_a_standby_takes_over_what_was_accepted_and_instructs_again(orches
                 "nothing was unloaded"
             )
     print(f"instructed again after {took_s:.2f} s")
-    assert took_s < 10
+    assert took_s < LIMIT_S
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ class Campaign:
             succeeded = await self._step()
             self.tell()
             if self.election.tenure is None:
-                pause_s = times.poll_s
+                pause_s = min(times.poll_s, self.election.runs_out_in_s or times.poll_s)
             else:
                 pause_s = times.renew_s - (self._now() - started) if succeeded else _AGAIN_S
             await asyncio.sleep(max(pause_s, 0.01))

@@ -72,6 +72,12 @@ class Election:
         """The highest epoch that was heard of."""
         return self._highest
 
+    @property
+    def runs_out_in_s(self) -> float:
+        """After how many seconds the lease may be taken if nothing changes."""
+        since = self._now() if self._unchanged_since is None else self._unchanged_since
+        return max(0.0, since + self.times.lease_s - self._now())
+
     def wanted(self) -> LeaseWrite | None:
         """Returns what to write now; None: read the record."""
         if self._unchanged_since is None or self._resigned:
