@@ -236,3 +236,21 @@ def test_snapshot_and_deltas_applied_always_equal_the_registry(make_follower):
         functools.partial(WatchMachine, make_follower),
         settings=settings(max_examples=60, stateful_step_count=40, deadline=None),
     )
+
+
+def test_a_watcher_that_wants_no_loads_gets_all_else_without_a_gap(cluster, make_node, make_follower):
+    lease = cluster.registry.join(make_node("a"))
+    follower = make_follower()
+    with cluster.hub.watch(loads=False) as watcher, cluster.hub.watch() as curious:
+        drain(watcher, follower)
+        everything = make_follower()
+        drain(curious, everything)
+        for running in (1, 2, 3):
+            cluster.registry.beat("a", lease, NodeReport(Beat(running, NodeState.READY, load=Load(running=running))))
+            cluster.registry.publish_loads(10)
+            cluster.catalog.put(Deployment(f"m{running}", "/m"))
+            drain(watcher, follower)
+            drain(curious, everything)
+    assert everything.deltas - follower.deltas == 2, "the first beat also changed the state"
+    assert (follower.snapshots, list(follower.deployments)) == (1, ["m1", "m2", "m3"])
+    assert follower.nodes["a"].state is NodeState.READY

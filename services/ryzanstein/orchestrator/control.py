@@ -8,6 +8,7 @@ with one event loop: between two awaits, a change of the state and its publicati
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 TICK_S = 0.1
 _MAX_PENDING_WRITES = 64
 _MEASURE_S = 3.0
+_FEW = 20
+_TELL_MEMBERS_S = 0.005  # between two lists of all addresses to one node, for each node: at 1,000 nodes 5 s
 _MEASURE_BEATS = 3
 _ENOUGH = 0.95
 _TICKS_PER_SIGN = 10
@@ -98,6 +101,7 @@ class ControlPlane:
         )
         self._closed = False
         self._known_members: MemberAddresses | None = None
+        self._told_members: dict[str, float] = {}
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
         self._measuring = self._ticks = 0
@@ -167,6 +171,11 @@ class ControlPlane:
             instruction = replace(instruction, adapters=DeployedAdapters(self._adapters.digest, self._adapters.all()))
         if report.members_digest in (None, members.digest) or self._settling is not None:
             return instruction
+        # All addresses to all nodes at each change would be N^2 bytes: while many join, each node hears of them now and then.
+        now = self._awake.now()
+        if now - self._told_members.get(node_id, -math.inf) < (len(self._registry) - _FEW) * _TELL_MEMBERS_S:
+            return instruction
+        self._told_members[node_id] = now
         return replace(instruction, members=members)
 
     def _members(self) -> MemberAddresses:
@@ -262,12 +271,12 @@ class ControlPlane:
     def deployments(self) -> list[DeploymentStatus]:
         return self._reconciler.status()
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Yields a snapshot, then each change.
+    async def updates(self, *, loads: bool = True) -> AsyncIterator[Update]:
+        """Yields a snapshot, then each change; without those that are of a load alone if it wants no `loads`.
 
         After a restart the snapshot waits for the members that were known.
         """
-        async for update in self._hub.updates():
+        async for update in self._hub.updates(loads=loads):
             self._term.check()
             yield update
 
@@ -349,6 +358,7 @@ class ControlPlane:
         self._known_members = None
         if isinstance(change, NodeLeft):
             self._needs.forget(change.node_id)
+            self._told_members.pop(change.node_id, None)
         self._telemetry.nodes.set(len(self._registry))
         self._reconciler.invalidate()
         self._recorder.changed()

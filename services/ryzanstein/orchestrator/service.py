@@ -82,7 +82,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.WatchClusterResponse]:
         control = self._control
         await control.met(known_leader_from_wire(request))
-        async for update in control.updates():
+        async for update in control.updates(loads=not request.omit_loads):
             message, leader = _update(update), control.leader
             message.leader_epoch, message.leader_id = leader.epoch, leader.leader_id
             yield message

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ryzanstein import errors
 from ryzanstein.cluster import Deployment, Node
-from ryzanstein.orchestrator.state.changes import Change
+from ryzanstein.orchestrator.state.changes import Change, NodeChanged
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 
@@ -53,21 +53,27 @@ Update = Snapshot | ClusterDelta | SignOfLife
 
 
 class Watcher:
-    """One reader's position in the stream of changes."""
+    """One reader's position in the stream of changes. Its versions count the changes that it is sent, from its snapshot's.
 
-    def __init__(self, snapshot: Callable[[str], Snapshot], bound: int) -> None:
+    `loads`: it wants to know of changes that are of a load alone, too.
+    """
+
+    def __init__(self, snapshot: Callable[[str], Snapshot], bound: int, *, loads: bool = True) -> None:
         self._snapshot = snapshot
-        self._bound = bound
-        self._queue: deque[ClusterDelta] = deque()
+        self._bound, self._loads = bound, loads
+        self._version = 0
+        self._queue: deque[Change] = deque()
         self._behind = "first"
         self.owed_sign = False
         self._wake = asyncio.Event()
 
-    def offer(self, delta: ClusterDelta) -> None:
+    def offer(self, change: Change) -> None:
         """Queues a change, or clears the queue when it is full."""
+        if not self._loads and isinstance(change, NodeChanged) and change.load_only:
+            return
         if not self._behind:
             if len(self._queue) < self._bound:
-                self._queue.append(delta)
+                self._queue.append(change)
             else:
                 self._queue.clear()
                 self._behind = "overflow"
@@ -81,8 +87,13 @@ class Watcher:
         """Returns the next update: a snapshot when behind, else the oldest change or None."""
         if self._behind:
             cause, self._behind = self._behind, ""
-            return self._snapshot(cause)
-        return self._queue.popleft() if self._queue else None
+            snapshot = self._snapshot(cause)
+            self._version = snapshot.version
+            return snapshot
+        if not self._queue:
+            return None
+        self._version += 1
+        return ClusterDelta(self._version, self._queue.popleft())
 
     async def woken(self) -> None:
         """Waits until something happened since the last call."""
@@ -116,9 +127,8 @@ class WatchHub:
         """Gives the change the next version. The state from `state()` must already include it."""
         self.version += 1
         self._telemetry.changes.labels(type(change).__name__).inc()
-        delta = ClusterDelta(self.version, change)
         for watcher in self._watchers:
-            watcher.offer(delta)
+            watcher.offer(change)
 
     def show_life(self) -> None:
         """Sends each watcher a sign of life."""
@@ -137,7 +147,7 @@ class WatchHub:
         self._wake_all()
 
     @contextmanager
-    def watch(self) -> Iterator[Watcher]:
+    def watch(self, *, loads: bool = True) -> Iterator[Watcher]:
         """Yields a new watcher for the block. Raises RESOURCE_EXHAUSTED when there are too many."""
         if len(self._watchers) >= self._max_watchers:
             raise errors.RyzansteinError(
@@ -147,7 +157,7 @@ class WatchHub:
                 {"bound": str(self._max_watchers)},
                 retry_after_s=1.0,
             )
-        watcher = Watcher(self._take_snapshot, self._queue_bound)
+        watcher = Watcher(self._take_snapshot, self._queue_bound, loads=loads)
         self._watchers[watcher] = None
         self._telemetry.watchers.set(len(self._watchers))
         try:
@@ -156,12 +166,12 @@ class WatchHub:
             self._watchers.pop(watcher, None)
             self._telemetry.watchers.set(len(self._watchers))
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Yields a snapshot, then changes, forever.
+    async def updates(self, *, loads: bool = True) -> AsyncIterator[Update]:
+        """Yields a snapshot, then changes, forever; see `Watcher`.
 
         Raises UNAVAILABLE when the orchestrator stops. Cancelling it removes the watcher.
         """
-        with self.watch() as watcher:
+        with self.watch(loads=loads) as watcher:
             while not self._closed:
                 while self._opened and not self._closed and (update := watcher.take()) is not None:
                     yield update

@@ -230,7 +230,7 @@ class ClusterView:
         view, came, leader, silent = View(self._dialer.secure), False, "", False
         known = self._leader.latest
         request = orchestrator.WatchClusterRequest(
-            watcher_id=self._router_id, known_epoch=known.epoch, known_leader_id=known.leader_id
+            watcher_id=self._router_id, omit_loads=True, known_epoch=known.epoch, known_leader_id=known.leader_id
         )
         try:
             async for message in _while_alive(stub.WatchCluster(request), limit_s):
