@@ -62,7 +62,7 @@ def test_the_pages_stay_few_and_short() -> None:
     """Besides the runbooks. What draws a table is no word. A GPU, console, adapters, standbys, choices took the last."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
     assert len(pages) <= 45
-    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 77_700
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 78_000
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
