@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.redis_server import RedisServer, redis_servers
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -218,7 +217,9 @@ def smollm2() -> Path:
 
 
 @pytest.fixture
-async def start_redis(part: Callable[[str], str], tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[RedisServer]]]:
+async def start_redis(part: Callable[[str], str], tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """Starts Redis servers; all are gone at the end."""
+    from tests.redis_server import redis_servers  # here: a copy of this file also runs elsewhere
+
     async with redis_servers(part("redis-server"), tmp_path) as start:
         yield start

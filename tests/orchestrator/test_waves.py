@@ -99,6 +99,9 @@ def test_a_thousand_replicas_change_in_twenty_minutes_and_nine_hundred_are_alway
 def test_the_first_waves_double() -> None:
     replicas = Replicas(100, bounds=RolloutBounds(max_unavailable=0.5))
     sizes = []
+    for _ in range(10):
+        replicas.step()
+        assert not replicas.began, "what runs and waits is looked at first"
     for _ in range(5):
         replicas.step()
         sizes.append(len(replicas.began))
@@ -110,7 +113,9 @@ def test_the_first_waves_double() -> None:
 
 
 def test_what_fits_beside_the_earlier_revision_costs_no_capacity_and_comes_first() -> None:
-    replicas = Replicas(10, beside=frozenset({7, 8, 9}), demand=10 * CAPACITY, bounds=RolloutBounds(max_unavailable=1))
+    replicas = Replicas(
+        10, beside=frozenset({7, 8, 9}), demand=10 * CAPACITY, bounds=RolloutBounds(max_unavailable=1, progress_s=5000)
+    )
     replicas.run(1000)
     assert replicas.done == 3, "the others cannot be spared"
     assert replicas.least_ready == 10
@@ -124,14 +129,55 @@ def test_what_fits_beside_the_earlier_revision_costs_no_capacity_and_comes_first
 
 def test_an_outage_that_is_allowed_takes_one_replica_at_a_time() -> None:
     replicas = Replicas(4, demand=4 * CAPACITY, bounds=RolloutBounds(max_unavailable=1))
-    replicas.run(300)
+    replicas.run(200)
     assert replicas.done == 0
     replicas.rolling.allow_outage(OLD)
-    replicas.run(600)
+    replicas.run(400)
     assert replicas.done == 0, "it was allowed for another revision"
     replicas.rolling.allow_outage(NEW)
     replicas.run(2000)
     assert (replicas.done, replicas.least_ready) == (4, 3)
+
+
+def test_a_cluster_that_is_always_full_changes_one_at_a_time_in_the_end() -> None:
+    replicas = Replicas(4, demand=4 * CAPACITY, bounds=RolloutBounds(max_unavailable=1, progress_s=300))
+    replicas.run(300)
+    assert (replicas.done, "no replica can be spared" in replicas.rolling.waits_for("m")) == (0, True)
+    replicas.run(2000)
+    assert (replicas.done, replicas.least_ready) == (4, 3)
+    assert replicas.now < 700, "it waits once, not for each"
+
+
+def test_a_single_replica_changes_though_nobody_stands_in_for_it() -> None:
+    replicas = Replicas(1, demand=CAPACITY)
+    replicas.run(100)
+    assert replicas.done == 1
+
+
+def test_one_that_cannot_be_spared_holds_up_no_other() -> None:
+    replicas = Replicas(3, demand=10, bounds=RolloutBounds(max_unavailable=1))
+    small = frozenset({1, 2})
+    node = replicas.node
+
+    def sized(i: int, running: int) -> Node:
+        made = node(i, running)
+        report = made.models[0]
+        if report.state is not READY:
+            return made
+        load = replace(report.load, capacity=2, running=0) if i in small else replace(report.load, capacity=16, running=10)
+        return replace(made, models=(replace(report, load=load),))
+
+    replicas.node = sized  # type: ignore[method-assign]
+    replicas.run(200)
+    assert {i for i, report in enumerate(replicas.reports) if report.revision == 2} == small
+
+
+def test_a_replica_that_sleeps_stands_in_for_one_that_changes() -> None:
+    replicas = Replicas(3, demand=2, bounds=RolloutBounds(max_unavailable=1))
+    for i in (0, 1):
+        replicas.reports[i] = ModelReport("m", "/old", 1, STARTING, asleep=True, memory_bytes=60)
+    replicas.run(300)
+    assert replicas.done == 3
 
 
 def test_no_two_replicas_of_a_host_change_while_another_host_has_some() -> None:
@@ -176,12 +222,12 @@ def test_a_change_that_does_not_move_halts_and_goes_on_when_it_moves() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 300), st.floats(0.05, 1.0), st.integers(0, 2**32))
+@given(st.integers(2, 40), st.integers(0, 300), st.floats(0.05, 1.0), st.integers(0, 2**32))
 def test_neither_bound_is_broken_whatever_happens(count: int, demand: int, share: float, seed: int) -> None:
     """Also with restarts of the orchestrator, which remembers nothing."""
     chance = random.Random(seed)
     beside = frozenset(i for i in range(count) if chance.random() < 0.3)
-    bounds = RolloutBounds(max_unavailable=share)
+    bounds = RolloutBounds(max_unavailable=share, progress_s=5000)
     replicas = Replicas(count, load_s=20, beside=beside, demand=min(demand, count * CAPACITY), bounds=bounds)
     needed = min(replicas.count, -(-min(demand, count * CAPACITY) * 12 // (10 * CAPACITY)))
     for _ in range(400):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
@@ -42,16 +43,27 @@ class Leadership(Protocol):
 
 
 class SoleLeadership:
-    """An orchestrator that is alone always leads."""
+    """An orchestrator that is alone leads until it ends: also when another one has taken its store."""
 
     def __init__(self, control: ControlPlane) -> None:
         self.control = control
 
     async def run(self) -> None:
-        await self.control.run()
+        """Raises FAILED_PRECONDITION when another orchestrator writes to the store: this one would serve nobody."""
+        leading = asyncio.create_task(self.control.run())
+        try:
+            while not (leading.done() or self.control.over):
+                await asyncio.wait({leading}, timeout=_LOOK_S)
+            if leading.done():
+                leading.result()
+            if self.control.over:
+                raise errors.failed_precondition("STORE_TAKEN", "another orchestrator writes to this one's store")
+        finally:
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
 
     async def close(self) -> None:
-        await self.control.close()
+        await (self.control.abandon() if self.control.over else self.control.close())
 
 
 class ElectedLeadership:

@@ -239,7 +239,8 @@ def main() -> int:
 def _run(settings: RouterSettings, heart: Heart | None = None) -> int:
     SpareMemory().start()
     bound = {} if heart is None else {"process": str(heart.number)}
-    return run_service("router", settings, partial(serve, heart=heart), (OSError, RyzansteinError), **bound)
+    serving = serve if heart is None else partial(serve, heart=heart)
+    return run_service("router", settings, serving, (OSError, RyzansteinError), **bound)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,10 @@ def test_a_process_has_its_part_of_the_limits_and_ports_of_its_own(tmp_path: Pat
     ]
     assert len({each.router_id for each in parts}) == len({each.state_dir for each in parts}) == 3
     assert {each.session_dir for each in parts} == {tmp_path}
+    reached = settings.model_copy(update={"router_address": "10.0.0.5:7000", "peer_port": 7000})
+    assert [of_process(reached, number).router_address for number in (0, 2)] == ["10.0.0.5:7000", "10.0.0.5:7002"]
+    for same in ("10.0.0.5", f"10.0.0.5:{settings.grpc_port}", ""):
+        assert of_process(settings.model_copy(update={"router_address": same}), 2).router_address == same
     assert {each.grpc_port for each in parts} == {settings.grpc_port}
 
 

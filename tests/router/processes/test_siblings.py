@@ -40,6 +40,15 @@ def run(heart):
     asyncio.run(live(heart))
     return 0
 
+if conduct == "scarce":
+    fork, left = os.fork, [2]
+    def scarce():
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(11, "no more processes")
+        return fork()
+    os.fork = scarce
+
 patience = Patience(start_s=20, silent_s=3, stop_s=1, steady_s=0.2, pause_s=0.05)
 sys.exit(Siblings(2, run, patience).watch())
 """
@@ -97,6 +106,15 @@ def test_what_cannot_start_ends_all_with_its_exit_code(tmp_path: Path) -> None:
     with watcher(tmp_path, "fails") as process:
         assert process.wait(20) == 7
     assert 3 <= max(len(begun(tmp_path, number)) for number in (0, 1)) <= 4
+
+
+def test_a_process_that_the_system_has_no_room_for_is_started_later(tmp_path: Path) -> None:
+    with watcher(tmp_path, "scarce") as process:
+        wait_until(lambda: both(tmp_path))
+        time.sleep(0.3)
+        for _ in range(3):  # who asks more than once takes no time from what runs
+            process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_what_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:

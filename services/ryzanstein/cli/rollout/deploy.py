@@ -59,9 +59,7 @@ def deploy(
         ),
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Load the files again, although the directory is the same.")] = False,
-    allow_outage: Annotated[
-        bool, typer.Option("--allow-outage", help="Replace the model even where no replica can be spared.")
-    ] = False,
+    allow_outage: Annotated[bool, typer.Option("--allow-outage", help="Do not wait until replicas can be spared.")] = False,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     wait: Annotated[
         float | None, typer.Option(min=0, max=86_400, show_default=f"{WAIT_S:g}", help="Seconds to wait until nodes are ready.")

@@ -61,12 +61,15 @@ class _Change:
     """What is remembered of the change of one model to a revision. `turns`: nodes that were told to change, and have not."""
 
     revision: int
+    began_at: float
     moved_at: float
     turns: set[str] = field(default_factory=set)
     ready_since: dict[str, float] = field(default_factory=dict)
     seen: object = None
     demands: deque[tuple[float, int]] = field(default_factory=deque)
     """Times, and what ran and waited then: the largest first, each later one smaller."""
+    full_since: float | None = None
+    """When it was first seen that no replica can be spared."""
     waits_for: str = ""
 
 
@@ -144,22 +147,35 @@ class RollingChanges:
         places = min(max(1, int(self._bounds.max_unavailable * len(members))), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
         why = self._stopped(change, len(members), steady, num_failed, busy=bool(change.turns or loading))
+        idle = not (why or change.turns or loading)
         candidates = [] if why else [node for node in outdated if node.node_id not in change.turns]
-        for node in wave.ordered(candidates)[: max(0, places)]:
-            alone = not (change.turns or loading)
-            if not wave.spares(node, needed) and not (alone and self._outages.get(deployment.model) == deployment.revision):
-                why = _NONE_TO_SPARE
-                break
-            change.turns.add(node.node_id)
-            wave.take(node)
+        if len(members) > 1 and self._now() - change.began_at < self._bounds.min_ready_s:
+            candidates = [node for node in candidates if wave.beside(node)]  # what the model can spare is not known yet
+        chosen = [node for node in wave.ordered(candidates) if places > wave.num_taken and wave.takes(node, needed)]
+        if candidates and places > 0 and not chosen:
+            why = _NONE_TO_SPARE
+            if idle and self._may_take_anyway(change, deployment, members):
+                chosen, why = wave.ordered(candidates)[:1], ""
+        change.turns |= {node.node_id for node in chosen}
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
             change.waits_for = why
 
+    def _may_take_anyway(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> bool:
+        """Whether one node may change although the model cannot spare it, and no other one changes now.
+
+        A single one has nobody to stand in for it, whenever that is. In a cluster that is always full the others wait for a
+        while, unless an outage is allowed.
+        """
+        now = self._now()
+        change.full_since = now if change.full_since is None else change.full_since
+        waited = now - change.full_since >= self._bounds.progress_s
+        return len(members) == 1 or waited or self._outages.get(deployment.model) == deployment.revision
+
     def _change_of(self, deployment: Deployment) -> _Change:
         known = self._changes.get(deployment.model)
         if known is None or known.revision != deployment.revision:
-            known = self._changes[deployment.model] = _Change(deployment.revision, self._now())
+            known = self._changes[deployment.model] = _Change(deployment.revision, self._now(), self._now())
         return known
 
     def _steady(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> int:
@@ -234,6 +250,9 @@ class _Wave:
 
     def __init__(self, deployment: Deployment, members: Sequence[Node], changing: Collection[str], needs: NodeNeeds) -> None:
         self._deployment, self._needs = deployment, needs
+        self.num_taken = 0
+        reports = (node.report(deployment.model) for node in members)
+        self._usual = max((report.load.capacity for report in reports if report is not None), default=0)
         self._left = sum(map(self._capacity, members))
         self._known = self._left > 0  # some engines do not say what they hold
         self._hosts: Counter[str] = Counter()
@@ -247,25 +266,32 @@ class _Wave:
         keyed: list[tuple[bool, int, str, Node]] = []
         for node in candidates:
             host = _host(node)
-            keyed.append((not self._beside(node), num_on_host[host], node.node_id, node))
+            keyed.append((not self.beside(node), num_on_host[host], node.node_id, node))
             num_on_host[host] += 1
         return [each[-1] for each in sorted(keyed, key=lambda each: each[:3])]
 
-    def spares(self, node: Node, needed: float) -> bool:
-        """Whether enough stays ready if this node changes too."""
-        return self._beside(node) or not self._known or self._left - self._capacity(node) >= needed
+    def takes(self, node: Node, needed: float) -> bool:
+        """Has the node change too if enough stays ready then, and returns whether it does."""
+        if not (self.beside(node) or not self._known or self._left - self._capacity(node) >= needed):
+            return False
+        self.num_taken += 1
+        self.take(node)
+        return True
 
     def take(self, node: Node) -> None:
         """Counts a node as changing: without what it serves, unless it loads the new revision beside that."""
-        if not self._beside(node):
+        if not self.beside(node):
             self._left -= self._capacity(node)
             self._hosts[_host(node)] += 1
 
     def _capacity(self, node: Node) -> int:
+        """Returns what a node runs at once: of one whose model sleeps, as much as the others, because a request wakes it."""
         report = node.report(self._deployment.model)
-        return report.load.capacity if report is not None and report.state is NodeState.READY else 0
+        if report is None or report.state is NodeState.FAILED:
+            return 0
+        return self._usual if report.asleep else report.load.capacity if report.state is NodeState.READY else 0
 
-    def _beside(self, node: Node) -> bool:
+    def beside(self, node: Node) -> bool:
         """Whether a node loads the new revision beside the earlier one, or has the memory for that."""
         report = node.report(self._deployment.model)
         if report is None or _is_changing(node, self._deployment):

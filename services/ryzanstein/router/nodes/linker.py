@@ -166,7 +166,7 @@ class Linker:
         return listed and any(other.connected for other in links.values())
 
     def _gone(self, link: NodeLink, task: asyncio.Task[None]) -> None:
-        if link in self._table.links and not link.model:
+        if not link.model and self._at.get(link.address, {}).get("") is link:
             self._followed.discard(link.address)  # to be linked again with the next view that has it
         self._forget(link)
         self._closing.discard(task)

@@ -11,11 +11,11 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import structlog
 
-from ryzanstein.addresses import join_address
+from ryzanstein.addresses import join_address, split_address
 from ryzanstein.observe import log as logs
 from ryzanstein.process.service_process import FAILED
 from ryzanstein.router.config import RouterSettings
@@ -71,12 +71,22 @@ def of_process(settings: RouterSettings, number: int) -> RouterSettings:
     own: dict[str, object] = {name: max(1, math.ceil(getattr(settings, name) / count)) for name in _SHARED}
     own |= {name: port + number for name in _OWN_PORTS if (port := getattr(settings, name))}
     own |= {
+        "router_address": _own_address(settings, number),
         "router_id": f"{settings.router_id}-{number}" if settings.router_id else f"{socket.gethostname()}-{os.getpid()}",
         "state_dir": settings.state_dir / f"process-{number}",
         "session_dir": settings.session_dir or settings.state_dir,
         "http_metrics": False,
     }
     return settings.model_copy(update=own)
+
+
+def _own_address(settings: RouterSettings, number: int) -> str:
+    """Returns where other routers reach a process: a port that is not the public one is the first process's."""
+    with suppress(ValueError):
+        host, port = split_address(settings.router_address)
+        if port != settings.grpc_port:
+            return join_address(host, port + number)
+    return settings.router_address
 
 
 def _reserved(held: ExitStack, host: str, port: int) -> int:

@@ -93,6 +93,7 @@ class Siblings:
 
     def watch(self) -> int:
         """Starts the processes and watches them until SIGTERM or SIGINT. Returns the exit code, also in each process."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some wrappers leave it, ends could not be waited for
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         looked_at = time.monotonic()
         while self._stop_by is None or any(each.pid for each in self._siblings):
@@ -121,7 +122,14 @@ class Siblings:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            log.error("process not started", number=sibling.number, why=error.strerror)
+            sibling.start_at = time.monotonic() + self._patience.pause_s
+            return None
         if not pid:
             os.close(reading)
             for other in self._siblings:
@@ -176,10 +184,10 @@ class Siblings:
         sibling.start_at = now + self._patience.pause_s * (2 ** (sibling.failures - 1) if not steady else 1)
 
     def _stop(self) -> None:
-        """Asks all processes to stop. A second time they get no more time."""
-        now = time.monotonic()
-        self._stop_by = now + self._patience.stop_s if self._stop_by is None else now
-        self._signal(signal.SIGTERM)
+        """Asks all processes to stop. Who asks twice, as a wrapper and the kubelet may, takes no time from them."""
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + self._patience.stop_s
+            self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
         for sibling in self._siblings:
