@@ -190,7 +190,14 @@ async def deploy(addresses: str, model: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=["kill -9", "SIGSTOP", "SIGTERM"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(signal.SIGKILL, id="kill -9"),
+        pytest.param(signal.SIGSTOP, id="SIGSTOP", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.lab),
+    ],
+)
 async def test_a_standby_takes_over_what_was_accepted_and_instructs_again(orchestrators, tmp_path, end):
     leader = await orchestrators.leader()
     (standby,) = set(orchestrators.processes) - {leader}
@@ -233,6 +240,7 @@ async def test_a_standby_takes_over_what_was_accepted_and_instructs_again(orches
     assert took_s < LIMIT_S
 
 
+@pytest.mark.long
 @pytest.mark.long
 async def test_without_the_lease_service_nobody_places_and_nodes_keep_what_they_have(orchestrators, tmp_path):
     await orchestrators.leader()
