@@ -309,9 +309,10 @@ class ControlPlane:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     async def _tick_forever(self) -> None:
-        while True:
+        while self._term.replaceable or not self._term.over:
             await asyncio.sleep(TICK_S)
             self.tick()
+        raise RuntimeError("another orchestrator writes to this one's store: it would serve nobody")
 
     def tick(self) -> None:
         """Does what depends on time: expires leases, publishes loads, places, ends settling."""

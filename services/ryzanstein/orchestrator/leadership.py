@@ -12,7 +12,6 @@ from typing import Protocol
 
 import structlog
 
-from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
@@ -49,18 +48,7 @@ class SoleLeadership:
         self.control = control
 
     async def run(self) -> None:
-        """Raises FAILED_PRECONDITION when another orchestrator writes to the store: this one would serve nobody."""
-        leading = asyncio.create_task(self.control.run())
-        try:
-            while not (leading.done() or self.control.over):
-                await asyncio.wait({leading}, timeout=_LOOK_S)
-            if leading.done():
-                leading.result()
-            if self.control.over:
-                raise errors.failed_precondition("STORE_TAKEN", "another orchestrator writes to this one's store")
-        finally:
-            leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
+        await self.control.run()
 
     async def close(self) -> None:
         await (self.control.abandon() if self.control.over else self.control.close())
