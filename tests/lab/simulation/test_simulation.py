@@ -113,8 +113,10 @@ Roster.lacking = lambda self, features, used=(): frozenset()
 _PLANTED_RESERVE = _PLANTED_ENGINES.replace(
     "PLANT",
     """
-from ryzanstein.router.choose import model_routing
-model_routing.divided = lambda nodes: (list(nodes), [])
+from dataclasses import replace
+from ryzanstein.router.choose.members import Members
+put = Members.put
+Members.put = lambda self, view: put(self, replace(view, reserve=False))
 """,
 )
 
