@@ -19,7 +19,7 @@ CAPACITY = 8
 
 @dataclass
 class Replicas:
-    """Nodes that change when they are told to, in place or beside what they serve, and take `load_s` for that."""
+    """Nodes that load a revision when told to, in place or beside the earlier one. A load takes `load_s`."""
 
     count: int
     load_s: float = 60.0

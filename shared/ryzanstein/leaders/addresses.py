@@ -9,9 +9,9 @@ _PASSED_OVER_S = 10.0
 
 
 class OrchestratorAddresses:
-    """Which of the orchestrators a client tries now: the leader that one named, else one after the other.
+    """Chooses the orchestrator that a client tries next: the leader that one of them named, else each in turn.
 
-    One that was silent is passed over for a while, whoever names it. `now` is monotonic seconds.
+    A silent orchestrator is skipped for a while, even if another names it as the leader. `now` is monotonic seconds.
     """
 
     def __init__(self, addresses: str, now: Callable[[], float] = time.monotonic) -> None:

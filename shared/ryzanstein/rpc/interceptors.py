@@ -170,7 +170,7 @@ class _Call:
         self._began_s = 0.0
 
     def begin(self) -> None:
-        """Begins the call in the task that serves it and nothing else: the request's id is on the lines of that task."""
+        """Begins the call. The request's id is bound to the current task, which must serve this call alone."""
         bind_contextvars(request_id=self.request_id)
         self._began_s = time.monotonic()
         if self._metrics is not None:

@@ -1,4 +1,4 @@
-"""Two orchestrators as processes with a real Redis, and nodes and routers that follow whoever leads."""
+"""Two orchestrator processes with a real Redis, and nodes and routers that follow the leader."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def orchestrators(start_redis):
 
 
 class Follower:
-    """A node with the real membership client: it serves at once what it is told to."""
+    """A node with the real membership client. It serves what it is told at once."""
 
     def __init__(self, node_id: str, addresses: str) -> None:
         self.node_id = node_id

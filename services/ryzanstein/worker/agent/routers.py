@@ -244,7 +244,7 @@ class RouterLink:
 
 
 def _news(beat: Beat) -> tuple[object, ...]:
-    """Returns what of a beat is told at once, also to routers that have no work here."""
+    """Returns the part of a beat that is sent at once when it changes, even on a quiet link."""
     load = beat.load
     full = load.running + load.waiting >= load.capacity
     constant = (beat.other_models, beat.numerics, beat.sampling_defaults, beat.engine, beat.reserve)

@@ -77,7 +77,7 @@ class LinkObserver(Protocol):
         ...
 
     def link_beat(self, link: NodeLink, load_only: bool) -> None:
-        """Called after each beat, before what it changed is told by the others. `load_only`: at most its load changed."""
+        """Called after each beat, before the calls that report what it changed. `load_only`: at most its load changed."""
         ...
 
     def link_loaded(self, link: NodeLink) -> None:
