@@ -7,12 +7,15 @@ reads `no_proxy` in lower case alone.
 from __future__ import annotations
 
 import json
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import grpc
 
 from ryzanstein.auth.peers.peer import Expect, Peer, PeerRole
 from ryzanstein.leaders.channel import LeaderChannel
+from ryzanstein.rpc.http2 import dialing
+from ryzanstein.rpc.http2.client_stream import ClientStream, MessageReceiver
+from ryzanstein.rpc.http2.dialing import StreamTls
 from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
 
 # Retries only UNAVAILABLE, and only before the first message; started streams are left to failover.
@@ -103,6 +106,8 @@ class Dialer:
 
     def __init__(self, certificates: CertificateSource | None = None) -> None:
         self._certificates = certificates
+        self._context_of: Certificates | None = None
+        self._context: Any = None  # of handshakes with these certificates
 
     @property
     def secure(self) -> bool:
@@ -132,6 +137,22 @@ class Dialer:
             return open_channel(address, retries=retries)
         options = (*client_options(retries=retries), *_name(expect, self._certificates))
         return grpc.aio.secure_channel(address, _credentials(self._certificates.current), options=options)
+
+    async def open_stream(self, address: str, expect: Expect, method: str, receiver: MessageReceiver) -> ClientStream:
+        """Begins a call of `/package.Service/Method` on a connection of its own, which the caller closes.
+
+        For long streams of many messages. With TLS it connects as `open` does. Raises CallFailedError.
+        """
+        return await dialing.open_stream(address, method, receiver, MAX_MESSAGE_BYTES, self._stream_tls(expect))
+
+    def _stream_tls(self, expect: Expect) -> StreamTls | None:
+        if self._certificates is None:
+            return None
+        from ryzanstein.rpc.tls.client_context import client_context
+
+        if (current := self._certificates.current) is not self._context_of:
+            self._context_of, self._context = current, client_context(current)
+        return StreamTls(self._context, expect.server_name(self._certificates.trust))
 
     def open_blocking(self, address: str, expect: Expect) -> grpc.Channel:
         """Returns a channel for callers without an event loop, which they close."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _MAX_FILE_BYTES = 2**20
@@ -32,3 +35,15 @@ def current_folder(directory: Path) -> Path:
     """Returns the folder whose files belong together: Kubernetes replaces the link `..data` at once."""
     data = directory / _DATA
     return data.resolve() if data.exists() else directory.resolve()
+
+
+@contextmanager
+def as_path(content: bytes) -> Iterator[str]:
+    """Yields a path at which this process finds the bytes, which are on no disk: Python's `ssl` reads keys from paths alone."""
+    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -6,17 +6,16 @@ besides Python's `ssl`: a set is checked by a handshake in memory, as a client w
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ryzanstein.auth.certificates.files import MaterialError, current_folder, read_pem
+from ryzanstein.auth.certificates.files import MaterialError, as_path, current_folder, read_pem
 from ryzanstein.auth.certificates.live import LiveCertificates, when
 from ryzanstein.auth.certificates.metrics import CertificateMetrics
 
@@ -129,7 +128,7 @@ def _context(certificate: Path, key: Path, files: Mapping[str, bytes]) -> ssl.SS
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
         # Python reads them from paths alone, and the files may have changed since they were read.
-        with _as_path(files[CERTIFICATE_FILE]) as chain_path, _as_path(files[KEY_FILE]) as key_path:
+        with as_path(files[CERTIFICATE_FILE]) as chain_path, as_path(files[KEY_FILE]) as key_path:
             context.load_cert_chain(chain_path, key_path, _no_password)
     except ssl.SSLError as error:
         if error.reason in _MISMATCHES:
@@ -173,15 +172,3 @@ class _HasPasswordError(Exception):
 
 def _no_password() -> str:
     raise _HasPasswordError
-
-
-@contextmanager
-def _as_path(content: bytes) -> Iterator[str]:
-    """Yields a path at which this process finds the bytes, which are on no disk."""
-    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)

@@ -39,6 +39,7 @@ from ryzanstein.router.nodes.links.suspicion import SuspicionLevel, SuspicionWat
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.wire.membership import beat_from_wire
 
@@ -244,7 +245,7 @@ class NodeLink:
         if self._connection is None:
             raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
         try:
-            response = await self._connection.stub.CountPromptTokens(request, timeout=timeout_s)
+            response = await WorkerServiceStub(self._connection.channel).CountPromptTokens(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
             raise error_from_rpc(failure) from None
         return int(response.tokens)
