@@ -23,7 +23,6 @@ ALLOWED = {
     "services/ryzanstein/cli/watch/sampling.py": (1, "what it ends with is the answer, or ends with the watch"),
     "shared/ryzanstein/process/awake.py": (1, "ends with the call, which raises what it ended with"),
     "shared/ryzanstein/process/background.py": (3, "the one place; the two futures of `until` are looked at there"),
-    "services/ryzanstein/router/nodes/links/connection.py": (2, "reader and writer log whatever ends them and end the stream"),
     "services/ryzanstein/router/faces/http/generate.py": (1, "end with the call, which raises what the first raised"),
     "services/ryzanstein/router/faces/http/stream.py": (1, "sends comments only, and ends with its stream"),
     "services/ryzanstein/router/faces/http/late.py": (1, "ends with the call or the response, which raise what it raised"),

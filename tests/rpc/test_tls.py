@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole, check_name
 from ryzanstein.auth.peers.rules import PEER_RULES
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.rpc.client import PLAIN, Dialer
+from ryzanstein.rpc.http2.call_end import CallEnd, CallFailedError
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.status import answered
 from ryzanstein.rpc.tls.service_tls import ServiceTls
@@ -119,11 +121,46 @@ async def list_nodes(dialer: Dialer, address: str, expect: Peer = ORCHESTRATOR) 
 
 
 async def code_of(dialer: Dialer, address: str, expect: Peer = ORCHESTRATOR) -> grpc.StatusCode:
+    """Returns how a call ends, the same over a channel of gRPC and over a connection of our own."""
+    code = FULL.OK
     try:
         await list_nodes(dialer, address, expect)
     except grpc.aio.AioRpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+        code = error.code()
+    assert (await code_of_stream(dialer, address, expect)) is code
+    return code
+
+
+async def code_of_stream(dialer: Dialer, address: str, expect: Peer) -> grpc.StatusCode:
+    watching = Watching()
+    try:
+        stream = await dialer.open_stream(address, expect, "/ryzanstein.v1.OrchestratorService/WatchCluster", watching)
+    except CallFailedError as error:
+        return error.end.code
+    with contextlib.suppress(RuntimeError):  # a server that closes at once
+        stream.send(orchestrator_pb2.WatchClusterRequest().SerializeToString())
+    try:
+        return await asyncio.wait_for(watching.code, 5)
+    finally:
+        stream.close()
+
+
+class Watching:
+    """Receives a stream's first message, or its end."""
+
+    def __init__(self) -> None:
+        self.code: asyncio.Future[grpc.StatusCode] = asyncio.get_running_loop().create_future()
+
+    def message(self, data: bytes) -> None:
+        if not self.code.done():
+            self.code.set_result(FULL.OK)
+
+    def writable(self) -> None:
+        pass
+
+    def ended(self, end: CallEnd) -> None:
+        if not self.code.done():
+            self.code.set_result(end.code)
 
 
 async def read_to_its_end(stream: Any) -> None:

@@ -113,10 +113,12 @@ class ClientStream(asyncio.Protocol):
         self._over, self._transport = True, None
         if transport is None or transport.is_closing():
             return
+        if self._paused:  # a peer that does not read must not keep the connection
+            transport.abort()
+            return
         if not was_over:
             transport.write(reset(_STREAM, ErrorCode.CANCEL) + goaway(ErrorCode.NO_ERROR))
         transport.close()
-        # A peer that does not read must not keep the connection.
         asyncio.get_running_loop().call_later(_CLOSING_S, transport.abort)
 
     # Called by the transport.
@@ -298,7 +300,9 @@ class ClientStream(asyncio.Protocol):
         """Ends a connection whose peer does not keep to HTTP/2."""
         transport = self._transport
         self._end(CallEnd(grpc.StatusCode.INTERNAL, str(error)))
-        if transport is not None and not transport.is_closing():
+        if transport is not None and self._paused:
+            transport.abort()
+        elif transport is not None and not transport.is_closing():
             transport.write(goaway(error.code, str(error)))
             transport.close()
 

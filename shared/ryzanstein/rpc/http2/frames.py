@@ -93,9 +93,7 @@ class FrameReader:
             length_and_kind, flags, stream_id = _HEADER.unpack_from(unread, at)
             length = length_and_kind >> 8
             if length > MAX_FRAME_BYTES:
-                raise Http2Error(
-                    ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}"
-                )
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
             end = at + HEADER_BYTES + length
             if end > size:
                 break
