@@ -195,6 +195,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         credentials=None if router.certificates is None else public_credentials(router.certificates),
         max_connections=None if router.certificates is None else MAX_RPC_CONNECTIONS,
         shares_port=settings.processes > 1,
+        builtin=settings.grpc_server == "builtin",
     )
     calls = Calls(router.telemetry, router.tracing, router.entrance.limits_shown)
     counts = MostParts(settings.max_messages, settings.max_prompt_tokens)

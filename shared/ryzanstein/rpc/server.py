@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ryzanstein.addresses import join_address
 from ryzanstein.rpc.guard import Guard
 from ryzanstein.rpc.health_port import HealthPort
+from ryzanstein.rpc.http2.serving.server import Http2Server, ServerBounds
 from ryzanstein.rpc.interceptors import ErrorInterceptor, RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
@@ -92,6 +93,7 @@ class RpcServer:
     is then the same as `tls_port`. With `health_port` its health is also answered there, without TLS.
     `credentials` are for clients without certificates: with them `port` has TLS. Connections beyond
     `max_connections`, also those in their handshake, are closed. If it `shares_port`, other processes may listen there too.
+    `builtin`: our own server (`rpc.http2.serving`) in place of the library's; it has no TLS.
     """
 
     def __init__(
@@ -111,12 +113,32 @@ class RpcServer:
         credentials: grpc.ServerCredentials | None = None,
         max_connections: int | None = None,
         shares_port: bool = False,
+        builtin: bool = False,
     ) -> None:
-        self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(reading or RequestReading(), guard, metrics), *_guards(tls)],
-            options=server_options(clients_ping_s, max_request_bytes, max_connections, shares_port=shares_port),
-            maximum_concurrent_rpcs=max_calls,
-        )
+        interceptors = [ErrorInterceptor(reading or RequestReading(), guard, metrics), *_guards(tls)]
+        self.server: Any
+        if builtin:
+            if tls is not None or credentials is not None:
+                raise ValueError("the builtin server speaks no TLS")
+            self.server = Http2Server(
+                interceptors,
+                ServerBounds(
+                    max_request_bytes,
+                    MAX_MESSAGE_BYTES,
+                    max_calls or _UNREAD_CALLS,
+                    clients_ping_s / 2,
+                    _HANDSHAKE_MS / 1000,
+                    max_connections or 0,
+                    _SHARED_AGE_MS / 1000 if shares_port else 0,
+                ),
+                shares_port=shares_port,
+            )
+        else:
+            self.server = grpc.aio.server(
+                interceptors=interceptors,
+                options=server_options(clients_ping_s, max_request_bytes, max_connections, shares_port=shares_port),
+                maximum_concurrent_rpcs=max_calls,
+            )
         # gRPC waits for the calls of each registered method apart, and begins all these waits again with every call: with 25
         # methods that is a part of a short request's cost. Without registered methods it waits once for all.
         setattr(self.server, "add_registered_method_handlers", lambda service_name, method_handlers: None)  # noqa: B010
@@ -160,8 +182,8 @@ class RpcServer:
         address = join_address(self._host, port)
         try:
             if credentials is None:
-                return self.server.add_insecure_port(address)
-            return self.server.add_secure_port(address, credentials)
+                return int(self.server.add_insecure_port(address))
+            return int(self.server.add_secure_port(address, credentials))
         except RuntimeError as error:
             await self.server.stop(None)
             raise OSError(f"cannot listen on {address}: {error}") from None

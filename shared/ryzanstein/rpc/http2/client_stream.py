@@ -38,7 +38,8 @@ from ryzanstein.rpc.http2.frames import (
     window_update,
     without_padding,
 )
-from ryzanstein.rpc.http2.messages import MessageReader, prefixed
+from ryzanstein.rpc.http2.messages import MessageError, MessageReader, prefixed
+from ryzanstein.rpc.http2.outbox import Outbox
 
 _STREAM = 1
 WINDOW_BYTES = 4 * 2**20
@@ -80,6 +81,7 @@ class ClientStream(asyncio.Protocol):
         self._messages = MessageReader(self._message, max_message_bytes)
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
         self._unsent = memoryview(b"")
         self._paused = False
         # How much this end may send, on the connection and on the stream.
@@ -113,11 +115,12 @@ class ClientStream(asyncio.Protocol):
         self._over, self._transport = True, None
         if transport is None or transport.is_closing():
             return
-        if self._paused:  # a peer that does not read must not keep the connection
+        if self._paused or self._outbox is None:  # a peer that does not read must not keep the connection
             transport.abort()
             return
         if not was_over:
-            transport.write(reset(_STREAM, ErrorCode.CANCEL) + goaway(ErrorCode.NO_ERROR))
+            self._outbox.write(reset(_STREAM, ErrorCode.CANCEL) + goaway(ErrorCode.NO_ERROR))
+        self._outbox.flush()
         transport.close()
         asyncio.get_running_loop().call_later(_CLOSING_S, transport.abort)
 
@@ -126,8 +129,9 @@ class ClientStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports only look like asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(self._transport)
         headers = Encoder().encode(self._headers.items(), huffman=False)
-        self._transport.write(
+        self._outbox.write(
             PREFACE
             + settings_frame({Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES})
             + window_update(0, WINDOW_BYTES - DEFAULT_WINDOW)
@@ -158,6 +162,8 @@ class ClientStream(asyncio.Protocol):
             self._frames.feed(data)
         except Http2Error as error:
             self._break_off(error)
+        except MessageError as error:
+            self._break_off(Http2Error(ErrorCode.CANCEL, str(error)), error.code)
         except HPACKError as error:
             self._break_off(Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers cannot be read: {error}"))
 
@@ -285,8 +291,8 @@ class ClientStream(asyncio.Protocol):
             self._receiver.writable()
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        if self._transport is not None and self._outbox is not None:
+            self._outbox.write(data)
             if self._paused and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
                 raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "it asks for answers and reads none")
 
@@ -296,14 +302,15 @@ class ClientStream(asyncio.Protocol):
         if not self._over:
             self._receiver.message(data)
 
-    def _break_off(self, error: Http2Error) -> None:
+    def _break_off(self, error: Http2Error, code: grpc.StatusCode = grpc.StatusCode.INTERNAL) -> None:
         """Ends a connection whose peer does not keep to HTTP/2."""
         transport = self._transport
-        self._end(CallEnd(grpc.StatusCode.INTERNAL, str(error)))
+        self._end(CallEnd(code, str(error)))
         if transport is not None and self._paused:
             transport.abort()
-        elif transport is not None and not transport.is_closing():
-            transport.write(goaway(error.code, str(error)))
+        elif transport is not None and self._outbox is not None:
+            self._outbox.write(goaway(error.code, str(error)))
+            self._outbox.flush()
             transport.close()
 
     def _end(self, end: CallEnd) -> None:

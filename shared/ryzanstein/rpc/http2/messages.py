@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 
-from ryzanstein.rpc.http2.frames import ErrorCode, Http2Error
+import grpc
 
 _PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = 5
+IDENTITY = "identity"
+# What zlib is told: gzip has a header of its own, and "deflate" is the format of zlib (RFC 1950).
+_ZLIB = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+ENCODINGS = ",".join((IDENTITY, *_ZLIB))
+
+
+class MessageError(Exception):
+    """A message cannot be read, and so none after it. The call ends with this status."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 def prefixed(message: bytes) -> bytes:
@@ -19,11 +32,12 @@ def prefixed(message: bytes) -> bytes:
 class MessageReader:
     """Puts one stream's messages together from the payloads of its DATA frames, and passes each to `take`.
 
-    A message may have at most `max_bytes`.
+    A message may have at most `max_bytes`, also when it is uncompressed. `encoding` is how a message is compressed that
+    says that it is.
     """
 
-    def __init__(self, take: Callable[[bytes], None], max_bytes: int) -> None:
-        self._take, self._max_bytes = take, max_bytes
+    def __init__(self, take: Callable[[bytes], None], max_bytes: int, encoding: str = IDENTITY) -> None:
+        self._take, self._max_bytes, self._encoding = take, max_bytes, encoding
         self._unread = bytearray()
 
     @property
@@ -32,7 +46,7 @@ class MessageReader:
         return not self._unread
 
     def feed(self, payload: bytes) -> None:
-        """Passes on all messages that are complete. Raises Http2Error, and whatever `take` raises."""
+        """Passes on all messages that are complete. Raises MessageError, and whatever `take` raises."""
         if not self._unread:
             at = self._take_all(payload)
             if at < len(payload):
@@ -48,7 +62,8 @@ class MessageReader:
         at = 0
         while self._missing(data, at) <= 0:
             end = at + PREFIX_BYTES + int.from_bytes(data[at + 1 : at + PREFIX_BYTES])
-            self._take(data[at + PREFIX_BYTES : end])
+            message = data[at + PREFIX_BYTES : end]
+            self._take(self._uncompressed(message) if data[at] else message)
             at = end
         return at
 
@@ -57,8 +72,27 @@ class MessageReader:
         if len(data) - at < PREFIX_BYTES:
             return PREFIX_BYTES - (len(data) - at)
         compressed, length = _PREFIX.unpack_from(data, at)
-        if compressed:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a message is compressed, which was not offered")
+        if compressed and self._encoding not in _ZLIB:
+            raise MessageError(
+                grpc.StatusCode.INTERNAL, f"a message is compressed, and the encoding is {self._encoding[:32]!r}"
+            )
         if length > self._max_bytes:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a message of {length} bytes, at most {self._max_bytes} are read")
+            raise self._too_large(f"{length} bytes")
         return int(PREFIX_BYTES + length - (len(data) - at))
+
+    def _uncompressed(self, message: bytes) -> bytes:
+        """Stops at the bound: a small message may stand for a huge one."""
+        inflating = zlib.decompressobj(_ZLIB[self._encoding])
+        try:
+            data = inflating.decompress(message, self._max_bytes + 1)
+        except zlib.error as error:
+            raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding}: {error}") from None
+        if len(data) > self._max_bytes:
+            raise self._too_large("uncompressed, more bytes")
+        if not inflating.eof:
+            raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding}: it is cut off")
+        return data
+
+    def _too_large(self, size: str) -> MessageError:
+        text = f"a message of {size}, at most {self._max_bytes} are read"
+        return MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)

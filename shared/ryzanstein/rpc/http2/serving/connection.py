@@ -1,0 +1,545 @@
+"""A client's connection as the server reads and writes it (RFC 9113): streams, flow control, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol, cast
+from urllib.parse import quote
+
+import grpc
+import structlog
+from hpack.exceptions import HPACKError
+
+from ryzanstein.rpc.http2.frames import (
+    DEFAULT_WINDOW,
+    MAX_FRAME_BYTES,
+    MAX_WINDOW,
+    PREFACE,
+    ErrorCode,
+    Flag,
+    FrameReader,
+    FrameType,
+    Http2Error,
+    Setting,
+    frame,
+    frame_header,
+    read_increment,
+    read_settings,
+    read_uint32,
+    reset,
+    settings_frame,
+    window_update,
+    without_padding,
+)
+from ryzanstein.rpc.http2.outbox import Outbox
+from ryzanstein.rpc.http2.serving.call import Handlers, ServerCall
+from ryzanstein.rpc.http2.serving.headers import (
+    MAX_BLOCK_BYTES,
+    RequestHeads,
+    header_frames,
+    response_head,
+    trailers,
+    whole_response,
+)
+from ryzanstein.rpc.http2.serving.manners import Manners
+
+log = structlog.get_logger(__name__)
+
+STREAM_WINDOW = 2**20
+CONNECTION_WINDOW = 4 * 2**20
+# Answers to pings and settings that a client does not read.
+MAX_UNREAD_ANSWERS = 2**20
+_MAX_BLOCK_FRAMES = 32
+_CLOSING_S = 1.0
+
+
+class Host(Handlers, Protocol):
+    """The server of a connection."""
+
+    max_streams: int
+    min_ping_interval_s: float
+    handshake_s: float
+    keepalive_s: float
+    keepalive_timeout_s: float
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def joined(self, connection: ServerConnection) -> bool:
+        """Returns False if there is no room for another connection."""
+        ...
+
+    def left(self, connection: ServerConnection) -> None: ...
+
+    def begin(self, call: ServerCall) -> bool:
+        """Runs a call. Returns False if too many run."""
+        ...
+
+
+class Stream:
+    """One call's stream: what it may send, and what it could not send yet."""
+
+    __slots__ = (
+        "_arrived",
+        "_connection",
+        "_finish",
+        "_unsent",
+        "call",
+        "half_closed",
+        "id",
+        "over",
+        "peer",
+        "unsent_bytes",
+        "window",
+    )
+
+    def __init__(self, connection: ServerConnection, stream_id: int, window: int) -> None:
+        self._connection, self.id, self.window = connection, stream_id, window
+        self.peer = connection.peer
+        self.call: ServerCall | None = None
+        self.half_closed = self.over = False
+        self.unsent_bytes = 0
+        self._unsent: deque[memoryview] = deque()
+        self._finish: bytes | None = None
+        self._arrived = 0
+
+    def begin(self, block: bytes) -> None:
+        """Implements `CallStream`."""
+        if not self.over:
+            self._connection.write(header_frames(self.id, block, last=False))
+
+    def send(self, message: bytes) -> None:
+        """Implements `CallStream`."""
+        if self.over:
+            return
+        size = len(message)
+        if not self._unsent and size <= self._connection.room(self):
+            self._connection.spend(self, size)
+            self._connection.write(frame_header(FrameType.DATA, 0, self.id, size) + message)
+            return
+        self._unsent.append(memoryview(message))
+        self.unsent_bytes += size
+        self._connection.wants_to_send(self)
+
+    def finish(self, block: bytes) -> None:
+        """Implements `CallStream`."""
+        self._finish = block
+        if not self._unsent:
+            self._end()
+
+    def credit(self) -> None:
+        """Implements `CallStream`."""
+        if self._arrived > STREAM_WINDOW // 4 and not self.half_closed and not self.over:
+            self._connection.write(window_update(self.id, self._arrived))
+            self._arrived = 0
+
+    def arrived(self, num_bytes: int) -> None:
+        """Records what the client sent. Raises Http2Error if it was more than it may."""
+        self._arrived += num_bytes
+        if self._arrived > STREAM_WINDOW:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the stream's window permits")
+
+    def send_some(self) -> bool:
+        """Sends one frame of what is kept. Returns False if the windows or the transport take nothing."""
+        part = self._unsent[0]
+        size = min(len(part), self._connection.room(self))
+        if size <= 0:
+            return False
+        self._connection.spend(self, size)
+        self._connection.write(b"".join((frame_header(FrameType.DATA, 0, self.id, size), part[:size])))
+        self.unsent_bytes -= size
+        if size == len(part):
+            self._unsent.popleft()
+        else:
+            self._unsent[0] = part[size:]
+        if not self._unsent and self._finish is not None:
+            self._end()
+        return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept that may be sent as far as its own window goes."""
+        return bool(self._unsent) and self.window > 0 and not self.over
+
+    def _end(self) -> None:
+        if not self.over:
+            self.over = True
+            frames = header_frames(self.id, cast(bytes, self._finish), last=True)
+            # A client that still sends is asked to stop (RFC 9113, section 8.1).
+            self._connection.write(frames if self.half_closed else frames + reset(self.id, ErrorCode.NO_ERROR))
+            self._connection.forget(self)
+
+    def drop(self) -> None:
+        """Ends the stream without a word: the client has left it."""
+        self.over = True
+        self._unsent.clear()
+        self.unsent_bytes = 0
+        if self.call is not None:
+            self.call.cancel()
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection, whose calls the host runs."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
+        self._frames = FrameReader(self._take)
+        self._heads = RequestHeads()
+        self._manners = Manners(host.min_ping_interval_s)
+        self._preface = b""
+        self._greeted = self._paused = self._going = False
+        self._streams: dict[int, Stream] = {}
+        self._waiting: dict[Stream, None] = {}
+        self._last_id = 0
+        self._window = self._initial_window = DEFAULT_WINDOW
+        self._arrived = 0
+        self._block: bytearray | None = None
+        self._block_of, self._block_flags, self._block_frames = 0, 0, 0
+        self._read_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self.peer = ""
+
+    @property
+    def idle(self) -> bool:
+        return not self._streams
+
+    # Called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance check: uvloop's transports only look like asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(self._transport)
+        self.peer = _peer(transport.get_extra_info("peername"))
+        if not self._host.joined(self):
+            self._transport.abort()
+            self._transport = None
+            return
+        self._timer = self._loop.call_later(self._host.handshake_s, self._no_preface)
+        settings = {Setting.MAX_CONCURRENT_STREAMS: self._host.max_streams, Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW}
+        self.write(settings_frame(settings) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+        streams, self._streams = self._streams, {}
+        self._waiting.clear()
+        for stream in streams.values():
+            stream.drop()
+        self._host.left(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._send_waiting()
+
+    def data_received(self, data: bytes) -> None:
+        self._read_at = self._loop.time()
+        try:
+            self._frames.feed(data if self._greeted else self._after_preface(data))
+        except Http2Error as error:
+            self._break_off(error)
+        except HPACKError as error:
+            self._break_off(Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers cannot be read: {error}"))
+
+    def _after_preface(self, data: bytes) -> bytes:
+        """Returns what follows the 24 bytes that every client begins with."""
+        self._preface += data
+        if not self._preface.startswith(PREFACE[: len(self._preface)]):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the client does not speak HTTP/2")
+        if len(self._preface) < len(PREFACE):
+            return b""
+        rest, self._preface, self._greeted = self._preface[len(PREFACE) :], b"", True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._host.keepalive_s, self._keep_alive)
+        return rest
+
+    def _no_preface(self) -> None:
+        self._abort()
+
+    # Reading.
+
+    def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._transport is None:
+            return
+        if self._block is not None and (kind != FrameType.CONTINUATION or stream_id != self._block_of):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers were not continued")
+        if kind == FrameType.DATA:
+            self._on_data(flags, stream_id, payload)
+        elif kind == FrameType.HEADERS:
+            self._on_headers(flags, stream_id, payload)
+        elif kind == FrameType.WINDOW_UPDATE:
+            self._on_window_update(stream_id, payload)
+        else:
+            self._on_control(kind, flags, stream_id, payload)
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._arrived += len(payload)
+        if self._arrived > CONNECTION_WINDOW // 2:
+            self.write(window_update(0, self._arrived))
+            self._arrived = 0
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._check_closed(stream_id)
+            return
+        if stream.half_closed:
+            raise Http2Error(ErrorCode.STREAM_CLOSED, f"data on stream {stream_id} after its end")
+        stream.arrived(len(payload))
+        call = cast(ServerCall, stream.call)
+        if payload:
+            call.receive(without_padding(flags & Flag.PADDED, payload))
+        elif not flags & Flag.END_STREAM:
+            self._manners.said_nothing(self._read_at)
+        if flags & Flag.END_STREAM:
+            stream.half_closed = True
+            call.half_closed()
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a client opens stream {stream_id}")
+        fragment = without_padding(flags, payload)
+        if flags & Flag.END_HEADERS:
+            self._on_block(flags, stream_id, fragment)
+        else:
+            self._block, self._block_of, self._block_flags, self._block_frames = bytearray(fragment), stream_id, flags, 1
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._block is None:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a continuation of no headers")
+        self._block += payload
+        self._block_frames += 1
+        if len(self._block) > MAX_BLOCK_BYTES or self._block_frames > _MAX_BLOCK_FRAMES:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MAX_BLOCK_BYTES} bytes")
+        if flags & Flag.END_HEADERS:
+            block, self._block = bytes(self._block), None
+            self._on_block(self._block_flags, stream_id, block)
+
+    def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        # It is read in any case: the table of later ones depends on it.
+        head = self._heads.read(block)
+        if (stream := self._streams.get(stream_id)) is not None:
+            self._on_trailers(stream, flags)
+            return
+        if stream_id <= self._last_id:
+            raise Http2Error(ErrorCode.STREAM_CLOSED, f"headers on stream {stream_id}, which is closed")
+        self._last_id = stream_id
+        if self._going or self._host.stopping or len(self._streams) >= self._host.max_streams:
+            self.write(reset(stream_id, ErrorCode.REFUSED_STREAM))
+        elif head.http != 200:
+            self.write(header_frames(stream_id, whole_response(head.http), last=True) + reset(stream_id, ErrorCode.NO_ERROR))
+        elif head.problem is not None:
+            self._refuse(stream_id, head.problem)
+        else:
+            stream = Stream(self, stream_id, self._initial_window)
+            call = stream.call = ServerCall(stream, head, self._host)
+            stream.half_closed = bool(flags & Flag.END_STREAM)
+            if stream.half_closed:
+                call.half_closed()
+            self._streams[stream_id] = stream
+            if not self._host.begin(call):
+                del self._streams[stream_id]
+                self._refuse(stream_id, _TOO_MANY)
+
+    def _refuse(self, stream_id: int, problem: tuple[grpc.StatusCode, str]) -> None:
+        block = response_head() + trailers(*problem)
+        self.write(header_frames(stream_id, block, last=True) + reset(stream_id, ErrorCode.NO_ERROR))
+
+    def _on_trailers(self, stream: Stream, flags: int) -> None:
+        """gRPC's clients send none, and they say nothing here."""
+        if stream.half_closed or not flags & Flag.END_STREAM:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"headers within stream {stream.id}")
+        stream.half_closed = True
+        cast(ServerCall, stream.call).half_closed()
+
+    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
+        increment = read_increment(payload)
+        if stream_id == 0:
+            self._window += increment
+            if self._window > MAX_WINDOW:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of more than {MAX_WINDOW} bytes")
+            self._send_waiting()
+        elif (stream := self._streams.get(stream_id)) is not None:
+            self._widen(stream, increment)
+            self._send_waiting()
+        else:
+            self._check_closed(stream_id)
+
+    def _widen(self, stream: Stream, num_bytes: int) -> None:
+        stream.window += num_bytes
+        if stream.window > MAX_WINDOW:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of more than {MAX_WINDOW} bytes")
+        if stream.waits:
+            self._waiting[stream] = None
+
+    def _on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        match kind:
+            case FrameType.CONTINUATION:
+                self._on_continuation(flags, stream_id, payload)
+            case FrameType.RST_STREAM:
+                self._on_reset(stream_id, read_uint32(payload, "RST_STREAM"))
+            case FrameType.SETTINGS if stream_id == 0:
+                self._on_settings(flags, payload)
+            case FrameType.PING if stream_id == 0:
+                self._on_ping(flags, payload)
+            case FrameType.GOAWAY if stream_id == 0:
+                self._going = True
+                self._close_if_done()
+            case FrameType.PUSH_PROMISE | FrameType.SETTINGS | FrameType.PING | FrameType.GOAWAY:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
+            case _:
+                self._manners.said_nothing(self._read_at)
+
+    def _on_reset(self, stream_id: int, _: int) -> None:
+        if (stream := self._streams.pop(stream_id, None)) is not None:
+            self._waiting.pop(stream, None)
+            stream.drop()
+            self._close_if_done()
+            self._manners.reset(self._read_at)
+        else:
+            self._check_closed(stream_id)
+            self._manners.said_nothing(self._read_at)
+
+    def _on_settings(self, flags: int, payload: bytes) -> None:
+        if flags & Flag.ACK:
+            return
+        self._manners.said_nothing(self._read_at)
+        for setting, value in read_settings(payload):
+            if setting == Setting.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of more than {MAX_WINDOW} bytes")
+                change, self._initial_window = value - self._initial_window, value
+                for stream in self._streams.values():
+                    self._widen(stream, change)
+        self.write(frame(FrameType.SETTINGS, Flag.ACK, 0))
+        self._send_waiting()
+
+    def _on_ping(self, flags: int, payload: bytes) -> None:
+        if len(payload) != 8:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        if not flags & Flag.ACK:
+            self._manners.pinged(self._read_at)
+            self.write(frame(FrameType.PING, Flag.ACK, 0, payload))
+
+    def _check_closed(self, stream_id: int) -> None:
+        """What arrives for a call that has ended is dropped. Raises Http2Error for one that never began."""
+        if stream_id > self._last_id or stream_id % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} is not open")
+
+    # Writing.
+
+    def room(self, stream: Stream) -> int:
+        """Returns how many bytes of data a stream may send in one frame now."""
+        return 0 if self._paused else min(self._window, stream.window, MAX_FRAME_BYTES)
+
+    def spend(self, stream: Stream, num_bytes: int) -> None:
+        """Records that a stream sends so many bytes."""
+        self._window -= num_bytes
+        stream.window -= num_bytes
+        self._manners.answered()
+
+    def wants_to_send(self, stream: Stream) -> None:
+        """Keeps a stream until it may send more."""
+        if stream.waits:
+            self._waiting[stream] = None
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Sends what streams have kept, a frame of each in turn."""
+        while self._waiting and not self._paused and self._window > 0:
+            for stream in list(self._waiting):
+                sent = stream.send_some()
+                if not stream.waits:
+                    self._waiting.pop(stream, None)
+                if sent and stream.call is not None:
+                    stream.call.sent()
+                if self._paused or self._window <= 0:
+                    return
+
+    def write(self, data: bytes) -> None:
+        """Hands bytes to the transport. Raises Http2Error when far too many are not read."""
+        if self._transport is not None and self._outbox is not None:
+            self._outbox.write(data)
+            if self._paused and self._transport.get_write_buffer_size() > MAX_UNREAD_ANSWERS:
+                self._abort()
+
+    # Ending.
+
+    def forget(self, stream: Stream) -> None:
+        """Called when a stream has sent its last frame."""
+        self._streams.pop(stream.id, None)
+        self._waiting.pop(stream, None)
+        self._close_if_done()
+
+    def go_away(self) -> None:
+        """Asks the client to open no more calls here. The connection ends with the last one."""
+        if not self._going:
+            self._going = True
+            self.write(_goaway(self._last_id, ErrorCode.NO_ERROR, "the server stops or balances its connections"))
+            self._close_if_done()
+
+    def close(self) -> None:
+        """Ends the connection and all of its calls."""
+        self._break_off(Http2Error(ErrorCode.NO_ERROR, "the server stops"))
+
+    def _close_if_done(self) -> None:
+        if self._going and not self._streams and self._transport is not None:
+            self._close()
+
+    def _break_off(self, error: Http2Error) -> None:
+        if error.code is not ErrorCode.NO_ERROR:
+            log.debug("connection ended", peer=self.peer, why=str(error))
+        self.write(_goaway(self._last_id, error.code, str(error)))
+        self._close()
+
+    def _close(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None or self._outbox is None:
+            return
+        if self._paused:
+            transport.abort()
+            return
+        self._outbox.flush()
+        transport.close()
+        # A client that does not read must not keep the connection.
+        self._loop.call_later(_CLOSING_S, transport.abort)
+
+    def _abort(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+
+    def _keep_alive(self) -> None:
+        """Asks a silent client whether it is there."""
+        silent_s = self._loop.time() - self._read_at
+        if silent_s >= self._host.keepalive_s + self._host.keepalive_timeout_s:
+            self._abort()
+            return
+        if silent_s >= self._host.keepalive_s:
+            self.write(frame(FrameType.PING, 0, 0, bytes(8)))
+            wait_s = self._host.keepalive_timeout_s
+        else:
+            wait_s = self._host.keepalive_s - silent_s
+        self._timer = self._loop.call_later(wait_s, self._keep_alive)
+
+
+_TOO_MANY = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+
+
+def _goaway(last_id: int, code: ErrorCode, why: str) -> bytes:
+    payload = last_id.to_bytes(4) + int(code).to_bytes(4) + why.encode()[:256]
+    return frame(FrameType.GOAWAY, 0, 0, payload)
+
+
+def _peer(address: object) -> str:
+    """Returns a client's address as gRPC writes it."""
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = address[0], address[1]
+    return f"ipv6:{quote(f'[{host}]', safe=':')}:{port}" if ":" in host else f"ipv4:{host}:{port}"
