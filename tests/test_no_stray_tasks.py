@@ -35,6 +35,7 @@ ALLOWED = {
     "services/ryzanstein/router/faces/http/serving/tls_listener.py": (1, "counts and logs whatever ends a handshake"),
     "services/ryzanstein/router/access/live.py": (1, "ends with the stream, which raises what it ended with"),
     "services/ryzanstein/router/core/peers.py": (1, "ends with the call, which raises what it ended with"),
+    "shared/ryzanstein/rpc/http2/serving/server.py": (1, "logs whatever ends a handler, and ends its call"),
     "services/ryzanstein/worker/ranks/group.py": (1, "its end is the group's, see `_on_unwatched`"),
     "services/ryzanstein/worker/ranks/starting/shared_server.py": (1, "logs what it ended with, see `_on_ended`"),
     "services/ryzanstein/worker/engines/child/group.py": (2, "end with `start` or the group, which the watch's failure loses"),

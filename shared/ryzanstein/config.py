@@ -124,6 +124,11 @@ class ServiceSettings(ProcessSettings):
         None, description="directory for traces, of at most 32 MiB for each service, that `ryzanstein trace` reads; unset: none"
     )
     trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the traces that begin here which are recorded")
+    grpc_server: Literal["builtin", "grpcio"] = Field(
+        "builtin",
+        description="what serves gRPC on ports without TLS: the builtin server, which costs less for each message, or the "
+        "library grpcio, which serves ports with TLS in any case",
+    )
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     tls: Literal["off", "accept", "require"] = Field(
         "off",

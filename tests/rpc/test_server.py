@@ -54,9 +54,9 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-@pytest.fixture
-async def server(registry: CollectorRegistry) -> AsyncIterator[RpcServer]:
-    server = RpcServer("127.0.0.1", 0, [SERVICE], metrics=RpcMetrics("test", registry))
+@pytest.fixture(params=[True, False], ids=["builtin", "grpcio"])
+async def server(registry: CollectorRegistry, request: pytest.FixtureRequest) -> AsyncIterator[RpcServer]:
+    server = RpcServer("127.0.0.1", 0, [SERVICE], metrics=RpcMetrics("test", registry), builtin=request.param)
     inference_grpc.add_InferenceServiceServicer_to_server(Failing(), server.server)
     await server.start()
     yield server
@@ -92,7 +92,7 @@ async def test_a_call_that_failed_is_freed_without_a_collection(channel: grpc.ai
     """A router collects seldom: a thousand refused prompts would stay in memory."""
 
     def num_kept() -> int:
-        return sum(type(each).__name__ == "_ServicerContext" for each in gc.get_objects())
+        return sum(type(each).__name__ in ("_ServicerContext", "ServerCall") for each in gc.get_objects())
 
     stub = inference_grpc.InferenceServiceStub(channel)
     gc.collect()
@@ -261,7 +261,7 @@ async def test_a_call_that_waits_to_be_read_waits_for_its_own_deadline(
 ) -> None:
     if unread_s is not None:
         monkeypatch.setattr(rpc_server, "_UNREAD_CALL_S", unread_s)
-    server = RpcServer("127.0.0.1", 0, [SERVICE])
+    server = RpcServer("127.0.0.1", 0, [SERVICE], builtin=False)
     inference_grpc.add_InferenceServiceServicer_to_server(Slow(), server.server)
     await server.start()
 
@@ -294,7 +294,7 @@ async def test_of_many_calls_that_wait_to_be_read_none_is_cancelled_by_chance(
 ) -> None:
     if unread is not None:
         monkeypatch.setattr(rpc_server, "_UNREAD_CALLS", unread)
-    server = RpcServer("127.0.0.1", 0, [SERVICE])
+    server = RpcServer("127.0.0.1", 0, [SERVICE], builtin=False)
     inference_grpc.add_InferenceServiceServicer_to_server(Late(), server.server)
     await server.start()
 
@@ -308,6 +308,7 @@ async def test_of_many_calls_that_wait_to_be_read_none_is_cancelled_by_chance(
     await server.stop(0)
 
 
+@pytest.mark.parametrize("server", [False], indirect=True)
 async def test_a_call_costs_one_wait_however_many_methods_there_are(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC waits for the next call of each registered method apart: the cost of a call grew with the number of methods."""
     waits: list[int] = []

@@ -76,6 +76,7 @@ async def _serve_rpc(
         metrics=rpc_metrics,
         tls=tls,
         health_port=settings.health_port,
+        builtin=settings.grpc_server == "builtin",
     )
     protection = partial(protection_to_wire, settings, tls)
     servicer = OrchestratorServicer(lead, auditor, settings.tuning.max_nodes, protection)

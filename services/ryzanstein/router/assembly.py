@@ -231,6 +231,7 @@ def peer_face(router: Router, settings: RouterSettings) -> RpcServer | None:
         reading=RequestReading(settings.tuning.max_request_records, router.rpc.malformed),
         metrics=router.rpc,
         tls=router.tls,
+        builtin=settings.grpc_server == "builtin",
     )
     add_PeerServiceServicer_to_server(PeerServicer(router.core, calls), server.server)
     add_InferenceServiceServicer_to_server(_relay(router.core, calls), server.server)

@@ -32,11 +32,6 @@ class RouterSettings(ServiceSettings):
         1, ge=1, le=64, description="processes of this router, which share its ports and limits; see docs/operate/sizing.md"
     )
     grpc_port: int = Field(50051, ge=0, le=65535, description="public gRPC API; 0: a free port, which is logged")
-    grpc_server: Literal["grpcio", "builtin"] = Field(
-        "grpcio",
-        description="what serves the public gRPC API: the library grpcio, or the builtin server, which costs less for each "
-        "request and has no TLS",
-    )
     grpc_max_calls: int = Field(8192, ge=1, description="maximum gRPC calls at once; more get RESOURCE_EXHAUSTED")
     http: bool = Field(True, description="serve the HTTP API")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP API; 0: a free port, which is logged")

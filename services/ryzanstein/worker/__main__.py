@@ -204,6 +204,7 @@ async def _serve_rpc(
         metrics=rpc_metrics,
         tls=tls,
         health_port=settings.health_port,
+        builtin=settings.grpc_server == "builtin",
     )
     audited = await audit_files(settings.audit_file, {"service": "worker", "node_id": settings.node_id})
     auditor = Auditor(metrics.background, audit_failures("worker", metrics.registry), audited)

@@ -90,6 +90,11 @@ class WorkerSettings(ServiceSettings):
         max_length=MAX_NAME_CHARS,
         description="name of the node; by default the host name",
     )
+    grpc_server: Literal["builtin", "grpcio"] = Field(
+        "grpcio",
+        description="what serves gRPC on ports without TLS: the library grpcio, whose threads carry the pages of other nodes, "
+        "or the builtin server, which costs less for each message",
+    )
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
     tls_port: int = Field(50065, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")
     max_request_bytes: int = Field(

@@ -93,7 +93,7 @@ class RpcServer:
     is then the same as `tls_port`. With `health_port` its health is also answered there, without TLS.
     `credentials` are for clients without certificates: with them `port` has TLS. Connections beyond
     `max_connections`, also those in their handshake, are closed. If it `shares_port`, other processes may listen there too.
-    `builtin`: our own server (`rpc.http2.serving`) in place of the library's; it has no TLS.
+    A port without TLS is the `builtin` server's (`rpc.http2.serving`), or the library's as all others are.
     """
 
     def __init__(
@@ -113,35 +113,28 @@ class RpcServer:
         credentials: grpc.ServerCredentials | None = None,
         max_connections: int | None = None,
         shares_port: bool = False,
-        builtin: bool = False,
+        builtin: bool = True,
     ) -> None:
         interceptors = [ErrorInterceptor(reading or RequestReading(), guard, metrics), *_guards(tls)]
-        self.server: Any
-        if builtin:
-            if tls is not None or credentials is not None:
-                raise ValueError("the builtin server speaks no TLS")
-            self.server = Http2Server(
-                interceptors,
-                ServerBounds(
-                    max_request_bytes,
-                    MAX_MESSAGE_BYTES,
-                    max_calls or _UNREAD_CALLS,
-                    clients_ping_s / 2,
-                    _HANDSHAKE_MS / 1000,
-                    max_connections or 0,
-                    _SHARED_AGE_MS / 1000 if shares_port else 0,
-                ),
-                shares_port=shares_port,
+        plain = credentials is None and (tls is None or not tls.required)
+        servers: list[Any] = []
+        if builtin and plain:
+            age_s = _SHARED_AGE_MS / 1000 if shares_port else 0.0
+            bounds = ServerBounds(
+                max_request_bytes=max_request_bytes,
+                max_response_bytes=MAX_MESSAGE_BYTES,
+                max_calls=max_calls or _UNREAD_CALLS,
+                min_ping_interval_s=clients_ping_s / 2,
+                handshake_s=_HANDSHAKE_MS / 1000,
+                max_connections=max_connections or 0,
+                max_age_s=age_s,
             )
-        else:
-            self.server = grpc.aio.server(
-                interceptors=interceptors,
-                options=server_options(clients_ping_s, max_request_bytes, max_connections, shares_port=shares_port),
-                maximum_concurrent_rpcs=max_calls,
-            )
-        # gRPC waits for the calls of each registered method apart, and begins all these waits again with every call: with 25
-        # methods that is a part of a short request's cost. Without registered methods it waits once for all.
-        setattr(self.server, "add_registered_method_handlers", lambda service_name, method_handlers: None)  # noqa: B010
+            servers.append(Http2Server(interceptors, bounds, shares_port=shares_port))
+        if not servers or tls is not None:
+            options = server_options(clients_ping_s, max_request_bytes, max_connections, shares_port=shares_port)
+            servers.append(_library_server(interceptors, options, max_calls))
+        both: Any = servers[0] if len(servers) == 1 else _Servers(*servers)
+        self.server = both
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
@@ -206,6 +199,41 @@ class RpcServer:
         await self.server.stop(grace_s)
         if self._health_port is not None:
             await self._health_port.stop()
+
+
+def _library_server(interceptors: Sequence[grpc.aio.ServerInterceptor], options: Any, max_calls: int | None) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=max_calls)
+    # gRPC waits for the calls of each registered method apart, and begins all these waits again with every call: with 25
+    # methods that is a part of a short request's cost. Without registered methods it waits once for all.
+    setattr(server, "add_registered_method_handlers", lambda service_name, method_handlers: None)  # noqa: B010
+    return server
+
+
+class _Servers:
+    """Two servers with the same handlers: one for ports without TLS, one for ports with it."""
+
+    def __init__(self, plain: Http2Server, secure: grpc.aio.Server) -> None:
+        self._plain, self._secure = plain, secure
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        self._plain.add_generic_rpc_handlers(handlers)
+        self._secure.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """They are also among the generic handlers."""
+
+    def add_insecure_port(self, address: str) -> int:
+        return self._plain.add_insecure_port(address)
+
+    def add_secure_port(self, address: str, credentials: grpc.ServerCredentials) -> int:
+        return self._secure.add_secure_port(address, credentials)
+
+    async def start(self) -> None:
+        await self._plain.start()
+        await self._secure.start()
+
+    async def stop(self, grace: float | None) -> None:
+        await asyncio.gather(self._plain.stop(grace), self._secure.stop(grace))
 
 
 def _guards(tls: ServiceTls | None) -> list[grpc.aio.ServerInterceptor]:

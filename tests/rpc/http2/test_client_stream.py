@@ -182,7 +182,9 @@ async def test_a_message_above_the_bound_ends_the_call() -> None:
 
     async with serving(huge) as (address, _), calling(address) as received:
         end = await ended(received)
-        assert end == CallEnd(grpc.StatusCode.INTERNAL, f"a message of {MAX_BYTES + 1} bytes, at most {MAX_BYTES} are read")
+        assert end == CallEnd(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message of {MAX_BYTES + 1} bytes, at most {MAX_BYTES} are read"
+        )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class MessageReader:
         except zlib.error as error:
             raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding}: {error}") from None
         if len(data) > self._max_bytes:
-            raise self._too_large("uncompressed, more bytes")
+            raise self._too_large("more bytes when it is uncompressed")
         if not inflating.eof:
             raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding}: it is cut off")
         return data

@@ -17,6 +17,7 @@ from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
 from ryzanstein.lab.simulation.rpc.client import Channel
 from ryzanstein.lab.simulation.rpc.server import Server
 from ryzanstein.lab.simulation.rpc.stream import CONNECT, SimulatedClientStream
+from ryzanstein.rpc import server as rpc_server
 from ryzanstein.rpc.http2 import dialing
 from ryzanstein.rpc.http2.client_stream import MessageReceiver
 
@@ -24,7 +25,7 @@ Options = Sequence[tuple[str, Any]]
 
 
 def install(network: SimulatedNetwork) -> None:
-    """Makes `grpc.aio` create simulated channels and servers, and `rpc.http2` simulated streams, from now on.
+    """Makes `grpc.aio` create simulated channels and servers, and `rpc.http2` simulated streams and servers, from now on.
 
     Called with a parameter that is not simulated, they raise TypeError.
     """
@@ -38,6 +39,9 @@ def install(network: SimulatedNetwork) -> None:
         # The options and the bound on calls have no effect here.
         return Server(network, interceptors)
 
+    def builtin(interceptors: Sequence[grpc.aio.ServerInterceptor], *_: Any, **__: Any) -> Server:
+        return Server(network, interceptors)
+
     async def open_stream(address: str, method: str, receiver: MessageReceiver, *_: Any) -> SimulatedClientStream:
         if method != CONNECT:
             raise TypeError(f"{method} is not simulated")
@@ -45,5 +49,7 @@ def install(network: SimulatedNetwork) -> None:
 
     aio: Any = grpc.aio
     aio.insecure_channel, aio.server = insecure_channel, server
+    ours: Any = rpc_server
+    ours.Http2Server = builtin
     stream: Any = dialing
     stream.open_stream = open_stream

@@ -73,7 +73,7 @@ class ServerCall:
 
     def __init__(self, stream: CallStream, head: RequestHead, handlers: Handlers) -> None:
         self._stream, self._head, self._handlers = stream, head, handlers
-        self._reader = MessageReader(self._take, handlers.max_message_bytes, head.encoding)
+        self._reader: MessageReader | None = MessageReader(self._take, handlers.max_message_bytes, head.encoding)
         self._requests: deque[bytes] = deque()
         self._unread_bytes = self._num_taken = 0
         self._requests_ended = False
@@ -101,7 +101,7 @@ class ServerCall:
 
     def receive(self, payload: bytes) -> None:
         """Takes a part of the request's messages."""
-        if self._finished:
+        if self._finished or self._reader is None:
             return
         try:
             self._reader.feed(payload)
@@ -112,7 +112,7 @@ class ServerCall:
     def half_closed(self) -> None:
         """Called when the client sends no more."""
         self._requests_ended = True
-        if not self._reader.between:
+        if self._reader is not None and not self._reader.between:
             self._end_at_once(grpc.StatusCode.INTERNAL, "the request ends within a message")
         self._wake(self._arrived)
 
@@ -168,6 +168,9 @@ class ServerCall:
                 self._timer.cancel()
             for callback in self._callbacks:
                 callback(self)
+            # Each of these knows the call: without them it is freed at once, with its request, and not at the next collection.
+            self._reader = self._timer = self._task = None
+            self._callbacks = []
 
     async def _serve(self, handler: Any) -> None:
         behavior: Behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream

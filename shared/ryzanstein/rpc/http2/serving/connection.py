@@ -169,14 +169,16 @@ class Stream:
             # A client that still sends is asked to stop (RFC 9113, section 8.1).
             self._connection.write(frames if self.half_closed else frames + reset(self.id, ErrorCode.NO_ERROR))
             self._connection.forget(self)
+            self.call = None
 
     def drop(self) -> None:
         """Ends the stream without a word: the client has left it."""
         self.over = True
         self._unsent.clear()
         self.unsent_bytes = 0
-        if self.call is not None:
-            self.call.cancel()
+        call, self.call = self.call, None
+        if call is not None:
+            call.cancel()
 
 
 class ServerConnection(asyncio.Protocol):

@@ -93,6 +93,8 @@ class Http2Server:
             server.close()
         for connection in list(self._connections):
             connection.go_away()
+        while self._new:
+            self._start(self._new.popleft())
         if grace and self._calls:
             await asyncio.wait(self._calls, timeout=grace)
         for connection in list(self._connections):
@@ -138,13 +140,17 @@ class Http2Server:
             loop.call_soon(self._start_some, passes - 1)
             return
         for _ in range(min(_STARTS, len(self._new))):
-            call = self._new.popleft()
-            task = loop.create_task(call.run())
-            call.start(task)
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
+            self._start(self._new.popleft())
         if self._new:
             loop.call_soon(self._start_some, _PASSES)
+
+    def _start(self, call: ServerCall) -> None:
+        if call.done():  # its client has left it
+            return
+        task = asyncio.get_running_loop().create_task(call.run())
+        call.start(task)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
     async def handler(self, details: CallDetails) -> Any:
         """Implements `Handlers`."""
