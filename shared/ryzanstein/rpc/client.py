@@ -14,6 +14,7 @@ import grpc
 from ryzanstein.auth.peers.peer import Expect, Peer, PeerRole
 from ryzanstein.leaders.channel import LeaderChannel
 from ryzanstein.rpc.http2 import dialing
+from ryzanstein.rpc.http2.call_end import CallFailedError, no_server
 from ryzanstein.rpc.http2.client_stream import ClientStream, MessageReceiver
 from ryzanstein.rpc.http2.dialing import StreamTls
 from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
@@ -151,7 +152,10 @@ class Dialer:
         from ryzanstein.rpc.tls.client_context import client_context
 
         if (current := self._certificates.current) is not self._context_of:
-            self._context_of, self._context = current, client_context(current)
+            try:
+                self._context_of, self._context = current, client_context(current)
+            except OSError as error:  # what OpenSSL says
+                raise CallFailedError(no_server(f"the certificates cannot be used: {error}")) from None
         return StreamTls(self._context, expect.server_name(self._certificates.trust))
 
     def open_blocking(self, address: str, expect: Expect) -> grpc.Channel:

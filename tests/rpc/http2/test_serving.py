@@ -122,7 +122,7 @@ async def test_a_breach_of_the_protocol_ends_the_connection_with_its_reason(sent
 async def test_calls_that_are_reset_at_once_end_and_too_many_end_the_connection() -> None:
     service = Service()
     async with serving(service) as (_, port), connected(port) as client:
-        for number in range(1, 3000, 2):
+        for number in range(1, 12_000, 2):
             client.send(frame(HEADERS, END_HEADERS, number, head("Sleep")) + frame(RST, 0, number, b"\0\0\0\x08"))
             if number % 100 == 1:
                 await asyncio.sleep(0)
@@ -139,6 +139,7 @@ async def test_calls_that_are_reset_at_once_end_and_too_many_end_the_connection(
     [
         (call(method="Nothing"), (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")),
         (call(grpc_timeout="soon"), (grpc.StatusCode.INTERNAL, "grpc-timeout 'soon' is not a duration")),
+        (call(x_y_bin="??"), (grpc.StatusCode.INTERNAL, "the value of 'x-y-bin' is not base64")),
         (call(method="Sleep", grpc_timeout="50m"), (grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call is over")),
         (call(method="Sleep", grpc_timeout="0n"), (grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call is over")),
         (

@@ -54,7 +54,7 @@ class CallFailedError(Exception):
         self.end = end
 
 
-def unavailable(details: str) -> CallEnd:
+def no_server(details: str) -> CallEnd:
     """Returns the end of a call whose connection there is not, or not any more."""
     return CallEnd(grpc.StatusCode.UNAVAILABLE, details)
 

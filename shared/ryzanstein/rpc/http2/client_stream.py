@@ -15,7 +15,7 @@ import grpc
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from ryzanstein.rpc.http2.call_end import NO_STATUS, CallEnd, end_of_headers, end_of_reset, unavailable
+from ryzanstein.rpc.http2.call_end import NO_STATUS, CallEnd, end_of_headers, end_of_reset, no_server
 from ryzanstein.rpc.http2.frames import (
     DEFAULT_WINDOW,
     MAX_FRAME_BYTES,
@@ -39,7 +39,7 @@ from ryzanstein.rpc.http2.frames import (
     without_padding,
 )
 from ryzanstein.rpc.http2.messages import MessageError, MessageReader, prefixed
-from ryzanstein.rpc.http2.outbox import Outbox
+from ryzanstein.rpc.http2.pass_writer import PassWriter
 
 _STREAM = 1
 WINDOW_BYTES = 4 * 2**20
@@ -81,7 +81,7 @@ class ClientStream(asyncio.Protocol):
         self._messages = MessageReader(self._message, max_message_bytes)
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._outbox: Outbox | None = None
+        self._writer: PassWriter | None = None
         self._unsent = memoryview(b"")
         self._paused = False
         # How much this end may send, on the connection and on the stream.
@@ -115,12 +115,12 @@ class ClientStream(asyncio.Protocol):
         self._over, self._transport = True, None
         if transport is None or transport.is_closing():
             return
-        if self._paused or self._outbox is None:  # a peer that does not read must not keep the connection
+        if self._paused or self._writer is None:  # a peer that does not read must not keep the connection
             transport.abort()
             return
         if not was_over:
-            self._outbox.write(reset(_STREAM, ErrorCode.CANCEL) + goaway(ErrorCode.NO_ERROR))
-        self._outbox.flush()
+            self._writer.write(reset(_STREAM, ErrorCode.CANCEL) + goaway(ErrorCode.NO_ERROR))
+        self._writer.flush()
         transport.close()
         asyncio.get_running_loop().call_later(_CLOSING_S, transport.abort)
 
@@ -129,9 +129,9 @@ class ClientStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports only look like asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._outbox = Outbox(self._transport)
+        self._writer = PassWriter(self._transport)
         headers = Encoder().encode(self._headers.items(), huffman=False)
-        self._outbox.write(
+        self._writer.write(
             PREFACE
             + settings_frame({Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES})
             + window_update(0, WINDOW_BYTES - DEFAULT_WINDOW)
@@ -140,7 +140,7 @@ class ClientStream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = "" if exc is None else f": {exc}"
-        self._end(unavailable(f"the connection was lost{why}"))
+        self._end(no_server(f"the connection was lost{why}"))
 
     def eof_received(self) -> bool:
         return False
@@ -266,7 +266,7 @@ class ClientStream(asyncio.Protocol):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         if int.from_bytes(payload[:4]) & MAX_WINDOW < _STREAM:
             code, why = int.from_bytes(payload[4:8]), payload[8:].decode(errors="replace")
-            self._end(unavailable(f"the server takes no calls (code {code}{why and ', '}{why})"))
+            self._end(no_server(f"the server takes no calls (code {code}{why and ', '}{why})"))
 
     # Writing.
 
@@ -291,8 +291,8 @@ class ClientStream(asyncio.Protocol):
             self._receiver.writable()
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None and self._outbox is not None:
-            self._outbox.write(data)
+        if self._transport is not None and self._writer is not None:
+            self._writer.write(data)
             if self._paused and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
                 raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "it asks for answers and reads none")
 
@@ -308,9 +308,9 @@ class ClientStream(asyncio.Protocol):
         self._end(CallEnd(code, str(error)))
         if transport is not None and self._paused:
             transport.abort()
-        elif transport is not None and self._outbox is not None:
-            self._outbox.write(goaway(error.code, str(error)))
-            self._outbox.flush()
+        elif transport is not None and self._writer is not None:
+            self._writer.write(goaway(error.code, str(error)))
+            self._writer.flush()
             transport.close()
 
     def _end(self, end: CallEnd) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ryzanstein.addresses import split_address
-from ryzanstein.rpc.http2.call_end import CallFailedError, unavailable
+from ryzanstein.rpc.http2.call_end import CallFailedError, no_server
 from ryzanstein.rpc.http2.client_stream import ClientStream, MessageReceiver
 
 _CLOSING_S = 1.0
@@ -41,12 +41,12 @@ async def open_stream(
             ssl_shutdown_timeout=_CLOSING_S if tls else None,
         )
     except ssl.SSLCertVerificationError as error:
-        raise CallFailedError(unavailable(f"{address} is not trusted: {error.verify_message}")) from None
+        raise CallFailedError(no_server(f"{address} is not trusted: {error.verify_message}")) from None
     except OSError as error:  # also what OpenSSL says
         why = getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
-        raise CallFailedError(unavailable(f"no connection to {address}: {why}")) from None
+        raise CallFailedError(no_server(f"no connection to {address}: {why}")) from None
     except ValueError as error:
-        raise CallFailedError(unavailable(f"the address {error}")) from None
+        raise CallFailedError(no_server(f"the address {error}")) from None
     return stream
 
 

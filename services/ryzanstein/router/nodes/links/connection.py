@@ -94,7 +94,8 @@ class Connection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 self._stream = await dialer.open_stream(address, expect, _METHOD, self)
-                self._stream.send(worker.ConnectRequest(hello=hello).SerializeToString())
+                if self._stream.ready:  # else it has ended by now, and says why
+                    self._stream.send(worker.ConnectRequest(hello=hello).SerializeToString())
                 frame = await self._first
         except CallFailedError as failure:
             raise _failed(failure.end) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -106,20 +107,21 @@ class ServerCall:
         try:
             self._reader.feed(payload)
         except MessageError as error:
-            self._end_at_once(error.code, str(error))
+            self.end(error.code, str(error))
         self._credit()
 
     def half_closed(self) -> None:
         """Called when the client sends no more."""
         self._requests_ended = True
         if self._reader is not None and not self._reader.between:
-            self._end_at_once(grpc.StatusCode.INTERNAL, "the request ends within a message")
+            self.end(grpc.StatusCode.INTERNAL, "the request ends within a message")
         self._wake(self._arrived)
 
     def cancel(self) -> None:
         """Ends the call: the client, or its connection, is gone."""
         if not self._finished:
             self._finished = self._cancelled = True
+            self._reader = None
             self._stop()
 
     def sent(self) -> None:
@@ -134,9 +136,10 @@ class ServerCall:
         self._wake(self._arrived)
 
     def _late(self) -> None:
-        self._end_at_once(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call is over")
+        self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call is over")
 
-    def _end_at_once(self, code: grpc.StatusCode, details: str) -> None:
+    def end(self, code: grpc.StatusCode, details: str) -> None:
+        """Ends the call with a status now, and its handler."""
         self.finish(code, details)
         self._stop()
 
@@ -178,7 +181,7 @@ class ServerCall:
         self._reads_many, self._writes_many = handler.request_streaming, handler.response_streaming
         request = self._iterate() if self._reads_many else await self._only_request()
         answer = behavior(request, self)
-        if hasattr(answer, "__aiter__"):
+        if inspect.isasyncgen(answer):
             async with aclosing(answer) as responses:
                 async for response in responses:
                     await self.write(response)

@@ -11,6 +11,7 @@ import grpc
 import structlog
 from hpack.exceptions import HPACKError
 
+from ryzanstein.addresses import join_address
 from ryzanstein.rpc.http2.frames import (
     DEFAULT_WINDOW,
     MAX_FRAME_BYTES,
@@ -32,7 +33,7 @@ from ryzanstein.rpc.http2.frames import (
     window_update,
     without_padding,
 )
-from ryzanstein.rpc.http2.outbox import Outbox
+from ryzanstein.rpc.http2.pass_writer import PassWriter
 from ryzanstein.rpc.http2.serving.call import Handlers, ServerCall
 from ryzanstein.rpc.http2.serving.headers import (
     MAX_BLOCK_BYTES,
@@ -54,7 +55,7 @@ _MAX_BLOCK_FRAMES = 32
 _CLOSING_S = 1.0
 
 
-class Host(Handlers, Protocol):
+class ConnectionHost(Handlers, Protocol):
     """The server of a connection."""
 
     max_streams: int
@@ -184,11 +185,11 @@ class Stream:
 class ServerConnection(asyncio.Protocol):
     """One connection, whose calls the host runs."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ConnectionHost) -> None:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._outbox: Outbox | None = None
+        self._writer: PassWriter | None = None
         self._frames = FrameReader(self._take)
         self._heads = RequestHeads()
         self._manners = Manners(host.min_ping_interval_s)
@@ -214,7 +215,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports only look like asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._outbox = Outbox(self._transport)
+        self._writer = PassWriter(self._transport)
         self.peer = _peer(transport.get_extra_info("peername"))
         if not self._host.joined(self):
             self._transport.abort()
@@ -347,6 +348,7 @@ class ServerConnection(asyncio.Protocol):
             self._streams[stream_id] = stream
             if not self._host.begin(call):
                 del self._streams[stream_id]
+                stream.drop()
                 self._refuse(stream_id, _TOO_MANY)
 
     def _refuse(self, stream_id: int, problem: tuple[grpc.StatusCode, str]) -> None:
@@ -466,8 +468,8 @@ class ServerConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Hands bytes to the transport. Raises Http2Error when far too many are not read."""
-        if self._transport is not None and self._outbox is not None:
-            self._outbox.write(data)
+        if self._transport is not None and self._writer is not None:
+            self._writer.write(data)
             if self._paused and self._transport.get_write_buffer_size() > MAX_UNREAD_ANSWERS:
                 self._abort()
 
@@ -502,12 +504,12 @@ class ServerConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         transport, self._transport = self._transport, None
-        if transport is None or self._outbox is None:
+        if transport is None or self._writer is None:
             return
         if self._paused:
             transport.abort()
             return
-        self._outbox.flush()
+        self._writer.flush()
         transport.close()
         # A client that does not read must not keep the connection.
         self._loop.call_later(_CLOSING_S, transport.abort)
@@ -543,5 +545,5 @@ def _peer(address: object) -> str:
     """Returns a client's address as gRPC writes it."""
     if not isinstance(address, tuple):
         return "unix:"
-    host, port = address[0], address[1]
-    return f"ipv6:{quote(f'[{host}]', safe=':')}:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    family = "ipv6" if ":" in address[0] else "ipv4"
+    return f"{family}:{quote(join_address(*address[:2]), safe=':')}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -86,7 +86,8 @@ def _head(fields: list[tuple[bytes, bytes]]) -> RequestHead:
         elif name in _OWN:
             own[name] = value
         elif name.endswith(_BINARY):
-            metadata.extend((name, each) for each in _from_base64(raw_value))
+            own[_BINARY] = name if (values := _from_base64(raw_value)) is None else own.get(_BINARY, "")
+            metadata.extend((name, each) for each in values or ())
         else:
             metadata.append((name, value))
     if pseudo.get(":method") != "POST":
@@ -105,6 +106,8 @@ def _problem(own: Mapping[str, str], size: int) -> tuple[grpc.StatusCode, str] |
         return grpc.StatusCode.RESOURCE_EXHAUSTED, f"metadata of {size} bytes, at most {MAX_METADATA_BYTES} are read"
     if encoding not in ENCODINGS.split(","):
         return grpc.StatusCode.UNIMPLEMENTED, f"the encoding {encoding[:32]!r} is not known; known are {ENCODINGS}"
+    if name := own.get(_BINARY):
+        return grpc.StatusCode.INTERNAL, f"the value of {name[:32]!r} is not base64"
     if not _TIMEOUT.fullmatch(timeout):
         return grpc.StatusCode.INTERNAL, f"grpc-timeout {timeout[:32]!r} is not a duration"
     return None
@@ -114,13 +117,12 @@ def _seconds(timeout: str) -> float:
     return int(timeout[:-1]) * _UNIT_S[timeout[-1]]
 
 
-def _from_base64(value: bytes) -> Iterable[bytes]:
-    """Yields the values of a binary field. Several may be joined with commas, and padding may be missing."""
-    for each in value.split(b","):
-        try:
-            yield base64.b64decode(each + b"=" * (-len(each) % 4))
-        except binascii.Error:
-            yield each
+def _from_base64(value: bytes) -> list[bytes] | None:
+    """Returns the values of a binary field, with commas between; None if one is not base64. Padding may be missing."""
+    try:
+        return [base64.b64decode(each + b"=" * (-len(each) % 4), validate=True) for each in value.split(b",")]
+    except binascii.Error:
+        return None
 
 
 def response_head(metadata: Metadata = ()) -> bytes:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from ryzanstein.addresses import EVERY_HOST, split_address
+from ryzanstein.addresses import EVERY_HOST
 
 
-def bound_sockets(address: str, *, shares_port: bool = False) -> list[socket.socket]:
+def bound_sockets(host: str, port: int, *, shares_port: bool = False) -> list[socket.socket]:
     """Returns sockets that are bound to host:port and do not listen yet, one for each address of the host.
 
     With port 0 they have the same free port. A host that stands for all addresses has one socket for IPv4 and IPv6. If it
     `shares_port`, other processes may listen there too. Raises OSError.
     """
-    host, _, port = address.rpartition(":")
-    number = int(port)
-    if number:
-        host, number = split_address(address)
-    host = host[1:-1] if host.startswith("[") else host
-    if host in EVERY_HOST and (both := _for_all(number, shares_port)) is not None:
+    if host in EVERY_HOST and (both := _for_all(port, shares_port)) is not None:
         return [both]
     sockets: list[socket.socket] = []
     try:
-        for family, _, _, _, where in socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
             if not sockets:
-                sockets.append(_bound(family, (where[0], number), shares_port))
+                sockets.append(_bound(family, (where[0], port), shares_port))
                 continue
             with suppress(OSError):  # a host may have an address that this machine has not
                 sockets.append(_bound(family, (where[0], sockets[0].getsockname()[1]), shares_port))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from ryzanstein.rpc.http2.frames import ErrorCode, Http2Error
 
 _MAX_STRIKES = 2
-_MAX_RESETS, _RESETS_PER_S = 1000, 200.0
+# A proxy whose clients all leave at once resets many calls.
+_MAX_RESETS, _RESETS_PER_S = 4000, 500.0
 _MAX_EMPTY, _EMPTY_PER_S = 1000, 100.0
 
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
+from ryzanstein.addresses import host_of
 from ryzanstein.rpc.http2.serving.call import CallDetails, ServerCall
 from ryzanstein.rpc.http2.serving.connection import ServerConnection
 from ryzanstein.rpc.http2.serving.listening import bound_sockets
@@ -53,10 +56,11 @@ class Http2Server:
         self.min_ping_interval_s, self.handshake_s = bounds.min_ping_interval_s, bounds.handshake_s
         self.keepalive_s, self.keepalive_timeout_s = _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S
         self._generic: list[Any] = []
+        self._handlers: dict[str, Any] = {}
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._connections: dict[ServerConnection, asyncio.TimerHandle | None] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], ServerCall] = {}
         self._new: deque[ServerCall] = deque()
         self._find: Callable[[CallDetails], Any] = self._handler_of
         for interceptor in reversed(interceptors):
@@ -72,7 +76,8 @@ class Http2Server:
     def add_insecure_port(self, address: str) -> int:
         """Binds host:port and returns the port. Raises RuntimeError, as gRPC does, if it is taken."""
         try:
-            sockets = bound_sockets(address, shares_port=self._shares_port)
+            port = address.rpartition(":")[2]
+            sockets = bound_sockets(host_of(address), int(port), shares_port=self._shares_port)
         except (OSError, ValueError) as error:
             raise RuntimeError(str(error)) from None
         self._sockets += sockets
@@ -97,12 +102,12 @@ class Http2Server:
             self._start(self._new.popleft())
         if grace and self._calls:
             await asyncio.wait(self._calls, timeout=grace)
-        for connection in list(self._connections):
-            connection.close()
-        for call in self._calls:
-            call.cancel()
+        for call in list(self._calls.values()):
+            call.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
         if self._calls:
             await asyncio.wait(self._calls)
+        for connection in list(self._connections):
+            connection.close()
 
     # What connections ask.
 
@@ -149,16 +154,19 @@ class Http2Server:
             return
         task = asyncio.get_running_loop().create_task(call.run())
         call.start(task)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._calls[task] = call
+        task.add_done_callback(self._calls.pop)
 
     async def handler(self, details: CallDetails) -> Any:
         """Implements `Handlers`."""
         return await self._find(details)
 
     async def _handler_of(self, details: CallDetails) -> Any:
+        if (known := self._handlers.get(details.method)) is not None:
+            return known
         for each in self._generic:
             if (found := each.service(details)) is not None:
+                self._handlers[details.method] = found
                 return found
         return None
 

@@ -7,7 +7,7 @@ import asyncio
 MAX_BYTES = 64 * 1024
 
 
-class Outbox:
+class PassWriter:
     """The bytes that wait for the end of the pass, or until they are many."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
