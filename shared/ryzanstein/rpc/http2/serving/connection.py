@@ -206,10 +206,6 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
 
-    @property
-    def idle(self) -> bool:
-        return not self._streams
-
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -233,6 +229,7 @@ class ServerConnection(asyncio.Protocol):
         self._waiting.clear()
         for stream in streams.values():
             stream.drop()
+        self._frames = FrameReader(_ignore)  # one that knows this connection would keep it until the next collection
         self._host.left(self)
 
     def pause_writing(self) -> None:
@@ -534,6 +531,10 @@ class ServerConnection(asyncio.Protocol):
 
 
 _TOO_MANY = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+
+
+def _ignore(kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    pass
 
 
 def _goaway(last_id: int, code: ErrorCode, why: str) -> bytes:

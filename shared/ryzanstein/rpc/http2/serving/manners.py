@@ -10,7 +10,7 @@ from ryzanstein.rpc.http2.frames import ErrorCode, Http2Error
 _MAX_STRIKES = 2
 # A proxy whose clients all leave at once resets many calls.
 _MAX_RESETS, _RESETS_PER_S = 4000, 500.0
-_MAX_EMPTY, _EMPTY_PER_S = 1000, 100.0
+_MAX_EMPTY, _EMPTY_PER_S = 4000, 1000.0
 
 
 class TooManyPingsError(Http2Error):
