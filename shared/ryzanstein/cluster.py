@@ -12,6 +12,9 @@ from typing import Self
 from ryzanstein.adapters import DeployedAdapters
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 
+MAX_PLACE_CHARS = 253
+"""Of the name of a host or a zone."""
+
 
 class OpenEnum(IntEnum):
     """An enum that accepts any number, like a proto3 enum.
@@ -257,7 +260,7 @@ class Node:
 
     `models` are all its models and `memory_bytes` is what it has for them. An older node reports
     neither: it serves `model`, and one at a time. For others `model`, `state`, `context_length` and
-    `load` are those of the first model.
+    `load` are those of the first model. `host` is the machine, empty from an older node, and `zone` that of the machine.
     """
 
     node_id: str
@@ -274,10 +277,17 @@ class Node:
     models: tuple[ModelReport, ...] = ()
     memory_bytes: int = 0
     tls_address: str = ""
+    host: str = ""
+    zone: str = ""
 
     def address_with(self, *, tls: bool) -> str:
         """Returns where a client with or without TLS dials it. Empty: such a client cannot."""
         return self.tls_address if tls else self.address
+
+    @property
+    def machine(self) -> str:
+        """What it is lost together with: its host. An older node does not name it, and counts as alone."""
+        return self.host or self.node_id
 
     @property
     def plural(self) -> bool:

@@ -45,7 +45,7 @@ async def next_update(call):
 async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     watch = serving.stub.WatchCluster(pb.WatchClusterRequest(watcher_id="t"))
     assert list((await next_update(watch)).snapshot.nodes) == []
-    grant = await serving.register("a", incarnation="i", context_length=0)
+    grant = await serving.register("a", incarnation="i", context_length=0, host="h7", zone="z1")
     assert (grant.lease_duration.ToSeconds(), grant.heartbeat_interval.ToMilliseconds()) == (3, 500)
     assert (await next_update(watch)).delta.node.node_id == "a"
     beats = Beats(serving, "a", grant.lease_id)
@@ -56,6 +56,7 @@ async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     assert (delta.version, delta.node.state, delta.node.model, delta.node.context_length) == (2, READY, "m", 512)
     (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
     assert (node.address, node.incarnation, node.state) == ("127.0.0.1:50061", "i", READY)
+    assert (node.host, node.zone) == ("h7", "z1")
     watch.cancel()
 
 
@@ -228,6 +229,8 @@ INVALID = [
     ("RegisterNode", a_node(address="h" * 300 + ":1"), "node.address"),
     ("RegisterNode", a_node(incarnation=""), "node.incarnation"),
     ("RegisterNode", a_node(incarnation="x" * 129), "node.incarnation"),
+    ("RegisterNode", a_node(host="h" * 254), "node.host"),
+    ("RegisterNode", a_node(zone="z" * 254), "node.zone"),
     ("RegisterNode", a_node(tp=0), "node.tp"),
     ("RegisterNode", a_node(tp=2**32 - 1), "node.tp"),
     ("RegisterNode", a_node(model="m" * 129), "node.model"),

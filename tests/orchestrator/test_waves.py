@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -43,8 +44,9 @@ class Replicas:
         report = self.reports[i]
         load = Load(running=running, capacity=CAPACITY) if report.state is READY else Load()
         memory = 200 if i in self.beside else 100
-        host = f"host-{i // self.per_host}:1"
-        return Node(f"n{i:04}", host, "1", models=(replace(report, load=load),), memory_bytes=memory)
+        host = f"host-{i // self.per_host}" if self.per_host > 1 else ""
+        models = (replace(report, load=load),)
+        return Node(f"n{i:04}", "h:1", "1", models=models, memory_bytes=memory, host=host)
 
     @property
     def ready(self) -> int:
@@ -188,6 +190,32 @@ def test_no_two_replicas_of_a_host_change_while_another_host_has_some() -> None:
         left = {i // 4 for i, report in enumerate(replicas.reports) if report.revision == 1}
         assert len(hosts) == len(set(hosts)) or not left - set(hosts)
         assert replicas.now < 3600
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 5), st.floats(0.1, 1.0), st.integers(0, 60), st.integers(0, 2**32))
+def test_no_host_loses_more_replicas_than_another_that_has_candidates(per: int, share: float, demand: int, seed: int) -> None:
+    """Also where the replicas of the other host are too large to be spared."""
+    chance = random.Random(seed)
+    count = per * chance.randrange(1, 5)
+    sizes = [chance.choice((1, 4, 30)) for _ in range(count)]
+    replicas = Replicas(count, load_s=20, per_host=per, demand=demand, bounds=RolloutBounds(max_unavailable=share))
+    node = replicas.node
+
+    def sized(i: int, running: int) -> Node:
+        made = node(i, running)
+        (report,) = made.models
+        load = replace(report.load, capacity=sizes[i]) if report.state is READY else report.load
+        return replace(made, models=(replace(report, load=load),))
+
+    replicas.node = sized  # type: ignore[method-assign]
+    for _ in range(150):
+        before = set(replicas.began)
+        replicas.step()
+        changing = Counter(i // per for i in replicas.began)
+        left = [changing[i // per] for i, report in enumerate(replicas.reports) if report.revision == 1]
+        for i in set(replicas.began) - before:
+            assert not left or changing[i // per] <= min(left) + 1
 
 
 @pytest.mark.parametrize(("count", "failing", "reached"), [(10, {0}, 0), (10, {1}, 1), (1000, set(range(500, 520)), 980)])

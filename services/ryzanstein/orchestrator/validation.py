@@ -7,7 +7,7 @@ from collections.abc import Sized
 
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter
-from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeReport
+from ryzanstein.cluster import MAX_PLACE_CHARS, Deployment, ModelNeed, ModelReport, Node, NodeReport
 from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
 
 MAX_PATH_CHARS = 1024
@@ -40,6 +40,8 @@ def check_node(node: Node) -> None:
     if not 1 <= node.tp <= MAX_TP:
         raise errors.invalid("node.tp", f"must be in [1, {MAX_TP}]", node.tp)
     check_model(node.model, "node.model")
+    _check_length(node.host, MAX_PLACE_CHARS, "node.host")
+    _check_length(node.zone, MAX_PLACE_CHARS, "node.zone")
     _check_models(node.models, "node.models")
 
 

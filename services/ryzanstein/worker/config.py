@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ryzanstein.cluster import MAX_PLACE_CHARS
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.model_paths import model_name
 from ryzanstein.files.models_home import model_path
@@ -89,6 +90,16 @@ class WorkerSettings(ServiceSettings):
         min_length=1,
         max_length=MAX_NAME_CHARS,
         description="name of the node; by default the host name",
+    )
+    node_host: str = Field(
+        default_factory=socket.gethostname,
+        max_length=MAX_PLACE_CHARS,
+        description="machine that the node runs on: replicas of a model are spread over machines; by default the host name",
+    )
+    node_zone: str = Field(
+        "",
+        max_length=MAX_PLACE_CHARS,
+        description="zone of the machine: replicas of a model are spread over zones; empty: none",
     )
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
     tls_port: int = Field(50065, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")

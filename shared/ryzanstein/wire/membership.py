@@ -108,6 +108,8 @@ def node_to_wire(node: Node) -> orchestrator.Node:
         models=map(model_report_to_wire, node.models),
         memory_bytes=node.memory_bytes,
         tls_address=node.tls_address,
+        host=node.host,
+        zone=node.zone,
     )
 
 
@@ -127,6 +129,8 @@ def node_from_wire(wire: orchestrator.Node) -> Node:
         models=tuple(map(model_report_from_wire, wire.models)),
         memory_bytes=wire.memory_bytes,
         tls_address=wire.tls_address,
+        host=wire.host,
+        zone=wire.zone,
     )
 
 

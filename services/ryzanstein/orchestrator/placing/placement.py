@@ -6,18 +6,18 @@ apply in this order:
 1. A node that serves a deployment, or was last assigned to it, keeps it. An older node keeps only
    deployments that state a number of replicas.
 2. Deployments that lack replicas are placed, the largest first: on nodes that have not failed them,
-   where no other model gives way, with the most memory left; then by rendezvous hash (Thaler and
-   Ravishankar, 1998).
+   where no other model gives way, in the zone and then on the host with the fewest replicas, with the
+   most memory left; then by rendezvous hash (Thaler and Ravishankar, 1998).
 3. Deployments that want every node are added to every node that they fit on. Older nodes that are
    left over are shared among them.
 
 A new deployment therefore never takes the place of one that is assigned; it stays short instead.
+Replicas do not move to where fewer are: that would cost loads. Those of a smaller number stay apart.
 The result does not depend on the order of the nodes, and changes little when one comes or goes.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +25,7 @@ from hashlib import blake2b
 
 from ryzanstein.cluster import Deployment, ModelNeed, Node
 from ryzanstein.orchestrator.placing.packing import NodeRoom, NodeShortage
+from ryzanstein.orchestrator.placing.spreading import SpreadOption, spread
 
 Failed = Collection[tuple[str, str]]
 """Node ids and models: which nodes lately failed to serve which model, see `refusals`."""
@@ -133,21 +134,26 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
         has_failed = room.fails(deployment) or (room.node.node_id, deployment.model) in reports.failed
         return room.node.plural and not has_failed
 
-    _keep_where(deployments, where(assigned=True, served=True), counts)
+    _keep_where(deployments, where(assigned=True, served=True), counts, rooms)
     if before:
         absent = zip(deployments, where(assigned=True, served=False), strict=True)
-        _keep_where(deployments, [[r for r in found if awaited(d, r)] for d, found in absent], counts, fitting=True)
-    _keep_where(deployments, where(assigned=False, served=True), counts, fitting=bool(before))
+        _keep_where(deployments, [[r for r in found if awaited(d, r)] for d, found in absent], counts, rooms, fitting=True)
+    _keep_where(deployments, where(assigned=False, served=True), counts, rooms, fitting=bool(before))
     return counts
 
 
 def _keep_where(
-    deployments: Sequence[Deployment], where: Sequence[list[NodeRoom]], counts: Counter[str], *, fitting: bool = False
+    deployments: Sequence[Deployment],
+    where: Sequence[list[NodeRoom]],
+    counts: Counter[str],
+    everywhere: Sequence[NodeRoom],
+    *,
+    fitting: bool = False,
 ) -> None:
     """Puts deployments on their nodes. `fitting`: only where they fit, as an older node's always must."""
     for deployment, rooms in zip(deployments, where, strict=True):
         wanted = deployment.replicas - counts[deployment.model] if deployment.replicas else len(rooms)
-        for room in _first(rooms, wanted, deployment.model):
+        for room in _first(rooms, wanted, deployment.model, everywhere):
             if room.node.plural and (not fitting or room.fits(deployment)):
                 keeps = True
             else:
@@ -157,9 +163,17 @@ def _keep_where(
                 counts[deployment.model] += 1
 
 
-def _first(rooms: list[NodeRoom], limit: int, model: str) -> list[NodeRoom]:
-    """Returns at most `limit` rooms, the same ones whatever their order."""
-    return rooms if len(rooms) <= limit else sorted(rooms, key=lambda room: _hash(model, room.node.node_id))[: max(0, limit)]
+def _first(rooms: list[NodeRoom], limit: int, model: str, everywhere: Sequence[NodeRoom]) -> list[NodeRoom]:
+    """Returns at most `limit` rooms, the same ones whatever their order, in different zones and on different hosts."""
+    if len(rooms) <= limit:
+        return rooms
+    options = (SpreadOption((), (0.0, _hash(model, room.node.node_id)), room.node) for room in rooms)
+    by_id = {room.node.node_id: room for room in rooms}
+    return [by_id[node.node_id] for node in spread(options, max(0, limit), _present(model, everywhere))]
+
+
+def _present(model: str, rooms: Iterable[NodeRoom]) -> Iterable[Node]:
+    return (room.node for room in rooms if model in room.placed)
 
 
 def _take(deployment: Deployment, missing: int, rooms: Sequence[NodeRoom], failed: Failed, counted: Collection[str]) -> None:
@@ -170,16 +184,17 @@ def _take(deployment: Deployment, missing: int, rooms: Sequence[NodeRoom], faile
     """
     model = deployment.model
 
-    def preference(room: NodeRoom) -> tuple[bool, bool, bool, float, bytes]:
+    def option(room: NodeRoom) -> SpreadOption:
         node, fails = room.node, room.fails(deployment)
         has_failed = fails if node.plural else node.model == model
         has_failed = has_failed or (node.node_id, model) in failed
         displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
-        return has_failed, has_failed and not fails, displaces, room.fraction(deployment), _hash(model, node.node_id)
+        tier = (has_failed, has_failed and not fails, displaces)
+        return SpreadOption(tier, (room.fraction(deployment), _hash(model, node.node_id)), node)
 
-    candidates = (room for room in rooms if model not in room.placed and room.fits(deployment))
-    for room in heapq.nsmallest(missing, candidates, key=preference):
-        room.put(deployment)
+    candidates = {room.node.node_id: room for room in rooms if model not in room.placed and room.fits(deployment)}
+    for node in spread(map(option, candidates.values()), missing, _present(model, rooms)):
+        candidates[node.node_id].put(deployment)
 
 
 def _spread(everywhere: Sequence[Deployment], rooms: Iterable[NodeRoom]) -> None:

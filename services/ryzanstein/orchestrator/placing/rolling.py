@@ -18,7 +18,6 @@ from typing import Annotated
 import structlog
 from pydantic import Field
 
-from ryzanstein.addresses import host_of
 from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
 
@@ -151,7 +150,7 @@ class RollingChanges:
         candidates = [] if why else [node for node in outdated if node.node_id not in change.turns]
         if len(members) > 1 and self._now() - change.began_at < self._bounds.min_ready_s:
             candidates = [node for node in candidates if wave.beside(node)]  # what the model can spare is not known yet
-        chosen = [node for node in wave.ordered(candidates) if places > wave.num_taken and wave.takes(node, needed)]
+        chosen = wave.choose(candidates, places, needed)
         if candidates and places > 0 and not chosen:
             why = _NONE_TO_SPARE
             if idle and self._may_take_anyway(change, deployment, members):
@@ -250,7 +249,6 @@ class _Wave:
 
     def __init__(self, deployment: Deployment, members: Sequence[Node], changing: Collection[str], needs: NodeNeeds) -> None:
         self._deployment, self._needs = deployment, needs
-        self.num_taken = 0
         reports = (node.report(deployment.model) for node in members)
         self._usual = max((report.load.capacity for report in reports if report is not None), default=0)
         self._left = sum(map(self._capacity, members))
@@ -265,24 +263,38 @@ class _Wave:
         num_on_host = self._hosts.copy()
         keyed: list[tuple[bool, int, str, Node]] = []
         for node in candidates:
-            host = _host(node)
+            host = node.machine
             keyed.append((not self.beside(node), num_on_host[host], node.node_id, node))
             num_on_host[host] += 1
         return [each[-1] for each in sorted(keyed, key=lambda each: each[:3])]
 
-    def takes(self, node: Node, needed: float) -> bool:
-        """Has the node change too if enough stays ready then, and returns whether it does."""
-        if not (self.beside(node) or not self._known or self._left - self._capacity(node) >= needed):
-            return False
-        self.num_taken += 1
-        self.take(node)
-        return True
+    def choose(self, candidates: Iterable[Node], places: int, needed: float) -> list[Node]:
+        """Returns at most `places` nodes that change too: enough stays ready then.
+
+        No host loses a second replica while another has a candidate for its first, also if that cannot be spared now.
+        """
+        chosen: list[Node] = []
+        ordered = self.ordered(candidates)
+        on_host = Counter(node.machine for node in ordered)
+        least = min((self._hosts[host] for host in on_host), default=0)
+        for node in ordered:
+            if len(chosen) >= places:
+                break
+            if self.beside(node) or (self._hosts[node.machine] <= least and self._spares(node, needed)):
+                chosen.append(node)
+                self.take(node)
+                on_host[node.machine] -= 1
+                least = min((self._hosts[host] for host, num in on_host.items() if num), default=0)
+        return chosen
+
+    def _spares(self, node: Node, needed: float) -> bool:
+        return not self._known or self._left - self._capacity(node) >= needed
 
     def take(self, node: Node) -> None:
         """Counts a node as changing: without what it serves, unless it loads the new revision beside that."""
         if not self.beside(node):
             self._left -= self._capacity(node)
-            self._hosts[_host(node)] += 1
+            self._hosts[node.machine] += 1
 
     def _capacity(self, node: Node) -> int:
         """Returns what a node runs at once: of one whose model sleeps, as much as the others, because a request wakes it."""
@@ -310,7 +322,3 @@ def kept(report: ModelReport, deployment: Deployment) -> Deployment:
 def _is_changing(node: Node, deployment: Deployment) -> bool:
     report = node.report(deployment.model)
     return report is not None and 0 < report.next_revision == deployment.revision and report.next_state is not NodeState.FAILED
-
-
-def _host(node: Node) -> str:
-    return host_of(node.address or node.tls_address)

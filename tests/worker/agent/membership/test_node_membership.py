@@ -164,9 +164,10 @@ async def test_leaving_a_dead_orchestrator_takes_no_time():
 @pytest.mark.long
 async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrator, start_node, demo_dir):
     """Becomes ready, drains and takes work again, changes over to a deployed model, goes back, and leaves on SIGTERM."""
-    node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", tp=1)
+    node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", "--node-zone", "z1", tp=1)
     await beat_with(orchestrator, NodeState.READY, "demo")
     assert orchestrator.nodes[0].address == node.address
+    assert (orchestrator.nodes[0].host, orchestrator.nodes[0].zone) == (socket.gethostname(), "z1")
     orchestrator.answer = pb.HeartbeatResponse(drain=True)
     await beat_with(orchestrator, NodeState.DRAINING, "demo")
     orchestrator.answer = pb.HeartbeatResponse()
