@@ -302,11 +302,31 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """How a new revision of a model replaces the earlier one. None: as the orchestrator's `tuning.rollout` says.
+
+    `max_unavailable` and `max_failed` are shares of the replicas, from 0 to 1. `allow_outage`: a replica changes also if what
+    runs and waits needs it.
+    """
+
+    max_unavailable: float | None = None
+    min_ready_s: float | None = None
+    progress_s: float | None = None
+    max_failed: float | None = None
+    allow_outage: bool = False
+
+
+DEFAULT_LIMITS = RolloutLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """A model that should run: a directory on the nodes, and how many nodes (0: every node).
 
     `revision`, from 1, counts how often the files were to be loaded; the orchestrator sets it. A
-    node unloads the model after `idle_unload_s` without work; 0: never.
+    node unloads the model after `idle_unload_s` without work; 0: never. `min_replicas` stay ready while
+    nodes drain or change; at most `max_replicas` nodes have it, 0: one more than `replicas`, while they
+    change. `earlier_path` is the directory before this one; empty: there was none.
     """
 
     model: str
@@ -314,6 +334,22 @@ class Deployment:
     replicas: int = 0
     revision: int = 0
     idle_unload_s: float = 0.0
+    min_replicas: int = 0
+    max_replicas: int = 0
+    rollout: RolloutLimits = DEFAULT_LIMITS
+    earlier_path: str = ""
+
+    @property
+    def limit(self) -> int:
+        """The most nodes that have it while none changes; 0: every node."""
+        return self.replicas or self.max_replicas
+
+    @property
+    def surge(self) -> int:
+        """How many nodes more may have it while they change."""
+        if not self.replicas:
+            return 0
+        return max(0, self.max_replicas - self.replicas) if self.max_replicas else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ def test_a_version_that_a_node_refuses_leaves_the_earlier_one_everywhere(cluster
     last = done.stderr.splitlines()[-1]
     assert "refused it and goes on with the earlier version: " in last, done.stderr
     assert str(broken) in last
-    assert last.endswith("; repair it and deploy it with --reload, or deploy the earlier directory again")
+    assert last.endswith("; repair it and deploy it with --reload, or return to the earlier directory with --rollback")
     assert len(cluster.listed()["second"]["outdated_nodes"]) == 2
     assert cluster.ready() == {"demo": 2, "second": 2}
     assert chat(cluster.router, "second", 1) == expected

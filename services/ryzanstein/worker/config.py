@@ -94,12 +94,12 @@ class WorkerSettings(ServiceSettings):
     node_host: str = Field(
         default_factory=socket.gethostname,
         max_length=MAX_PLACE_CHARS,
-        description="machine that the node runs on: replicas of a model are spread over machines; by default the host name",
+        description="machine of the node, by default the host name; replicas are spread over machines",
     )
     node_zone: str = Field(
         "",
         max_length=MAX_PLACE_CHARS,
-        description="zone of the machine: replicas of a model are spread over zones; empty: none",
+        description="zone of the machine, over which replicas are spread first",
     )
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
     tls_port: int = Field(50065, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")
