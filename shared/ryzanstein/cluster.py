@@ -79,6 +79,11 @@ class Numerics:
     def known(self) -> bool:
         return self.num_known > 0
 
+    @property
+    def content(self) -> str:
+        """The digest of the model's files that is a part of `computed`; empty: not known, or an engine of another maker."""
+        return next((part.removeprefix("content=") for part in self.computed.split() if part.startswith("content=")), "")
+
     def completed(self, later: Numerics) -> Numerics:
         """Returns these with what a later report adds; as they are if it is of something else."""
         if self.differs(later):
@@ -198,7 +203,7 @@ class ModelReport:
     `started_with`: the node was started with a model of this name. `asleep`: unloaded because it
     was idle; a request loads it. `next_*`: the revision that is loaded beside this one, 0 for none;
     a `next_state` of FAILED means that it was refused and this one stays. `progress`: of the revision
-    that is being loaded, this one or the next.
+    that is being loaded, this one or the next. `content`: the digest of this one's files, empty while it is not known.
     """
 
     model: str
@@ -215,6 +220,7 @@ class ModelReport:
     next_state: NodeState = NodeState.UNSPECIFIED
     next_reason: str = ""
     progress: LoadProgress | None = None
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,31 @@ def test_no_host_loses_more_replicas_than_another_that_has_candidates(per: int, 
             assert not left or changing[i // per] <= min(left) + 1
 
 
+@pytest.mark.parametrize(("contents", "done"), [("aab", 3), ("aaa", 10), ("aa", 10), ("", 10)])
+def test_new_replicas_of_other_files_halt_the_change(contents: str, done: int) -> None:
+    """Also with an orchestrator that did not see the first of them. Nodes that do not say what they have are no difference."""
+    replicas = Replicas(10, load_s=20)
+    node = replicas.node
+
+    def with_content(i: int, running: int) -> Node:
+        made = node(i, running)
+        (report,) = made.models
+        content = contents[i] if report.revision == 2 and i < len(contents) else "old" if report.revision == 1 else ""
+        return replace(made, models=(replace(report, content=content),))
+
+    replicas.node = with_content  # type: ignore[method-assign]
+    while replicas.done < 3:
+        replicas.step()
+    replicas.rolling = RollingChanges(lambda: replicas.now, replicas.bounds)
+    replicas.run(1000)
+    assert replicas.done == done
+    if done < 10:
+        halt = replicas.rolling.halts.find(NEW)
+        assert halt is not None
+        assert halt.lasting
+        assert halt.reason.startswith("n0000 and n0002 have different files of this revision")
+
+
 @pytest.mark.parametrize(("count", "failing", "reached"), [(10, {0}, 0), (10, {1}, 1), (1000, set(range(500, 520)), 980)])
 def test_failures_halt_the_change(count: int, failing: set[int], reached: int) -> None:
     replicas = Replicas(count, failing=frozenset(failing))

@@ -32,6 +32,7 @@ from ryzanstein.wire.timestamps import duration, seconds, timestamp, unix_s
 
 _MAX_NUMERICS_CHARS, _MAX_DIGEST_BYTES = 1024, 64
 _MAX_PHASE_CHARS = 16
+_MAX_CONTENT_CHARS = 64
 _MAX_ENGINE_CHARS, _MAX_UNSUPPORTED, _MAX_UNSUPPORTED_CHARS = 128, 64, 64
 
 
@@ -152,6 +153,7 @@ def model_report_to_wire(report: ModelReport) -> orchestrator.ModelReport:
         next_state=worker.NodeState.ValueType(report.next_state),
         next_reason=report.next_reason,
         progress=None if report.progress is None else _progress_to_wire(report.progress),
+        content=report.content,
     )
 
 
@@ -181,6 +183,7 @@ def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
         NodeState(wire.next_state),
         wire.next_reason,
         _progress_from_wire(wire.progress) if wire.HasField("progress") else None,
+        wire.content[:_MAX_CONTENT_CHARS],
     )
 
 

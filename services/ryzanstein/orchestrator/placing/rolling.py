@@ -11,6 +11,7 @@ nothing moves any more, the others keep what they serve.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +170,8 @@ class RollingChanges:
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
+        if unlike := self._unlike(change, deployment, members):
+            self.halts.put(deployment, unlike, lasting=True)
         why = self._stopped(change, deployment, len(members), num_failed, busy=bool(change.turns or loading))
         idle = not (why or change.turns or loading)
         candidates = [] if why else [node for node in outdated if node.node_id not in change.turns]
@@ -238,6 +241,20 @@ class RollingChanges:
             self.halts.lift(deployment.model)  # it moved while no orchestrator saw it
             halt = None
         return "" if halt is None else halt.reason
+
+    def _unlike(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> str:
+        """Returns which members have been ready with the new revision, but of different files; empty: none are known to."""
+        since = self._now() - self._bounds.of(deployment).min_ready_s
+        first: dict[str, str] = {}
+        for node in members:
+            report = node.report(deployment.model)
+            steady = change.ready_since.get(node.node_id, math.inf) <= since
+            if report is not None and steady and report.state is NodeState.READY and report.content:
+                first.setdefault(report.content, node.node_id)
+        if len(first) < 2:
+            return ""
+        one, other, *_ = first.values()
+        return f"{one} and {other} have different files of this revision: make them the same, and deploy it with --reload"
 
     def _demand(self, change: _Change, members: Sequence[Node], model: str) -> int:
         """Returns the most that ran and waited at once in the last minute."""
