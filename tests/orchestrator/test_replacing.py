@@ -245,6 +245,7 @@ async def test_bounds_and_halts_outlive_the_orchestrator_until_the_model_is_depl
         fleet.round()
         why = "1 of 3 nodes failed with it"
         assert (fleet.status().halted, fleet.status().waits_for) == (True, why)
+        assert control._telemetry.halted.labels("m")._value.get() == 1
         await control._recorder.flush_all()
     first.models["m"] = replace(first.models["m"], next_revision=0, next_reason="")
     first.models["m"] = replace(first.models["m"], next_state=type(READY)(0))
@@ -258,6 +259,7 @@ async def test_bounds_and_halts_outlive_the_orchestrator_until_the_model_is_depl
         assert (fleet.status().halted, fleet.status().waits_for) == (True, why)
         await fleet.deploy(replace(stored, revision=0))
         assert fleet.status().halted is False
+        assert control._telemetry.halted.labels("m")._value.get() == 0
         assert fleet.revisions() == [2, 1, 1]
 
 

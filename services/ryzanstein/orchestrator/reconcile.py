@@ -131,7 +131,7 @@ class Reconciler:
         self.update()
         nodes = self._sources.registry.nodes()
         for deployment in self._sources.catalog.deployments():
-            if deployment.min_replicas and serves(node, deployment.model):
+            if deployment.min_replicas and self._stays(node, deployment):
                 left = sum(self._stays(each, deployment) for each in nodes if each.node_id != node.node_id)
                 if left < deployment.min_replicas:
                     raise below_minimum(node.node_id, deployment, left)
@@ -213,9 +213,12 @@ class Reconciler:
         return tuple(kept(report, each) for report in node.models if (each := find(report.model)) is not None)
 
     def _measure(self, deployments: tuple[Deployment, ...]) -> None:
-        short, outdated = self._telemetry.short, self._telemetry.outdated
+        short, outdated, halted = self._telemetry.short, self._telemetry.outdated, self._telemetry.halted
         short.clear()
         outdated.clear()
+        halted.clear()
         for deployment in deployments:
             short.labels(deployment.model).set(self._placement.short(deployment))
-            outdated.labels(deployment.model).set(len(self._rolling.outdated.get(deployment.model, ())))
+            num_outdated = len(self._rolling.outdated.get(deployment.model, ()))
+            outdated.labels(deployment.model).set(num_outdated)
+            halted.labels(deployment.model).set(bool(num_outdated and self._sources.halts.find(deployment)))
