@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 
@@ -286,3 +287,21 @@ async def test_a_rollback_is_a_new_revision_of_the_earlier_directory_with_the_bo
         assert fleet.revisions() == [3, 3]
         again = await fleet.deploy(Deployment("m", ""), options=DeployOptions(rollback=True))
         assert (again.path, again.revision) == ("/new", 4)
+
+
+async def test_a_rollback_does_not_undo_what_was_deployed_while_nodes_measured(path):
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", sizes=SIZES)
+        await fleet.deploy(Deployment("m", "/m", 1))
+        fleet.load()
+        new = await fleet.deploy(Deployment("m", "/new", 1))
+        back = asyncio.create_task(control.deploy(Deployment("m", ""), DeployOptions(rollback=True)))
+        await asyncio.sleep(0)
+        again = await control.deploy(replace(new, min_replicas=0), DeployOptions(reload=True))
+        assert not back.done(), "the earlier directory is not measured yet"
+        while not back.done():
+            fleet.round()
+            await asyncio.sleep(0.001)
+        error = await refused(back)
+        assert (error.code, error.reason) == (Code.ABORTED, "DEPLOYED_MEANWHILE")
+        assert control.deployment("m") == again

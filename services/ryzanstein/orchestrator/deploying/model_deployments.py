@@ -115,8 +115,12 @@ class ModelDeployments:
         model, catalog = deployment.model, self._sources.catalog
         if self._adapters.find(model) is not None:
             raise errors.already_exists("adapter", model)
-        if options.rollback and deployment.revision != getattr(catalog.find(model), "revision", 0):
-            raise errors.RyzansteinError(f"{model!r} was deployed anew meanwhile", errors.Code.ABORTED, "DEPLOYED_MEANWHILE")
+        if options.rollback:
+            measured, deployment = deployment, self._earlier(deployment)
+            if (measured.revision, measured.path) != (deployment.revision, deployment.path):
+                raise errors.RyzansteinError(
+                    f"{model!r} was deployed anew meanwhile", errors.Code.ABORTED, "DEPLOYED_MEANWHILE"
+                )
         catalog.admit(deployment)
         deployment = catalog.revised(deployment, options.reload)
         await self._store.put_deployment(deployment)
